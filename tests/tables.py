@@ -50,6 +50,19 @@ def cases(names, rows, ids=None):
     return decorate
 
 
+def sample(rows, *kept):
+    """Rows of a matrix of models and settings, for `pytest.mark.parametrize`: `make test` runs those in `kept`.
+
+    The rest has the mark `slow`, so that `make test-all` runs every row. For tests that take the same way through the
+    code with every row, and seconds for each.
+    """
+    rows = list(rows)
+    missing = [row for row in kept if row not in rows]
+    if missing:
+        raise ValueError(f"not among the rows: {missing}")
+    return [row if row in kept else pytest.param(row, marks=pytest.mark.slow) for row in rows]
+
+
 def called(number, row, ids):
     """The name of a row in a message."""
     if ids is None:

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from tables import cases
+from tables import cases, sample
 
 
 def test_all_rows_run_and_all_misses_are_listed():
@@ -81,3 +81,12 @@ def test_a_table_whose_rows_all_skip_is_skipped_and_one_without_rows_refused():
         check()
     with pytest.raises(ValueError, match="without rows"):
         cases("value", [])
+
+
+def test_a_sample_keeps_every_row_and_marks_the_rest_slow():
+    first, second, third = sample(["a", "b", "c"], "b")
+    assert second == "b"
+    assert [row.values for row in (first, third)] == [("a",), ("c",)]
+    assert all(mark.name == "slow" for row in (first, third) for mark in row.marks)
+    with pytest.raises(ValueError, match="not among the rows: \\['d'\\]"):
+        sample(["a"], "d")
