@@ -22,7 +22,14 @@ def cases(names, rows, ids=None):
         ids: what a message calls the rows, in their order, or a function of a value; the values where not given.
     """
     names = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
-    rows = [tuple(row) if len(names) > 1 else (row,) for row in rows]
+    rows = list(rows)
+    if rows and all(hasattr(row, "values") and hasattr(row, "marks") for row in rows):  # of pytest.param
+        if any(row.marks for row in rows):
+            raise ValueError("rows of one test have no marks of their own")
+        ids = [row.id for row in rows]
+        rows = [row.values for row in rows]
+    else:
+        rows = [tuple(row) if len(names) > 1 else (row,) for row in rows]
     if not rows:
         raise ValueError("a table without rows would test nothing")
 

@@ -372,7 +372,7 @@ def test_no_reply_breaks_it_and_nothing_is_added(text):
     json.dumps(found if isinstance(found, str) else found.detail)
 
 
-@cases("piece", [
+@pytest.mark.parametrize("piece", [
     "<think>", "</think>", "<a_b>", "<|channel|>analysis", '{"a": ', "[THINK]\n", "`<think>", "```a\n", "<x ", "[{",
     '{"a": 1}<think></think>', '{"a": 1}\n<a_b>\n</a_b>\n', "<|end|>", '"', "<|", "assistantfinal", "{}", "analysisA ",
 ])  # fmt: skip

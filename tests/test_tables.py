@@ -59,6 +59,15 @@ def test_rows_are_called_by_their_names():
     with pytest.raises(AssertionError, match=r"(?s)^2 of 2 rows:\none: .*\ntwo: "):
         check()
 
+    @cases("value", [pytest.param(1, id="first"), pytest.param(0, id="second")])
+    def named(value):
+        assert not value
+
+    with pytest.raises(AssertionError, match=r"(?s)^1 of 2 rows:\nfirst: "):
+        named()
+    with pytest.raises(ValueError, match="no marks"):
+        cases("value", [pytest.param(1, marks=pytest.mark.slow)])
+
 
 def test_a_missing_failure_counts_as_a_miss_and_skips_do_not_hide_it():
     @cases("value", [0, 1])

@@ -8,7 +8,6 @@ from guerdon.tasks.code import code_tests
 from guerdon.tasks.replies import final_part
 from guerdon.tasks.verifier import check_exact, check_numeric
 from guerdon.types import Failure
-from tables import cases
 
 LENGTH = 100_000
 PIECES = (
@@ -44,7 +43,7 @@ PARTS = {  # these read an answer, which is bounded
 
 
 @pytest.mark.timeout(120)
-@cases("name", WHOLE)
+@pytest.mark.parametrize("name", WHOLE)
 def test_long_repetitive_responses(name):
     for piece in PIECES:
         repeated = piece * (LENGTH // len(piece))
@@ -66,7 +65,7 @@ def test_deep_html():
 
 
 @pytest.mark.timeout(60)
-@cases("name", PARTS)
+@pytest.mark.parametrize("name", PARTS)
 def test_long_repetitive_answers(name):
     for piece in PIECES:
         PARTS[name](f"x{piece * (2000 // len(piece))}!")
