@@ -17,7 +17,7 @@ PARALLEL ?= -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 export MUJOCO_GL ?= egl
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-libero test-libero libero-table env-maniskill test-maniskill demo demo-text demo-prm demo-smollm demo-vla prm-exact prm-continued quickstart doctor test test-slow test-device env-gpu gpu-check soak lint format check bench docs docs-images test-wheel clean
+.PHONY: help env env-libero test-libero test-ray libero-table env-maniskill test-maniskill demo demo-text demo-prm demo-smollm demo-vla prm-exact prm-continued quickstart doctor test test-slow test-all test-device env-gpu gpu-check soak lint format check bench docs docs-images test-wheel clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -74,17 +74,25 @@ quickstart: env  ## a reward that helps and one that is gamed, in under a minute
 doctor: env  ## check packages, rendering and disk of this machine
 	$(BIN)/guerdon doctor
 
-test: env  ## the tests, without the slow ones
-	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
+# Suites of tests/suites.py that are left out: make test WITHOUT=vla
+WITHOUT ?=
+test: env  ## the tests, without the slow ones, and a tenth of the examples of property and fuzz tests
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow" \
+		$(addprefix --ignore=,$(foreach suite,$(WITHOUT),$(shell $(BIN)/python tests/suites.py --files $(suite))))
 
 test-slow: env  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
+
+test-all: export GUERDON_FUZZ_SCALE = 1
+test-all: env  ## every test of every suite at full size (hours; once for each issue)
+	$(BIN)/python -m pytest $(PARALLEL)
+	$(MAKE) docs test-libero test-ray test-maniskill SLOW=
 
 # Tests that compute by hand on the CPU what a policy computes, or inspect devices, use the fixture `no_gpu`
 # (or `by_hand`, where only a real GPU would spoil it).
 SUITES = policies rl models train labels evaluate serve
 test-device: env  ## the suites that use tensors, with a simulated GPU: finds tensors on the wrong device
-	GUERDON_FUZZ_SCALE=0.1 PYTHONPATH=tests $(BIN)/python -m pytest $(PARALLEL) -p pretend_cuda --pretend-cuda -m "not slow" $(addprefix tests/,$(SUITES))
+	PYTHONPATH=tests $(BIN)/python -m pytest $(PARALLEL) -p pretend_cuda --pretend-cuda -m "not slow" $(addprefix tests/,$(SUITES))
 
 OUT ?= build/gpu_check.json
 env-gpu: env  # what gpu-check compares with
@@ -114,8 +122,12 @@ $(LIBERO_VENV)/.installed: pyproject.toml constraints.txt
 		$(LIBERO_VENV)/bin/python -m pip uninstall --quiet --yes torchvision
 	@touch $@
 
+SLOW ?= -m "not slow"
 test-libero: env-libero  ## the tests on the real LIBERO simulator
-	$(LIBERO_VENV)/bin/python -m pytest -m "not slow" tests/worlds/test_libero.py
+	$(LIBERO_VENV)/bin/python -m pytest $(SLOW) tests/worlds/test_libero.py
+
+test-ray: env-libero  ## the tests on real Ray clusters of this machine
+	$(LIBERO_VENV)/bin/python -m pytest $(SLOW) $(shell $(LIBERO_VENV)/bin/python tests/suites.py --files ray)
 
 libero-table: env-libero  ## reset and step all 130 LIBERO tasks, write the table of docs/libero.md (20 minutes)
 	$(LIBERO_VENV)/bin/python docs/make_libero.py
@@ -146,7 +158,7 @@ $(MANISKILL_VENV)/.mesa: $(MANISKILL_VENV)/.installed
 	@touch $@
 
 test-maniskill: env-maniskill  ## the tests on the real ManiSkill simulator
-	$(MANISKILL_VENV)/bin/python -m pytest tests/worlds/test_maniskill.py
+	$(MANISKILL_VENV)/bin/python -m pytest $(SLOW) tests/worlds/test_maniskill.py
 
 lint: env  ## style, formatting and types
 	$(BIN)/ruff check .

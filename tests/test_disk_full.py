@@ -21,6 +21,7 @@ from guerdon.episodes.video import VideoWriter
 from guerdon.errors import ConfigError, naming, refused_by_system
 from guerdon.files.atomic import sealed_folder
 from guerdon.rl.replay import MAPPED, ReplayColumn
+from tables import cases
 
 RUN = """\
 name: tiny
@@ -127,7 +128,7 @@ def test_a_file_system_without_space(tmp_path, whole):
     assert files(tmp_path / "runs") == whole["run"][1]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("error", "number"),
     [
         (RuntimeError("write(): fd 3 failed with No space left on device"), errno.ENOSPC),

@@ -13,6 +13,7 @@ from guerdon.config.loading import load, read_yaml
 from guerdon.errors import MissingDependencyError
 from guerdon.settings.serve import ServeSettings
 from guerdon.settings.study import Study
+from tables import cases
 
 ROOT = Path(__file__).parent.parent
 INTEGRATIONS = sorted((ROOT / "docs" / "integrations").glob("*.md"))
@@ -48,7 +49,7 @@ def test_the_guides_name_keys_that_exist(knobs):
     assert {key for key in knobs.NAMED if not any(k == key or k.startswith(f"{key}.") for k in keys)} == set()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=names(PAGES))
+@cases("page", PAGES, ids=names(PAGES))
 def test_links_inside_the_project_resolve(page):
     text = BLOCK.sub("", page.read_text(encoding="utf-8"))
     targets = [link.split("#")[0] for link in LINK.findall(text) if not re.match(r"https?:|#", link)]
@@ -119,7 +120,7 @@ def python_blocks():
                 yield pytest.param(text, id=f"{page.name}: {text.splitlines()[-1][:40]}")
 
 
-@pytest.mark.parametrize("text", python_blocks())
+@cases("text", python_blocks())
 def test_python_examples_import_what_exists(text):
     """Where a package is not installed, the names of guerdon's module that needs it are read from its file."""
     tree = ast.parse(text)

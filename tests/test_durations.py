@@ -3,17 +3,17 @@
 import math
 import re
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from guerdon.pages.durations import duration
 from guerdon.plan.estimate import readable
+from tables import cases
 
 SIZES = {"d": 86400, "h": 3600, "min": 60, "s": 1}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("seconds", "words"),
     [
         (0, "0 s"), (0.4, "0 s"), (45, "45 s"), (59.6, "1 min"), (90, "1 min 30 s"), (599, "9 min 59 s"),

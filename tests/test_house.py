@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import guerdon
+from tables import cases
 
 SOURCE = Path(guerdon.__file__).parent
 ORDER = (  # a module imports only from its own place in this list and from those before it
@@ -212,7 +213,7 @@ def test_nothing_forbidden():
     assert not problems(rule)
 
 
-@pytest.mark.parametrize(
+@cases(
     "code",
     [
         "import pickle", "from pickle import loads", "torch.load(path)", "eval(text)", "x = eval (text)",
@@ -262,7 +263,7 @@ def test_no_call_trusts_the_code_or_the_pickles_of_a_folder():
     assert not problems(lambda path: list(trusting_calls(parsed(path))))
 
 
-@pytest.mark.parametrize(
+@cases(
     "code",
     [
         "AutoModel.from_pretrained(p)", "AutoModel.from_pretrained(p, trust_remote_code=False)",

@@ -14,6 +14,7 @@ from torch import nn
 
 import pretend_cuda
 from pretend_cuda import Misplaced, device_of, pretended
+from tables import cases
 
 GPU = torch.device("cuda", 0)
 ROOT = Path(__file__).parent.parent
@@ -59,7 +60,7 @@ def test_a_storage_made_inside_an_operator_is_where_it_works():
     assert (nn.functional.one_hot(ids, 3) * torch.ones(3, device="cuda")).sum() == 2
 
 
-@pytest.mark.parametrize(
+@cases(
     "mix",
     [
         lambda here, there: here + there,
@@ -203,7 +204,7 @@ def test_no_tensor_of_a_suite_is_misplaced(suite):
             sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "pretend_cuda", "--pretend-cuda",
             "-m", "not slow", "--tb", "short", f"tests/{suite}",
         ],
-        cwd=ROOT, env={"GUERDON_FUZZ_SCALE": "0.1", **os.environ, "PYTHONPATH": paths}, text=True, capture_output=True,
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": paths}, text=True, capture_output=True,
     )  # fmt: skip
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     assert done.returncode == 0, "\n".join([*failed, done.stdout[-5000:], done.stderr[-1000:]])

@@ -17,6 +17,7 @@ from guerdon.errors import ConfigError
 from guerdon.models.load import load_reward_model
 from guerdon.settings.study import Study
 from guerdon.types import RewardInfo
+from tables import cases
 
 MODULE = """
 from pydantic import BaseModel
@@ -53,7 +54,7 @@ def test_a_factory_gets_its_params_and_what_it_names_of_what_is_offered():
     assert THINGS.factory("plain") is dict
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "params", "line"),
     [
         ("plan", {}, "unknown thing 'plan': choose one of plain, or write package.module:factory; did you mean "

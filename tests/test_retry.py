@@ -28,6 +28,7 @@ from guerdon.settings.label import AnthropicJudgeSettings
 from guerdon.settings.remote import RemoteSettings
 from guerdon.settings.vlm import EndpointSettings
 from guerdon.types import Failure
+from tables import cases
 
 DATE = "Thu, 26 Nov 2026 00:00:00 GMT"  # 1795651200
 AGAIN = Attempt(Failure("connection"), again=True)
@@ -58,7 +59,7 @@ def test_pauses_double_up_to_a_bound_and_are_never_short(made, seed):
     assert 0.75 * most <= retry.next_pause(made, AGAIN, math.inf, random.Random(seed)) <= most
 
 
-@pytest.mark.parametrize("seed", range(50))
+@cases("seed", range(50))
 def test_by_default_a_call_outlives_half_a_minute(seed):
     rng = random.Random(seed)
     s = RemoteSettings()
@@ -77,7 +78,7 @@ def test_by_default_a_call_outlives_half_a_minute(seed):
         assert left > 20  # for the tries themselves
 
 
-@pytest.mark.parametrize(
+@cases(
     ("headers", "seconds"),
     [
         ({"retry-after": "2"}, 2.0), ({"retry-after": "0"}, 0.0), ({"retry-after": "-3"}, 0.0),

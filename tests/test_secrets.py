@@ -27,6 +27,7 @@ from guerdon.secrets import HIDDEN, clean_key, hide, remember, remember_environm
 from guerdon.serve.logs import CountingHandler
 from guerdon.settings.remote import RemoteSettings
 from guerdon.settings.serve import ServeSettings
+from tables import cases
 
 KEY = "sk-proj-A1b2C3d4E5f6"
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
@@ -128,18 +129,18 @@ def test_keys_of_other_programs_in_the_environment_are_hidden(monkeypatch, tmp_p
     assert hide(f"ghp_planted_0001 in {key_file}, a_word") == f"(hidden) in {key_file}, a_word"
 
 
-@pytest.mark.parametrize("said", [
+@cases("said", [
     "Authorization: Bearer {}", "bearer {}", "Incorrect API key provided: {}.", "api_key={}", '"x-api-key": "{}"',
     "password: {}", "{{'Authorization': 'Bearer {}'}}",
 ])  # fmt: skip
-@pytest.mark.parametrize("word", ["EMPTY", "not-needed", "12345678", "hunter"])
+@cases("word", ["EMPTY", "not-needed", "12345678", "hunter"])
 def test_where_a_short_key_stands_as_a_key_it_is_hidden(said, word):
     clean_key(word, "MINE")
     assert hide(said.format(word)) == said.format(HIDDEN)
     assert hide(said.format(f"{word}ness")) == said.format(f"{word}ness")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("setting", "text", "hidden"),
     [
         ({"base_url": "https://me:pass@host/v1"}, "at https://me:pass@host/v1: pass",

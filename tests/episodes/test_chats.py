@@ -17,6 +17,7 @@ from guerdon.episodes.chats import (
 from guerdon.episodes.solution_files import read_solutions, write_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
+from tables import cases
 
 USER, ANSWER = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -47,7 +48,7 @@ def test_messages_are_brought_into_one_form():
     assert chat_messages([{"from": "gpt", "value": "4"}]) == (ANSWER,)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("given", "why"),
     [
         ([], "a list of messages"),

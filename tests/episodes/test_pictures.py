@@ -10,13 +10,14 @@ from PIL.PngImagePlugin import PngInfo
 
 from guerdon.episodes.images import check_images, decode_images, file_type, rgb_frames, rgb_picture
 from guerdon.errors import DataError
+from tables import cases
 
 RGB = np.random.default_rng(0).integers(0, 256, (2, 5, 7, 3), dtype=np.uint8)
 GREY = RGB[..., :1]
 THREE = np.repeat(GREY, 3, axis=-1)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("given", "expected"),
     [
         (RGB, RGB),
@@ -41,7 +42,7 @@ def test_every_usual_layout_is_the_same_picture(given, expected):
     assert np.abs(found.astype(int) - expected).max() <= (1 if given.dtype == np.float16 else 0)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("given", "message"),
     [
         (RGB.astype(np.uint16), "uint16"),
@@ -118,8 +119,8 @@ def tagged(orientation):
     return tags
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "MPO"])
-@pytest.mark.parametrize("orientation", range(10))
+@cases("kind", ["PNG", "JPEG", "WEBP", "MPO"])
+@cases("orientation", range(10))
 def test_pictures_are_turned_upright(kind, orientation):
     """A 4x6 block picture; the corner at the upper left is red, the one at the upper right green."""
     upright = np.full((32, 48, 3), 90, np.uint8)
@@ -203,7 +204,7 @@ CLEAR = np.dstack([RGB[0], np.full((5, 7), 255, np.uint8)])
 CLEAR[2, 3, 3] = 254
 
 
-@pytest.mark.parametrize(
+@cases(
     ("blob", "words"),
     [
         (file_of(CLEAR), "transparency: blend"),

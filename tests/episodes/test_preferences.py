@@ -27,6 +27,7 @@ from guerdon.episodes.preferences import (
 )
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
+from tables import cases
 
 ASKED = [{"role": "user", "content": "Which colour?"}]
 
@@ -51,7 +52,7 @@ TWO = {**Q, "response_1": "blue", "response_2": "red"}
 BATTLE = {"conversation_a": ASKED + said("blue"), "conversation_b": ASKED + said("red")}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("row", "wanted"),
     [
         ({**Q, "chosen": "blue", "rejected": "red"}, BLUE),
@@ -161,7 +162,7 @@ def test_single_responses():
     assert rated.attributes == {"helpfulness": 4.0, "correctness": 3.0, "verbosity": 0.0}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("row", "reason"),
     [
         ({**Q, "chosen": "blue", "rejected": " "}, "empty_answer"),
@@ -263,7 +264,7 @@ def test_near_duplicates_by_shared_word_triples():
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     ("source", "row", "wanted"),
     [
         ("allenai/reward-bench", {}, "RewardBench"),

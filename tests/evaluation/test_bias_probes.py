@@ -17,6 +17,7 @@ from guerdon.models.judges.judge import JudgeModel, JudgePlan
 from guerdon.models.scores import score_solutions
 from guerdon.settings.evaluate import BiasProbeSettings, EvaluateTextSettings
 from guerdon.types import Failure, RewardInfo, Score
+from tables import cases
 
 ALL = ("order", "length", "formatting", "confidence", "claim", "family")
 LOGIT = RewardInfo("scripted", (-np.inf, np.inf), granularity="total", modality="text")
@@ -225,7 +226,7 @@ def test_a_judge_that_favours_its_own_family():
     assert len(signed) > 3
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "family"),
     [
         ("gpt-4o-2024-08-06", "GPT"), ("openai/o3-mini", "GPT"), ("claude-sonnet-4-5", "Claude"), ("QwQ-32B", "Qwen"),

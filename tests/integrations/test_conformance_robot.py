@@ -14,6 +14,7 @@ from guerdon.integrations.gymnasium import KeepTerminalFrame, RewardModelVectorW
 from guerdon.rewards.control_sources import ControlReward
 from guerdon.rewards.source import SourceTerms
 from guerdon.settings.reward_source import RobotSource
+from tables import cases
 
 COPIES = 4
 TRIES = 2
@@ -161,7 +162,7 @@ HOSTS = {
 }
 
 
-@pytest.mark.parametrize(
+@cases(
     ("host", "source"),
     [(host, source) for host in HOSTS for source in robot.SOURCES if "frames" not in host or source == "relative"],
 )
@@ -179,7 +180,7 @@ def test_rewards_and_masks_are_the_same(host, source):
     assert all(ledger.native[place] == place[1] for place in known), "the environment's own reward is kept"
 
 
-@pytest.mark.parametrize("host", [name for name in HOSTS if name != "guerdon run"])
+@cases("host", [name for name in HOSTS if name != "guerdon run"])
 def test_failures_come_at_the_injected_frames_with_their_reasons_after_the_tries(host):
     model = robot.Injected()
     ledger = HOSTS[host](model, robot.SOURCES["raw"])

@@ -15,6 +15,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from guerdon.errors import ConfigError, MissingDependencyError, RewardFailure
 from guerdon.integrations.gymnasium import KeepTerminalFrame, RewardModelVectorWrapper, RewardModelWrapper
 from guerdon.types import Failure, RewardInfo, Score
+from tables import cases
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STILL = np.zeros(1, np.float32)
@@ -41,7 +42,7 @@ def wrapped(model=None, env=None, **given):
 PER_STEP = {"reward_mode": "per_step", "shaping": "raw"}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("model", "given", "message"),
     [
         (None, {"on_failure": "drop"}, "raises RewardFailure"),
@@ -233,8 +234,8 @@ AROUND = {
 }
 
 
-@pytest.mark.parametrize("outside", [False, True])
-@pytest.mark.parametrize("name", AROUND)
+@cases("outside", [False, True])
+@cases("name", AROUND)
 def test_wrappers_of_gymnasium_on_both_sides(name, outside):
     def made():
         env = gymnasium.make("guerdon-tests/Human-v0", render_mode="rgb_array")

@@ -19,6 +19,7 @@ from guerdon.policies.language.tiny_text import byte_tokenizer
 from guerdon.rewards.source import SourceTerms
 from guerdon.tasks.prompts import Prompt
 from guerdon.types import Failure, RewardInfo, Score, last_valid
+from tables import cases
 
 CHATML = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n3+5=?<|im_end|>\n<|im_start|>assistant\n"
 
@@ -199,8 +200,8 @@ def as_arrow(messages):
     return np.array(rows, dtype=object)
 
 
-@pytest.mark.parametrize("read", [list, tuple, as_arrow])
-@pytest.mark.parametrize(
+@cases("read", [list, tuple, as_arrow])
+@cases(
     ("prompt", "response", "conversation"),
     [
         ([ASKED], [CALLS, RESULT, SAID], [ASKED, CALLED, RESULT]),
@@ -234,7 +235,7 @@ UNREADABLE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", UNREADABLE)
+@cases("name", UNREADABLE)
 def test_what_cannot_be_read_is_a_failure_of_its_item_and_the_others_are_scored(name):
     prompt, response, said = UNREADABLE[name]
     found = TextScorer(Conversations()).rewards([[ASKED], prompt, [ASKED]], ["24", response, [SAID]])

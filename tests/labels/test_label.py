@@ -31,6 +31,7 @@ from guerdon.settings.text_policy import LocalGenerationSettings, TextPolicySett
 from guerdon.tasks.prompts import Prompt
 from guerdon.tasks.verifier import verifier_from
 from guerdon.types import Failure
+from tables import cases
 
 torch.set_num_threads(1)
 
@@ -283,7 +284,7 @@ def test_a_solution_beyond_the_positions_of_the_policy_fails_alone(policy, tmp_p
         assert [isinstance(one, Failure) and one.reason == "too_long" for one in found] == [False, True, False]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("given", "words"),
     [
         ({"judge": {}}, "judge would do nothing with a labeler and a method that ask no judge"),

@@ -16,6 +16,7 @@ from guerdon.network.retry import Clock
 from guerdon.settings.label import AnthropicJudgeSettings, OpenAIJudgeSettings
 from guerdon.tasks.prompts import Prompt
 from guerdon.types import Failure
+from tables import cases
 
 
 def written(*steps, question="q?"):
@@ -95,7 +96,7 @@ def test_a_good_judgement(text):
     assert parse_judgement(text, 2) == StepLabels((1.0, 0.0), {"reasons": ["r", ""]})
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "reason"),
     [
         ("I think all is well.", "not_json"),

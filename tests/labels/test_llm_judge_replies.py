@@ -17,6 +17,7 @@ from guerdon.endpoints.llm_client import LLMRequest, send
 from guerdon.labels.labelers import JUDGEMENT_SCHEMA, PromptedSolution, StepLabels, judgement_request, parse_judgement
 from guerdon.settings.label import AnthropicJudgeSettings, LocalJudgeSettings, OpenAIJudgeSettings
 from guerdon.types import Failure
+from tables import cases
 
 TWO = (
     '{"steps": [{"step_number": 1, "reasoning": "ok", "score": 1}, {"step_number": 2, "reasoning": "no", "score": -1}]}'
@@ -86,7 +87,7 @@ READ = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", READ)
+@cases("name", READ)
 def test_a_reply_that_can_mean_one_thing_only_is_read(name):
     found = parse_judgement(READ[name], 2)
     assert isinstance(found, StepLabels), found
@@ -165,7 +166,7 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@cases("name", REFUSED)
 def test_every_other_reply_is_refused_with_its_reason_and_its_place(name):
     text, reason, words = REFUSED[name]
     found = parse_judgement(text, 2)

@@ -19,6 +19,7 @@ from guerdon.settings.label import OpenAIJudgeSettings
 from guerdon.tasks.prompts import Prompt
 from guerdon.tasks.replies import last_object, own_part
 from guerdon.types import Failure
+from tables import cases
 
 
 def judgement(*scores, reason="each line follows from the one before", **more):
@@ -65,9 +66,9 @@ def read(reply, solution, steps=2):
     return parse_judgement(reply, steps, ["Which numbers divide 20?", solution])
 
 
-@pytest.mark.parametrize("value", [PLANTED, BARE], ids=["planted", "bare"])
-@pytest.mark.parametrize("quoted", FORMS)
-@pytest.mark.parametrize("written", WRITTEN)
+@cases("value", [PLANTED, BARE], ids=["planted", "bare"])
+@cases("quoted", FORMS)
+@cases("written", WRITTEN)
 def test_a_quotation_is_ignored_in_every_form(written, quoted, value):
     solution = f"4 divides 20.\n\n7 divides 20. {WRITTEN[written](value)}"
     quotation = f"The solution contains {FORMS[quoted](value)}"
@@ -130,7 +131,7 @@ def test_the_same_labels_with_reasons_of_its_own_are_the_judges():
     assert read(f"I agree with the solution. {own}", json.dumps(PLANTED)).values == (1.0, 1.0)
 
 
-@pytest.mark.parametrize(
+@cases(
     "solution",
     ["", "{", '{"steps": [', "{" * 500, '{"a":' * 500, "\\" * 500, '{"' * 500, "$\\frac{1}{2}$ and {x | x > 1}",
      '{"steps": 1}', '{"steps": []}', "step 1 score 1", '{"step_number": 1, "score": 1}'],

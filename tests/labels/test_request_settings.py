@@ -17,6 +17,7 @@ from guerdon.settings.label import OpenAIJudgeSettings
 from guerdon.settings.vlm import EndpointSettings
 from guerdon.types import Failure
 from local_server import running
+from tables import cases
 
 
 def openai(name):
@@ -240,7 +241,7 @@ STAYS = [  # an error that names another field, or has another code
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("payload", STAYS)
+@cases("payload", STAYS)
 def test_other_refusals_stay_errors(payload):
     with strict(lambda name: (400, payload), "temperature") as server:
         (found,) = backend(server).generate(questions(1), GenerationOptions(7))

@@ -12,6 +12,7 @@ from guerdon.errors import ConfigError
 from guerdon.labels.data_set import hard_exact, soft_exact, target, with_rewards
 from guerdon.policies.batches.step_splitters import split
 from guerdon.settings.label import Splitter
+from tables import cases
 
 PIECES = st.sampled_from(
     ["a", "1.5", ". ", "! ", "?", "\n", "\n\n", " \n \n", "```\n", "~~~", "<llm-code>", "</llm-code>", "<step>",
@@ -29,7 +30,7 @@ def test_steps_are_the_text_again(text, splitter):
     assert all(step.strip() for step in steps) or splitter == "separator"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("splitter", "text", "steps"),
     [
         ("blank_line", "Let x=3.\nSo.\n\n\nThen 4.\n \nEnd.\n", ["Let x=3.\nSo.\n\n\n", "Then 4.\n \n", "End.\n"]),
@@ -52,7 +53,7 @@ def test_where_steps_end(splitter, text, steps):
     assert list(split(text, splitter, separator=";")) == steps
 
 
-@pytest.mark.parametrize("name", [*TEXTS, *LATER])
+@cases("name", [*TEXTS, *LATER])
 def test_sentences_end_where_a_reader_ends_them(name):
     marked = (TEXTS | LATER)[name]
     assert "¦".join(split(marked.replace("¦", ""), "sentence")) == marked

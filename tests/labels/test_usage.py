@@ -13,6 +13,7 @@ from guerdon.errors import ConfigError
 from guerdon.files.append_log import Cache, CallUsage, Ledger, reported_usage
 from guerdon.network.retry import Clock
 from guerdon.settings.label import AnthropicJudgeSettings, LabelSettings, OpenAIJudgeSettings
+from tables import cases
 
 pytestmark = pytest.mark.usefixtures("keys")
 
@@ -24,7 +25,7 @@ def read(usage, text="a text"):
     return found.tokens_in, found.tokens_out
 
 
-@pytest.mark.parametrize(
+@cases(
     ("usage", "tokens"),
     [
         # reasoning inside and outside of what was completed
@@ -104,7 +105,7 @@ def test_cache_writes_cost_more_than_other_tokens(usage, surcharge):
     assert reported_usage({"output_tokens": 20, **usage}, "x").surcharge_in == surcharge
 
 
-@pytest.mark.parametrize(
+@cases(
     ("usage", "usd"),
     [
         ({"cost": 0.95}, 0.95), ({"cost": "0.5"}, 0.5), ({"cost": 0}, 0.0), ({"cost": -1}, None),

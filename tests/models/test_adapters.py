@@ -33,6 +33,7 @@ from guerdon.models.text.adapters import ADAPTERS, adapter_of, families, load_ad
 from guerdon.models.text.text_load import load_text_model
 from guerdon.policies.language.tiny_text import byte_tokenizer
 from guerdon.types import Episode, RewardModel
+from tables import cases
 
 torch.set_num_threads(1)
 OTHERS = (
@@ -298,7 +299,7 @@ def test_values_of_a_step_do_not_depend_on_what_follows(known):
     np.testing.assert_allclose(whole[:2], first[:2], atol=2e-6)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("config", "folder", "name"),
     [
         ({"architectures": ["Qwen2ForProcessRewardModel"]}, "x", "qwen_prm"),

@@ -13,6 +13,7 @@ from guerdon.models.vlm.answer_parser import (
     ParsedAnswer,
 )
 from guerdon.types import Failure
+from tables import cases
 
 TREND = {word: word for word in ("positive", "negative", "unclear")}
 
@@ -137,13 +138,13 @@ def test_labelled_outputs():
     assert len(missed) <= 0.05 * clear, "\n".join(map(str, missed))
 
 
-@pytest.mark.parametrize(("text", "wanted"), TABLE + MORE)
-@pytest.mark.parametrize("scale", ["auto", "percentage"])
+@cases(("text", "wanted"), TABLE + MORE)
+@cases("scale", ["auto", "percentage"])
 def test_a_prompt_for_percentages(text, wanted, scale):
     assert outcome(parse_number(text, scale=scale, prompt_scale="percentage")) == wanted
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "percentage", "unit", "auto_percentage", "auto_unit"),
     [
         ("1", 0.01, 1.0, 0.01, 1.0),
@@ -179,7 +180,7 @@ def test_an_answer_says_where_it_comes_from():
     assert math.copysign(1.0, found.value) == 1.0
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "wanted"),
     [
         ("Yes", 1.0),
@@ -224,7 +225,7 @@ def test_completed(text, wanted):
     assert outcome(parse_completed(text)) == wanted
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "wanted"),
     [
         ('{"trend": "positive"}', ("positive", "ok")),

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from guerdon.models.images.backbone import IMAGENET_MEAN, IMAGENET_STD, ImageScorer, random_shift, to_input, to_pixels
 from guerdon.policies.batches.precision import PaddedConv2d
+from tables import cases
 
 
 def picture(height=20, width=24, n=2, seed=0):
@@ -50,7 +51,7 @@ def test_grey_becomes_rgb():
     np.testing.assert_array_equal(to_pixels(grey[..., 0], (3, 20, 24)), np.repeat(grey, 3, axis=3))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("frames", "words"),
     [
         (picture().astype(np.float32), "must lie in"),
@@ -104,9 +105,9 @@ def dirtied(value):
     del del_soon
 
 
-@pytest.mark.parametrize("groups", [1, 32])
-@pytest.mark.parametrize("size", [(1, 1), (4, 1), (1, 4), (2, 2), (3, 5)])
-@pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 2, 1), (7, 2, 3), (3, 3, 1), (1, 2, 0), (3, 1, 1)])
+@cases("groups", [1, 32])
+@cases("size", [(1, 1), (4, 1), (1, 4), (2, 2), (3, 5)])
+@cases(("kernel", "stride", "padding"), [(3, 2, 1), (7, 2, 3), (3, 3, 1), (1, 2, 0), (3, 1, 1)])
 def test_a_convolution_in_bfloat16_has_the_gradient_of_its_formula(size, kernel, stride, padding, groups):
     torch.manual_seed(0)
     layer = PaddedConv2d(32, 64, kernel, stride, padding, groups=groups).to(memory_format=torch.channels_last)

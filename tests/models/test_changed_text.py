@@ -36,6 +36,7 @@ from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.train import StepwiseTrainSettings
 from guerdon.settings.vlm import VLMSettings
 from guerdon.types import Episode
+from tables import cases
 
 THINKS = QWEN_TEMPLATE.replace(
     "{{ m['content'] }}", "{{ m['content'].split('</think>')[-1] if m['role'] == 'assistant' else m['content'] }}"
@@ -215,7 +216,7 @@ def test_what_renders_a_template_gives_some_names_itself(name, tmp_path):
         read_notes(str(tmp_path), "classifier", {"chat_template_kwargs"})
 
 
-@pytest.mark.parametrize(
+@cases(
     ("template", "known"),
     [
         ("{% set think = think | default(true) %}{{ messages[0].content }}{{ think }}", True),

@@ -11,6 +11,7 @@ from guerdon.models.explained_score import JudgeOptions
 from guerdon.models.judges.judge import JudgeModel, JudgePlan
 from guerdon.models.judges.rubric import Criterion, Rubric
 from guerdon.types import Episode, Failure
+from tables import cases
 
 RUBRIC = Rubric(criteria=(
     Criterion(name="right", text="It is right.", weight=3, choices=("no", "partly", "yes")),
@@ -73,7 +74,7 @@ def test_a_rubrics_value_is_the_weighted_mean_of_its_judgements():
     assert schema["properties"]["choice"]["enum"] == ["no", "partly", "yes"]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("reply", "wanted"),
     [
         ({"right": {"reason": "", "choice": "YES "}}, 1.0),  # three quarters of the weight were judged
@@ -91,7 +92,7 @@ def test_what_is_not_a_judgement_is_missing(reply, wanted):
     assert outcomes(found) == [wanted]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("reply", "wanted"),
     [
         ("```json\n" + json.dumps(judgements("yes", "no")) + "\n```", 0.75),
@@ -115,7 +116,7 @@ def test_the_forms_of_a_reply_about_a_rubric(reply, wanted):
     assert outcomes(judged(lambda *_: reply, group("four"), rubric=RUBRIC)[0]) == [wanted]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("winner", "wanted"),
     [("A", "order_effect"), ("a", "order_effect"), ("TIE", 0.5), (" tie ", 0.5), ("both", "bad_schema"),
      ("A, B", "bad_schema"), (None, "bad_schema"), (1, "bad_schema"), ("", "bad_schema")],
@@ -144,7 +145,7 @@ def test_rubrics_of_single_prompts_and_true_answers():
     assert "<reference-" not in client.requests[0].messages[-1]["content"]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("reply", "wanted"),
     [({"reason": "", "score": 7}, 0.75), ({"reason": "", "score": 1}, 0.0), ({"reason": "", "score": 9}, 1.0),
      ({"reason": "", "score": 10}, "bad_score"), ({"reason": "", "score": True}, "bad_score"),

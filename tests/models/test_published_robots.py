@@ -29,6 +29,7 @@ from guerdon.models.vlm.vlm import VLMRewardModel
 from guerdon.models.vlm.vlm_prompts import PROMPTS, Picture, make_question
 from guerdon.settings.vlm import VLMSettings
 from guerdon.types import ALL_FRAMES, Episode
+from tables import cases
 
 torch.set_num_threads(1)
 LEROBOT = os.environ.get("GUERDON_LEROBOT")
@@ -444,7 +445,7 @@ def roboreward(*replies, **given):
     return VLMRewardModel("roboreward", VLMSettings(path="unused", **given), Scripted(replies))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("reply", "value"),
     [
         ("ANSWER: 1", 0.0), ("ANSWER: 2", 0.25), ("ANSWER: 3", 0.5), ("ANSWER: 4", 0.75), ("ANSWER: 5", 1.0),
@@ -461,7 +462,7 @@ def test_a_grade_of_roboreward_is_a_share_of_the_way(reply, value):
     assert (model.info.granularity, model.info.progress, model.info.range) == ("total", True, (0.0, 1.0))
 
 
-@pytest.mark.parametrize(
+@cases(
     "reply",
     [
         "ANSWER: 6", "ANSWER: 0", "ANSWER: 3 or 4", "ANSWER: 2\nANSWER: 3", "ANSWER: ", "good", "ANSWER: 4.5", "",

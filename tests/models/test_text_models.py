@@ -406,14 +406,14 @@ def solutions_of(number, separator):
 def test_the_blank_lines_between_steps_do_not_move_scores(build, trained):
     model = build()
     model.card = replace(model.card, separator=trained)
-    ways = [model.score(solutions_of(100, joined)) for joined in ("\n", "\n\n", " \n", "")]
+    ways = [model.score(solutions_of(40, joined)) for joined in ("\n", "\n\n", " \n", "")]
     assert all(score.failure is None for score in ways[0])
     for other in ways[1:]:
         for one, two in zip(ways[0], other, strict=True):
             assert one.total == two.total
             assert (one.steps is None) == (two.steps is None)
             assert one.steps is None or np.array_equal(one.steps, two.steps)
-    assert len({score.steps[0] if score.steps is not None else score.total for score in ways[0]}) > 50
+    assert len({score.steps[0] if score.steps is not None else score.total for score in ways[0]}) > 20
 
 
 def test_only_line_breaks_between_steps_are_closed():

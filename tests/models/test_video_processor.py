@@ -16,6 +16,7 @@ from guerdon.models.vlm.tiny_vlm import build_tokenizer
 from guerdon.models.vlm.video_processor import video_processor
 from guerdon.models.vlm.vlm_prompts import PROMPTS, Picture, Question, Video, make_question
 from guerdon.models.vlm.vlm_transformers import VisionInputs, read_vlm
+from tables import cases
 
 # Patch sizes, limits and colours of the published checkpoints.
 QWEN2 = {"patch_size": 14, "size": {"shortest_edge": 3136, "longest_edge": 12845056}}
@@ -48,7 +49,7 @@ def asked(shown, prompt="completion_percentage", **options):
     return make_question(PROMPTS[prompt].fill("x"), shown, **{"nframes": 64, "max_pixels": 10**8, **options})
 
 
-@pytest.mark.parametrize(
+@cases(
     ("family", "shape", "grid", "values"),
     [
         ("qwen2_vl", (8, 64, 64), (4, 4, 4), [-1.792, -1.617, 0.738, 1.234, 1.123]),
@@ -75,8 +76,8 @@ def test_videos_are_those_of_the_official_processor(family, shape, grid, values)
     np.testing.assert_allclose([*map(float, picked), float((patches**2).mean())], values, atol=0.016)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("shape", [(1, 64, 64), (2, 16, 16), (3, 37, 53), (8, 64, 64), (17, 100, 31)])
+@cases("family", FAMILIES)
+@cases("shape", [(1, 64, 64), (2, 16, 16), (3, 37, 53), (8, 64, 64), (17, 100, 31)])
 def test_inputs_are_those_of_the_official_processor(family, shape):
     """Everything, bit for bit, where torchvision is installed."""
     pytest.importorskip("torchvision")

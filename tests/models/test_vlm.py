@@ -11,6 +11,7 @@ from guerdon.models.vlm.vlm import LOWEST_LOG_PROB, VLMCard, VLMRewardModel, loa
 from guerdon.models.vlm.vlm_prompts import Picture, Video, VLMReply
 from guerdon.settings.vlm import VLMSettings
 from guerdon.types import Episode, Failure, RewardModel
+from tables import cases
 
 PATH = {"path": "somewhere"}
 
@@ -253,7 +254,7 @@ def test_options_of_a_caller():
             found.judge([episode(2)], wrong)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("kind", "settings", "why"),
     [
         ("primo_r1", {"question": "progress"}, "question would do nothing"),

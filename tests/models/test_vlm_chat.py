@@ -16,6 +16,7 @@ from guerdon.models.vlm.vlm_prompts import NO, PROMPTS, YES, GenerationOptions, 
 from guerdon.network.retry import Clock
 from guerdon.settings.vlm import EndpointSettings, VLLMSettings, VLMSettings
 from guerdon.types import Failure
+from tables import cases
 
 
 class YesOrNo:
@@ -133,7 +134,7 @@ def test_what_may_pass_is_tried_again_with_pauses(sharp):
     assert all(0 <= pause <= longest for pause, longest in zip(glass.slept, (1.0, 2.0, 7.7, 8.0), strict=True))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("script", "reason", "asked"),
     [
         ([500] * 9, "server_error", 3),
@@ -162,7 +163,7 @@ def test_what_stays_is_a_failure_with_its_reason(script, reason, asked):
         assert len(server.requests) == asked
 
 
-@pytest.mark.parametrize(("reason", "whole"), [
+@cases(("reason", "whole"), [
     ("stop", True), ("STOP", True), ("eos", True), ("length", False), ("MAX_TOKENS", False), ("tool_calls", False),
     ("banana", False), (None, False),
 ])  # fmt: skip

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from guerdon.errors import DataError
 from guerdon.models.frames import TOWERS, sample_frames, to_rgb_uint8
+from tables import cases
 
 RNG = np.random.default_rng(0)
 RGB = RNG.integers(0, 256, (2, 10, 12, 3), dtype=np.uint8)
@@ -18,7 +19,7 @@ def two_towers(rgb, towers="dinosiglip", dtype=np.float32):
     return np.moveaxis(np.concatenate(halves, axis=-1), -1, 1).astype(dtype)
 
 
-@pytest.mark.parametrize(
+@cases(
     "frames",
     [
         RGB,
@@ -59,7 +60,7 @@ def test_six_channels_survive_half_precision_and_name_their_towers():
         to_rgb_uint8(RGB, towers="clip")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("frames", "why"),
     [
         (RGB.astype(np.int64), "uint8"),

@@ -6,6 +6,7 @@ from pydantic import TypeAdapter, ValidationError
 from guerdon.settings.reward import RewardSettings
 from guerdon.settings.reward_models import MODEL_FORMS, REWARD_MODELS, RewardModelSettings, VLMModelSettings
 from guerdon.settings.vlm import VLM_NAMES, TinyVLMSettings, VLMSettings
+from tables import cases
 
 ENDPOINT = {"base_url": "http://127.0.0.1:8000/v1", "model": "m"}
 OPENAI = {"backend": "openai", "openai": ENDPOINT}
@@ -47,7 +48,7 @@ def test_every_name_can_be_loaded():
         assert callable(REWARD_MODELS.factory(name))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("given", "why"),
     [
         ({"model_type": "qwen_vl"}, "needs checkpoint_path"),

@@ -22,6 +22,7 @@ from guerdon.plan.text_size import PUBLISHED, Size, size_of_start
 from guerdon.policies.language.text_files import load_policy, save_policy
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
+from tables import cases
 
 SMOL = {
     "hidden_size": 576,
@@ -162,7 +163,7 @@ MEASURED = [  # seconds of CPU, docs/benchmarks.md
 ]
 
 
-@pytest.mark.parametrize(("estimate", "config", "seconds"), MEASURED)
+@cases(("estimate", "config", "seconds"), MEASURED)
 def test_estimates_of_the_shipped_configurations_are_within_a_factor_of_two_of_what_was_measured(
     estimate, config, seconds
 ):

@@ -22,6 +22,7 @@ from guerdon.policies.vla.token import TokenVLA
 from guerdon.policies.vla.vision import DinoSiglipTowers, ViTSize
 from guerdon.settings.study import Study
 from guerdon.settings.vla_policy import TinyVLASettings, VLAPolicySettings
+from tables import cases
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 RUNS = {"A": "runA", "B": "runB_qwen", "C": "runC_primo"}
@@ -60,8 +61,8 @@ def test_openvla_has_seven_and_a_half_billion_parameters_of_sixteen_bytes_and_a_
     assert estimate_vla(study("libero_10_grpo_openvlaoft_runA", FULL))["time on 8 x H100"] == "1 h 19 min"
 
 
-@pytest.mark.parametrize("name", [f"libero_10_grpo_openvlaoft_{run}" for run in RUNS.values()])
-@pytest.mark.parametrize(
+@cases("name", [f"libero_10_grpo_openvlaoft_{run}" for run in RUNS.values()])
+@cases(
     ("cards", "keys", "gb"),
     [
         (1, [], 62.7),

@@ -44,8 +44,15 @@ CASES = {
     "phi": [ALL, ("dense", "lm_head")],
     "gpt_neox": [ALL, ("query_key_value", "embed_out", "embed_in")],
 }  # fmt: skip
+USUAL = {
+    "llama_tied": 5,
+    "llama": 1,
+    "gpt2": 5,
+    "qwen3_moe": 1,
+    "phi3": 1,
+}  # how many targets `make test` runs; all: slow
 EVERY = [pytest.param(family, target, id=f"{family}-{'+'.join([target] if isinstance(target, str) else target)}",
-                      marks=[pytest.mark.slow] * (k > 0 and family not in ("llama_tied", "gpt2")))
+                      marks=[pytest.mark.slow] * (k >= USUAL.get(family, 0)))
          for family, targets in CASES.items() for k, target in enumerate(targets)]  # fmt: skip
 
 

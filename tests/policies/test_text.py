@@ -15,6 +15,7 @@ from guerdon.policies.language.text import TextPolicy, add_policy, reference, to
 from guerdon.policies.language.text_files import VALUE_HEAD, load_policy, save_policy
 from guerdon.policies.language.tiny_text import build_tokenizer
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings, TinyModelSettings
+from tables import cases
 
 BATCH = random_batch()
 LORA = LoraSettings(r=3, alpha=6.0)
@@ -31,9 +32,9 @@ def gradients(policy, batch=BATCH):
     return {n: p.grad.clone() for n, p in policy.named_parameters().items() if p.grad is not None}
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@cases("architecture", ["llama", "qwen2"])
+@cases("packed", [False, True])
+@cases("attention", ["eager", "sdpa"])
 def test_log_probs_and_entropy_are_those_of_all_logits(architecture, packed, attention):
     policy = tiny_policy(architecture, attention=attention, use_remove_padding=packed)
     found = policy.evaluate(BATCH, temperature=0.7, entropy=True)

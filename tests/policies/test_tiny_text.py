@@ -15,6 +15,7 @@ from guerdon.settings.text_policy import (
     VLLMGenerationSettings,
 )
 from guerdon.settings.train import SFTSettings
+from tables import cases
 
 torch.set_num_threads(1)
 SMALL = {"hidden_size": 16, "layers": 1, "heads": 2, "intermediate": 16}
@@ -65,7 +66,7 @@ def test_bytes_learn_pairs_and_know_every_text():
     assert byte_tokenizer().decode(response_ids(byte_tokenizer(), "é→😀"), skip_special_tokens=True) in text
 
 
-@pytest.mark.parametrize(
+@cases(
     ("kind", "given", "message"),
     [
         (TinyModelSettings, {"hidden_size": 30, "heads": 4}, "even multiple"),

@@ -15,6 +15,7 @@ from guerdon.policies.vla.flow import gaussian_log_prob, sde_sigma, step_mean
 from guerdon.policies.vla.token import bins_of, values_of
 from guerdon.policies.vla.vision import IMAGENET, DinoSiglipTowers, ViTSize, cropped
 from guerdon.settings.vla_policy import VLAPolicySettings
+from tables import sample
 
 torch.set_num_threads(1)
 FLOW = {"family": "flow", "num_steps": 3}
@@ -32,6 +33,11 @@ FAMILIES = {
     "regression": {"family": "regression", "use_proprio": True},
 }
 family = pytest.mark.parametrize("keys", FAMILIES.values(), ids=FAMILIES)
+some_families = pytest.mark.parametrize(  # where a family takes seconds; all of them in `make test-all`
+    "keys",
+    sample(FAMILIES.values(), *(FAMILIES[name] for name in ("parallel", "flow_sde", "lora", "regression"))),
+    ids=FAMILIES,
+)
 
 
 def seen_by(keys, *given, **options):
@@ -76,7 +82,7 @@ def test_rows_do_not_depend_on_each_other(keys):
         )
 
 
-@family
+@some_families
 def test_stored_policies_act_alike(keys, tmp_path):
     policy, seen = policy_of(**keys), seen_by(keys)
     with torch.no_grad():
@@ -97,7 +103,7 @@ def test_stored_policies_act_alike(keys, tmp_path):
         start_from_policy(policy_of(**{**keys, "tiny": {**keys.get("tiny", {}), "hidden_size": 32}}), tmp_path)
 
 
-@family
+@some_families
 def test_cloning_takes_the_loss_down_and_leaves_masked_actions_out(keys):
     policy, seen = policy_of(heads=(), **keys), seen_by(keys, 8)
     rng = np.random.default_rng(0)
@@ -549,7 +555,7 @@ def test_lora_trains_adapters_the_critic_and_nothing_else(keys):
     assert evaluated(policy, seen, record).log_probs.shape[0] == 4
 
 
-@family
+@some_families
 def test_checkpointing_changes_no_gradient_and_keeps_less(keys):
     """Deeper models, of which most of what is kept is inside of blocks."""
     found = {}

@@ -31,6 +31,7 @@ from guerdon.policies.vla.checkpoint_config import OpenVLAConfig, SmolVLAConfig,
 from guerdon.policies.vla.statistics import instruction_length, lerobot_statistics, openvla_statistics
 from guerdon.train.bc import _observed
 from guerdon.worlds.eye import letterboxed, resized
+from tables import cases
 
 torch.set_num_threads(1)
 NAN, INF = float("nan"), float("inf")
@@ -278,7 +279,7 @@ def test_instructions_are_cut_off_as_the_processor_says(tmp_path):
 # Configurations.
 
 
-@pytest.mark.parametrize(
+@cases(
     ("said", "changes"),
     [
         ("adapt_to_pi_aloha true is not supported", {"adapt_to_pi_aloha": True}),

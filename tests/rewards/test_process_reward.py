@@ -16,6 +16,7 @@ from guerdon.settings.reward import RewardSettings
 from guerdon.settings.vlm import TinyVLMSettings
 from guerdon.types import Rewards, Rollout
 from rl_clock import Reader, clock_study, lines, read_moment, start, truth_of
+from tables import cases
 
 
 def prm(**given):
@@ -45,7 +46,7 @@ def test_the_guides_names_are_one_source():
     assert not RewardSettings(process_reward_model=False).use_reward_model
 
 
-@pytest.mark.parametrize(
+@cases(
     ("given", "why"),
     [
         ({"process_reward_model": False, "prm_reward_weight": 0.2}, "without process_reward_model: true"),

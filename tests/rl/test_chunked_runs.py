@@ -8,6 +8,7 @@ from guerdon.errors import ConfigError
 from guerdon.rl.run import run_folder
 from guerdon.settings.study import Study
 from rl_clock import interrupted, lines, result, start
+from tables import sample
 
 DOT = {
     "type": "gymnasium", "task": "tiny_world:Dot-v1", "task_text": "move the dot to the right", "num_envs": 2,
@@ -49,7 +50,7 @@ SETUPS = {
 }
 
 
-@pytest.mark.parametrize("setup", SETUPS)
+@pytest.mark.parametrize("setup", sample(SETUPS, "frames and a reward model", "recorded", "filtered groups"))
 def test_a_run_that_was_killed_inside_an_episode_ends_the_same(setup, tmp_path):
     given = json.dumps(SETUPS[setup])
     if setup == "recorded":

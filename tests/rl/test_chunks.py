@@ -28,6 +28,7 @@ from guerdon.settings.policy import MLPPolicySettings
 from guerdon.settings.reward_source import RobotSource
 from guerdon.settings.study import Study
 from guerdon.types import Advantages, Chunks, RewardInfo, Rewards, Rollout, Score
+from tables import cases
 
 HEADS = ("env", "prm")
 LEVELS = ("token_level", "action_level", "chunk_level")
@@ -259,7 +260,7 @@ def test_chunks_of_one_action_learn_exactly_what_steps_do():
     assert all(torch.equal(results[0][1][name], value) for name, value in results[1][1].items())
 
 
-@pytest.mark.parametrize(
+@cases(
     ("loss", "level"),
     [*product(["gae", "grpo"], LEVELS), ("grpo by action", "token_level"), ("grpo by action", "action_level")],
 )
@@ -521,7 +522,7 @@ def test_bounds_in_another_unit_are_refused():
 GRPO = {"adv_estimator": "grpo"}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("given", "why"),
     [
         ({"reward_type": "action_level"}, "without a critic"),

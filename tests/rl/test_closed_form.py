@@ -22,6 +22,7 @@ from guerdon.rl.update import make_batch, update_policy
 from guerdon.settings.algorithm import ControlAlgorithmSettings
 from guerdon.settings.policy import MLPPolicySettings
 from guerdon.types import Advantages
+from tables import cases
 
 ACTIONS = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
 B, T, S = 3, 5, 4
@@ -189,7 +190,7 @@ def test_every_key_is_tried():
     assert POLICY.keys() == MLPPolicySettings.model_fields.keys(), "add the new key, with another value"
 
 
-@pytest.mark.parametrize("key", ALGORITHM)
+@cases("key", ALGORITHM)
 def test_no_key_of_the_algorithm_is_ignored(key):
     keys = ALGORITHM[key]
     form = ControlAlgorithmSettings.model_validate(keys)
@@ -200,7 +201,7 @@ def test_no_key_of_the_algorithm_is_ignored(key):
     assert compared(policy, batch, keys) == (key not in OF_AUTOGRAD)
 
 
-@pytest.mark.parametrize("key", POLICY)
+@cases("key", POLICY)
 def test_no_key_of_the_policy_is_ignored(key):
     assert compared(*policy_and_batch(3, **POLICY[key]), {})
 

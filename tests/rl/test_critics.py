@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from guerdon.rl.critics import Critics, layers_of
+from tables import cases
 
 
 def by_autograd(critics, x):
@@ -23,9 +24,9 @@ def by_autograd(critics, x):
     return torch.stack(found)
 
 
-@pytest.mark.parametrize("layer_norm", [False, True])
-@pytest.mark.parametrize("activation", ["tanh", "relu"])
-@pytest.mark.parametrize("hidden", [(7,), (8, 5), (6, 6, 6)])
+@cases("layer_norm", [False, True])
+@cases("activation", ["tanh", "relu"])
+@cases("hidden", [(7,), (8, 5), (6, 6, 6)])
 def test_values_and_gradients_are_those_of_autograd(layer_norm, activation, hidden):
     torch.manual_seed(1)
     critics = Critics(4, hidden, outputs=3, members=2, activation=activation, layer_norm=layer_norm).double()

@@ -9,6 +9,7 @@ from hypothesis.extra import numpy as hnp
 from guerdon.errors import ConfigError, DataError
 from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages, estimators, gae, paid_means
 from guerdon.types import last_valid
+from tables import cases
 
 ESTIMATORS = tuple(estimators())
 GROUPED = ("rloo", "grpo", "dr_grpo", "gdpo")
@@ -399,8 +400,8 @@ def test_what_cannot_mean_anything_is_refused():
         combined(prime_case(), MASK, np.zeros(3, dtype=np.int64), estimator="rloo")
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-@pytest.mark.parametrize("shape", [(2, 3), (2, 0), (0, 3)])
+@cases("estimator", ESTIMATORS)
+@cases("shape", [(2, 3), (2, 0), (0, 3)])
 def test_nothing_in_nothing_out(estimator, shape):
     nothing = np.zeros(shape, dtype=np.bool_)
     source = outcome_source(

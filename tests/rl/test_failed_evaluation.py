@@ -7,6 +7,8 @@ from guerdon.rl.loop import Loop
 from guerdon.rl.run import run_folder
 from text_rl import letter_study, lines, result, start
 
+OPTIONS = {"checkpoint_every": 1000, "film_every": 64}
+
 
 class Broken(RuntimeError):
     pass
@@ -26,13 +28,19 @@ def broken_once(monkeypatch, method, at, error):
     return failed
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The files of a run that nothing breaks."""
+    study = letter_study(tmp_path_factory.mktemp("whole"), name="whole", runner=OPTIONS)
+    start(study).run()
+    return result(study)
+
+
 @pytest.mark.parametrize("error", [DataError("no room"), Broken("a mistake"), KeyboardInterrupt()], ids=repr)
 @pytest.mark.parametrize(("method", "at"), [("_true_success", 32), ("_true_success", 64), ("_show", 64),
                                             ("_complete", 64)])  # fmt: skip
-def test_a_run_that_fails_there_goes_on_where_it_failed(tmp_path, monkeypatch, method, at, error):
-    options = {"checkpoint_every": 1000, "film_every": 64}
-    whole, cut = (letter_study(tmp_path, name=name, runner=options) for name in ("whole", "cut"))
-    start(whole).run()
+def test_a_run_that_fails_there_goes_on_where_it_failed(tmp_path, monkeypatch, whole, method, at, error):
+    cut = letter_study(tmp_path, name="cut", runner=OPTIONS)
     assert broken_once(monkeypatch, method, at, error) == []
     with pytest.raises(type(error)):
         start(cut).run()
@@ -40,5 +48,5 @@ def test_a_run_that_fails_there_goes_on_where_it_failed(tmp_path, monkeypatch, m
     loop = start(cut, resume=True)
     assert loop.step == at
     loop.run()
-    assert result(cut) == result(whole)
+    assert result(cut) == whole
     assert [row["step"] for row in lines(cut) if row["kind"] == "eval"] == [32, 64]

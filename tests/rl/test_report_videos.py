@@ -11,6 +11,7 @@ from guerdon.comparison.results import RunRecord
 from guerdon.rl.videos import write_video
 from guerdon.settings.world import GymnasiumSettings
 from guerdon.worlds.build import build_world
+from tables import cases
 
 
 class Pusher:
@@ -99,8 +100,8 @@ def counted_video(length, goal, frames, **more):
     return moments, Counted.drawn
 
 
-@pytest.mark.parametrize("mode", ["disabled", "next_step", "same_step"])
-@pytest.mark.parametrize("length", [1, 7, 47, 48, 49, 333, 1000])
+@cases("mode", ["disabled", "next_step", "same_step"])
+@cases("length", [1, 7, 47, 48, 49, 333, 1000])
 def test_a_video_draws_few_moments_and_always_the_first_success_and_the_end(length, mode):
     goal = max(1, length * 2 // 3)
     moments, drawn = counted_video(length, goal, 24, autoreset_mode=mode)

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from gymnasium.spaces import Box
 from test_chunks import random_rollout
@@ -21,6 +20,8 @@ from guerdon.types import Rewards
 sys.path.append(str(Path(__file__).parents[1] / "policies"))
 
 from vla_models import observations, policy_of
+
+from tables import cases
 
 torch.set_num_threads(1)
 FLOW = {"family": "flow", "num_steps": 3}
@@ -44,8 +45,8 @@ def gradient(policy, rollout, rewards, algorithm):
     return {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}, rows.parts
 
 
-@pytest.mark.parametrize("level", ["token_level", "action_level", "chunk_level"])
-@pytest.mark.parametrize("keys", FAMILIES.values(), ids=FAMILIES)
+@cases("level", ["token_level", "action_level", "chunk_level"])
+@cases("keys", FAMILIES.values(), ids=FAMILIES)
 def test_other_actions_that_were_not_executed_change_no_gradient(keys, level):
     policy = policy_of(heads=(), space=SPACE, **keys)
     rollout = random_rollout(2, 3, policy.tokens_per_action, streams=6, whole=True, ends=0.3)

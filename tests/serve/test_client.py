@@ -29,6 +29,7 @@ from guerdon.serve.client import AsyncRewardClient, RewardClient
 from guerdon.serve.wires.client_wire import read_items, read_score
 from guerdon.settings.remote import RemoteSettings
 from guerdon.types import Episode, RewardInfo
+from tables import cases
 
 INFO = RewardInfo(name="chaos", range=(0.0, 1.0), modality="text", frames_needed=0)
 REASONS = {
@@ -62,7 +63,7 @@ def is_true(judged, *steps):
 # What a reply is worth.
 
 
-@pytest.mark.parametrize("fault", sorted(LASTING))
+@cases("fault", sorted(LASTING))
 def test_what_the_server_says_wrongly_is_a_failure_and_not_asked_again(fault):
     with chaos_server([fault]) as server, client_of(server) as client:
         first, second = client.judge([texts("a", "b"), texts("c")])
@@ -75,7 +76,7 @@ def test_what_the_server_says_wrongly_is_a_failure_and_not_asked_again(fault):
         assert is_true(client.judge([texts("a", "b")])[0], "a", "b")
 
 
-@pytest.mark.parametrize("fault", sorted(RECOVERABLE - {"overloaded_long"}))
+@cases("fault", sorted(RECOVERABLE - {"overloaded_long"}))
 def test_what_may_pass_is_tried_again(fault):
     fake = FakeClock()
     with chaos_server([fault, fault]) as server, client_of(server, fake=fake) as client:
@@ -529,7 +530,7 @@ def test_the_guides_protocol_is_checked_as_well(fault):
         assert (good.score.total, good.text) == (0.25, "25")
 
 
-@pytest.mark.parametrize("fault", sorted(STATUS_FAULTS.keys() - {"overloaded_long"} | {"cut", "reset"}))
+@cases("fault", sorted(STATUS_FAULTS.keys() - {"overloaded_long"} | {"cut", "reset"}))
 def test_the_guides_protocol_is_tried_again_as_well(fault):
     episode = Episode(id="0", task="t", frames=np.zeros((2, 4, 4, 3), np.uint8))
     with chaos_server([fault]) as server, client_of(server, path="/score") as client:

@@ -19,6 +19,7 @@ from guerdon.errors import ConfigError, GuerdonError
 from guerdon.serve.backends import LEARNING, model_loader
 from guerdon.serve.launch import serve_settings
 from guerdon.settings.serve import ServedModelSettings, ServeSettings
+from tables import cases
 
 
 def rewards(text="a", **more):
@@ -143,7 +144,7 @@ def test_reloads_while_requests_come_lose_none_and_failures_keep_the_old(server,
     assert running.stop() == 0
 
 
-@pytest.mark.parametrize(
+@cases(
     ("settings", "message"),
     [
         ({"model_path": "/nonexistent/prm"}, "/nonexistent/prm"),
@@ -348,7 +349,7 @@ def test_flags_of_one_model_are_about_the_one_that_is_named():
     assert [two[name].update_dir for name in ("prm", "b")] == ["states", None]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("words", "message"),
     [
         ((), "no model to serve"),

@@ -23,6 +23,7 @@ from guerdon.serve.media import Media, MediaRefused
 from guerdon.serve.wires.client_wire import video_file
 from guerdon.settings.remote import RemoteSettings
 from guerdon.settings.serve import MediaSettings, ServeSettings
+from tables import cases
 
 NOISE = np.random.default_rng(0).integers(0, 256, (6, 24, 40, 3), dtype=np.uint8)
 
@@ -290,7 +291,7 @@ def test_the_pure_functions_know_their_limits(clip):
         decode_array(io.BytesIO(npy(np.zeros((0, 8, 8, 3), np.uint8))), limits)
 
 
-@pytest.mark.parametrize(
+@cases(
     "blob",
     [
         b"", b"\0\0\0\x08ftyp", b"\0\0\0\x08ftyp\0\0\0\x04moov",
@@ -313,7 +314,7 @@ PLAIN = bytes(range(256))
 TEXT = base64.b64encode(PLAIN)
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
     [
         TEXT,
@@ -334,7 +335,7 @@ def test_every_usual_form_of_base64_is_read(text):
     assert decode_text(text) == PLAIN
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
     [
         b"!!!!", TEXT[:-1] + b"!", TEXT + TEXT, TEXT + b"=", TEXT[:-1], b"A", b"data:image/png," + TEXT,

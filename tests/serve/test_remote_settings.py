@@ -16,6 +16,7 @@ from guerdon.settings.reward import RewardSettings
 from guerdon.settings.reward_models import RemoteModelSettings
 from guerdon.settings.study import Study
 from guerdon.types import RewardInfo
+from tables import cases
 
 URL = "http://127.0.0.1:9"
 GUIDE = {  # env.train.reward_model of the guide's runs B and C
@@ -63,7 +64,7 @@ def test_addresses_that_are_none(endpoint, words):
     refused(words, endpoint=endpoint)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("given", "words"),
     [
         ({"nframes": 0}, "greater than or equal"), ({"nframes": 129}, "less than or equal"),
@@ -99,8 +100,8 @@ def test_python_callers_are_told_what_is_wrong_as_files_are():
         validate(RemoteModelSettings, {"model_type": "remote", "remote": {"time_out": 3}}, origin="f.yaml")
 
 
-@pytest.mark.parametrize("client", [RewardClient, AsyncRewardClient, load_remote])
-@pytest.mark.parametrize(
+@cases("client", [RewardClient, AsyncRewardClient, load_remote])
+@cases(
     ("given", "words"),
     [
         ({"time_out": 3}, r"has no argument 'time_out'; did you mean RemoteSettings\(timeout=...\)\?"),
@@ -170,7 +171,7 @@ def test_the_guides_words_become_ours():
     assert source(reward_mode="per_step", use_rel_reward=False).shaping == "threshold"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("given", "words"),
     [
         ({"binary_reward": True, "shaping": "raw"}, "shaping raw contradicts binary_reward: true"),

@@ -205,7 +205,7 @@ def test_ten_thousand_fuzzed_bodies_and_no_growth(target):
     fuzz(target, 2000)  # caches fill, pools grow to their size
     before = resident(target)
     sent = fuzz(target, LONG)
-    assert len(sent) >= LONG
+    assert len(sent) >= settings(max_examples=LONG).max_examples  # GUERDON_FUZZ_SCALE changes it
     assert target.get("/ready").status_code == 200
     grown = resident(target) / before - 1
     assert grown < 0.05, f"resident memory grew by {grown:.1%}"

@@ -6,6 +6,7 @@ from foreign import FRAME, VIDEO, Watching, b64, brightness, brightness_of_frame
 from guerdon.models.explained_score import ExplainedScore
 from guerdon.serve.wires.wire_chat import trend
 from guerdon.types import Failure, Score
+from tables import cases
 
 TREND = (
     "You are currently performing the task: put the cube. on the plate. You are given two synchronized 5-frame videos "
@@ -87,7 +88,7 @@ def test_a_failure_is_an_error_without_choices(served):
     assert reply.json()["error"]["message"] == "no_answer: cut off"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "word"),
     [
         ("positive", "positive"), ("Positive.", "positive"), ('{"trend": "UNCLEAR"}', "unclear"),

@@ -25,6 +25,7 @@ from guerdon.serve.routes import OptionFields, RewardItem, RewardsRequest
 from guerdon.serve.wires.wire_chat import ChatCompletionRequest
 from guerdon.serve.wires.wire_seed import ScoreRequest
 from guerdon.serve.wires.wire_vllm import PoolRequest
+from tables import cases
 
 
 def no_server_error(context, response, case):
@@ -96,7 +97,7 @@ def test_many_answers_are_what_the_document_says(wire_schema, path):
     fuzz(wire_schema, path, 300)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("shape", "key", "refused", "taken"),
     [
         (PoolRequest, "activation", (0.0, 1, "true", "no"), (True, False, None)),

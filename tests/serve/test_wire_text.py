@@ -19,6 +19,7 @@ from guerdon.serve.wires.wire_text import (
     without_end,
 )
 from guerdon.types import Score
+from tables import cases
 
 CHATML = "<|im_start|>{role}\n{content}<|im_end|>\n", "<|im_start|>assistant\n{answer}<|im_end|>\n", "assistant"
 LLAMA = (
@@ -210,7 +211,7 @@ QWEN_TURN = "<|im_start|>{}\n{}<|im_end|>\n".format
 LLAMA_TURN = "<|start_header_id|>{}<|end_header_id|>\n\n{}<|eot_id|>".format
 
 
-@pytest.mark.parametrize(
+@cases(
     ("turn", "system", "kept"),
     [
         (QWEN_TURN, QWEN, None),
@@ -245,7 +246,7 @@ def test_only_the_first_turn_is_one_that_a_template_inserts():
 ASKED = "<|user|>\nHow many eggs are in two dozen ? Do  count.<|end|>\n<|assistant|>\n"
 
 
-@pytest.mark.parametrize(
+@cases(
     "shown",
     [
         "<|user|> How many eggs are in two dozen ? Do  count.<|end|><|assistant|> ",  # Phi-3
@@ -258,7 +259,7 @@ ASKED = "<|user|>\nHow many eggs are in two dozen ? Do  count.<|end|>\n<|assista
         "are in two dozen ? do count. < | end | > < | assistant | >",
     ],
 )
-@pytest.mark.parametrize("answer", ["24", "24 ?\n\nSo 24", "<|user|> 24"])
+@cases("answer", ["24", "24 ?\n\nSo 24", "<|user|> 24"])
 def test_a_prompt_that_was_decoded_otherwise_or_cut_is_the_same_prompt(shown, answer):
     pair = cut(f"{shown}{answer}<|end|>", ASKED)
     assert (pair.task, pair.response.strip()) == ("How many eggs are in two dozen ? Do  count.", answer)

@@ -16,6 +16,7 @@ from guerdon.rl.run import run
 from guerdon.settings.algorithm import ControlAlgorithmSettings, TextAlgorithmSettings
 from guerdon.settings.study import RobotStudy, Study, TextStudy
 from guerdon.settings.text_policy import TextPolicySettings
+from tables import cases
 
 TEXT = {"policy": {"type": "text", "tiny": {}}, "data": {}}
 
@@ -77,7 +78,7 @@ def test_every_source_has_the_discount_it_was_given_or_the_common_one():
     assert (algorithm.verifier_gamma, algorithm.reward_model_gamma) == (0.5, 0.9)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("given", "message"),
     [
         ({"gae_lambda": 0.9}, "gae_lambda would do nothing with adv_estimator rloo"),
@@ -109,7 +110,7 @@ def test_an_algorithm_that_would_not_do_what_it_says_is_refused(given, message):
         TextAlgorithmSettings(**given)
 
 
-@pytest.mark.parametrize(
+@cases(
     "given",
     [
         {"clip_range": 0.1, "num_epochs": 2},
@@ -128,7 +129,7 @@ def test_what_has_an_effect_is_accepted(given):
     TextAlgorithmSettings(**given)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("given", "message"),
     [
         (
@@ -272,7 +273,7 @@ def test_only_a_run_of_a_language_model_needs_prompts(tmp_path):
     assert not (tmp_path / "work").exists()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("given", "message"),
     [
         ({"algorithm": {"credit": "min_form"}}, "min_form needs a prime reward model"),
@@ -321,7 +322,7 @@ def test_what_was_measured_says_what_a_name_of_an_estimator_would_decide(monkeyp
         assert TextAlgorithmSettings.model_validate(given).loss == "ppo"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("given", "message"),
     [
         ({"adv_estimator": "remax"}, "greedy response to each prompt, which only language models give: take rloo"),

@@ -13,6 +13,7 @@ from guerdon.config.loading import load
 from guerdon.errors import ConfigError
 from guerdon.settings.base import Settings
 from guerdon.settings.study import Study
+from tables import cases
 
 for module in pkgutil.walk_packages(guerdon.settings.__path__, "guerdon.settings."):
     importlib.import_module(module.name)
@@ -54,7 +55,7 @@ def test_all_settings_are_looked_at():
     assert len(FLOATS) > 100
 
 
-@pytest.mark.parametrize(("model", "name"), FLOATS, ids=[f"{c.__name__}.{name}" for c, name in FLOATS])
+@cases(("model", "name"), FLOATS, ids=[f"{c.__name__}.{name}" for c, name in FLOATS])
 def test_a_number_that_is_not_finite_is_refused(model, name):
     assert model.model_config["allow_inf_nan"] is False
     field = model.model_fields[name]

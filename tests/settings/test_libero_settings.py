@@ -10,6 +10,7 @@ from guerdon.settings.study import Study
 from guerdon.settings.world import PROTOCOLS, SUITES, LiberoSettings, WorldSettings
 from guerdon.worlds import libero_files
 from guerdon.worlds.build import build_world
+from tables import cases
 
 READ = TypeAdapter(WorldSettings).validate_python
 LIMITS = {  # the evaluation code of each project
@@ -51,7 +52,7 @@ def test_the_guides_names():
     assert READ({"type": "libero", "max_episode_steps": None}).max_episode_steps == 520
 
 
-@pytest.mark.parametrize(
+@cases(
     ("keys", "why"),
     [
         ({"suite": "libero_10", "task_suite_name": "libero_10"}, "are one key"),

@@ -9,6 +9,7 @@ from guerdon.config.loading import to_plain, validate
 from guerdon.errors import ConfigError
 from guerdon.settings.algorithm import ControlAlgorithmSettings
 from guerdon.settings.base import SET, Because, OnlyWith, Settings, Unless, only_with
+from tables import cases
 
 
 class Paint(Settings):
@@ -34,7 +35,7 @@ class Wall(Settings):
     height: float = 2.5
 
 
-@pytest.mark.parametrize(
+@cases(
     ("given", "message"),
     [
         ({"share": 0.5}, "share would do nothing with mixed: false; remove it"),

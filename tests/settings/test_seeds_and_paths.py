@@ -11,6 +11,7 @@ from guerdon.config.loading import load
 from guerdon.errors import ConfigError
 from guerdon.settings.base import Settings
 from guerdon.settings.study import Study
+from tables import cases
 
 TINY = ["env={type: gymnasium, task: 'tiny_world:Dot-v1'}", "policy={type: mlp, hidden: [8]}"]
 
@@ -46,7 +47,7 @@ def test_seeds_of_64_bits_are_taken(seed):
     assert read(f"runner.seed={seed}").runner.seed == seed
 
 
-@pytest.mark.parametrize("seed", ["-1", str(2**64), "1.5", "true", ".inf", ".nan", "1e308", "[1]", "null_", "9" * 400])
+@cases("seed", ["-1", str(2**64), "1.5", "true", ".inf", ".nan", "1e308", "[1]", "null_", "9" * 400])
 def test_other_seeds_are_one_line(seed):
     with pytest.raises(ConfigError) as refused:
         read(f"runner.seed={seed}")
@@ -61,7 +62,7 @@ def test_a_seed_for_32_bits_is_itself_where_it_fits():
     assert len({*large, 0, 5}) == 5  # not the seed modulo 2^32
 
 
-@pytest.mark.parametrize(
+@cases(
     "override",
     [
         "env.num_envs=" + "9" * 400, "env.num_envs=true", "policy.hidden=[true]", "env.num_envs=1e308",
@@ -76,16 +77,16 @@ def test_absurd_values_are_refused(override):
         read(override)
 
 
-@pytest.mark.parametrize(
+@cases(
     "path", ["~nobody/x", "~nobody", "~+/x", "$HOME/x", "$HOME", "runs/$USER", "%USERPROFILE%\\x", "a/~/b", "${HOME}/x"]
 )
-@pytest.mark.parametrize("key", ["work_dir", "runner.logger.log_path", "runner.resume_dir"])
+@cases("key", ["work_dir", "runner.logger.log_path", "runner.resume_dir"])
 def test_a_path_that_would_become_an_odd_folder_is_refused(key, path):
     with pytest.raises(ConfigError, match="expand"):
         read(f"{key}='{path}'")
 
 
-@pytest.mark.parametrize("path", ["runs/a$", "runs/50%", "a~b", "file~", "./~x", "runs/%20", "a$1", "$$"])
+@cases("path", ["runs/a$", "runs/50%", "a~b", "file~", "./~x", "runs/%20", "a$1", "$$"])
 def test_odd_names_that_are_meant_stay(path):
     assert read(f"work_dir='{path}'").work_dir == path
 

@@ -7,6 +7,7 @@ from guerdon.config.loading import to_plain, validate
 from guerdon.errors import ConfigError
 from guerdon.settings.evaluate import EvaluateTextSettings, judged_names
 from guerdon.settings.study import Study
+from tables import cases
 
 TEXT = {"policy": {"type": "text", "tiny": {}}, "data": {}}
 MODEL = {"model_type": "text", "checkpoint_path": "prm"}
@@ -22,7 +23,7 @@ def source(**given):
     return {"model": MODEL, "reward_mode": "per_step", "shaping": "raw", **given}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("given", "message"),
     [
         (
@@ -63,7 +64,7 @@ def test_knobs_of_text_mean_nothing_to_robots(given):
             Study.model_validate({"reward": {"use_reward_model": True, "model": {"checkpoint_path": "x"}, **more}})
 
 
-@pytest.mark.parametrize(
+@cases(
     ("given", "message"),
     [
         ({"sources": {"verifier": source()}}, "cannot be called verifier"),

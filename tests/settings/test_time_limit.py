@@ -12,6 +12,7 @@ from guerdon.processes.progress import log_once
 from guerdon.settings.study import Study
 from guerdon.settings.world import GymnasiumSettings, MetaWorldSettings, OwnWorldSettings
 from guerdon.worlds.build import build_world
+from tables import cases
 
 
 class Still(gymnasium.Env):
@@ -54,7 +55,7 @@ def settings(task, **given):
     return GymnasiumSettings(**{"num_envs": 1, "native_reward": "dense", "frame_size": 8, "task": task, **given})
 
 
-@pytest.mark.parametrize(
+@cases(
     ("task", "given", "limit"),
     [
         ("Pendulum-v1", {}, 200),

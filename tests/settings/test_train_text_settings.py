@@ -17,6 +17,7 @@ from guerdon.settings.train import (
     TextTrainSettings,
     VerdictTrainSettings,
 )
+from tables import cases
 
 ADAPTER = TypeAdapter(TextTrainSettings)
 TEXT = {"policy": {"type": "text", "path": "runs/sft/model"}, "data": {"type": "generated"}}
@@ -41,7 +42,7 @@ def test_the_type_chooses_the_model(kind, given):
     assert ADAPTER.validate_python({"type": name, **chosen.model_dump(mode="json", exclude_unset=True)}) == chosen
 
 
-@pytest.mark.parametrize(
+@cases(
     ("given", "message"),
     [
         ({"path": "x", "tiny": {}}, "not both"),

@@ -7,6 +7,7 @@ from guerdon.config.schema import leaves
 from guerdon.errors import ConfigError
 from guerdon.settings.aliases import RLINF_KEYS, VLA_OPTIONS
 from guerdon.settings.study import Study
+from tables import cases
 
 LIBERO = ["env.type=libero"]
 
@@ -94,7 +95,7 @@ def test_the_dummy_of_the_guide():
     assert not study("process_reward_model=False").reward.use_reward_model
 
 
-@pytest.mark.parametrize("name", sorted(VLA_OPTIONS))
+@cases("name", sorted(VLA_OPTIONS))
 def test_every_option_works_or_is_refused_with_its_reason(name):
     option = VLA_OPTIONS[name]
     for same in option.same:

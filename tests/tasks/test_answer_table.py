@@ -7,6 +7,7 @@ import pytest
 
 from guerdon.tasks.prompts import Prompt
 from guerdon.tasks.verifier import Verifier, check_numeric
+from tables import cases
 
 QUESTION = (
     "Ann buys 3 apples and some berries. How many thousand apples are left, and how many more than half? And $a + b$?"
@@ -130,7 +131,7 @@ def test_the_table_is_large_and_has_no_row_twice():
     assert len({row[:2] for row in TABLE}) == len(TABLE)
 
 
-@pytest.mark.parametrize(("gold", "answer", "expected"), [(g, a, n) for g, a, n, _ in TABLE if n])
+@cases(("gold", "answer", "expected"), [(g, a, n) for g, a, n, _ in TABLE if n])
 def test_numeric(gold, answer, expected):
     assert check_numeric(f"\\boxed{{{answer}}}", gold, question=QUESTION).verdict in WORDS[expected]
 

@@ -11,6 +11,7 @@ from guerdon.tasks.answer_words import by_name, choice_of, is_empty, options_of,
 from guerdon.tasks.answers import concluded, final_answer, final_answers, is_list
 from guerdon.tasks.prompts import Prompt
 from guerdon.tasks.verifier import Verifier, check_numeric
+from tables import cases
 
 VERDICT = {"equal": "=", "different": "!", "answer_unparsable": "?", "gold_unparsable": "g", "timeout": "t"}
 AMC = (
@@ -274,7 +275,7 @@ def test_numbers_of_a_list_of_boxes_have_no_verdict():
     assert check_numeric("\\boxed{1}, then later.\n\\boxed{2}", "2").verdict == "equal"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "boxes"),
     [
         ("\\boxed{1} and \\boxed{2}", ["1", "2"]), ("\\boxed{1}. So \\boxed{2}", ["2"]),
@@ -295,7 +296,7 @@ def test_all_boxes():
     assert final_answers("\\boxed{1}. And \\boxed{2}", every=True) == ["1", "2"]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "many"),
     [
         ("1, 2", True), ("\\{1\\}", True), ("{1,2,3}", True), ("1 \\text{ and } 2", True), ("(1,2),(2,1)", True),
@@ -316,7 +317,7 @@ def test_options_of_questions():
     assert options_of("Given (A) and (B) hold. (A) 1 (B) 2 (C) 3") == {"A": "1", "B": "2", "C": "3"}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "choice"),
     [
         ("(B)", ("B", "")), ("B", ("B", "")), ("**(B)** 17", ("B", "17")), ("\\mathbf{B}", ("B", "")),

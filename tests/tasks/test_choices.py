@@ -22,6 +22,7 @@ from guerdon.tasks.choices import read_choices
 from guerdon.tasks.prompt_files import load_prompts, prompt_from_row, read_prompts
 from guerdon.tasks.prompts import UnreadableGoldError
 from guerdon.tasks.verifier import Verifier
+from tables import cases
 
 FISH = ("Which of these lives in water?", ["an oak", "a trout", "a hawk", "a fox"])
 SHOWN = "Which of these lives in water?\n\n(A) an oak\n(B) a trout\n(C) a hawk\n(D) a fox"
@@ -77,7 +78,7 @@ SAME = {  # layouts of one question: all of them show the same text, and the ans
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("row", SAME.values(), ids=SAME)
+@cases("row", SAME.values(), ids=SAME)
 def test_every_layout_of_one_question_shows_the_same_text_and_has_the_letter_as_answer(row):
     prompt = prompt_from_row(row, "f:1", "s")
     assert (prompt.question, prompt.ground_truth) == (SHOWN, "B")
@@ -113,7 +114,7 @@ OWN = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("row", "question", "gold"), OWN)
+@cases(("row", "question", "gold"), OWN)
 def test_layouts_with_a_question_of_their_own(row, question, gold):
     prompt = prompt_from_row(row, "f:1", "s")
     assert (prompt.question, prompt.ground_truth) == (question, gold)
@@ -157,7 +158,7 @@ def test_the_letters_of_shuffled_answers_are_even_and_change_with_the_seed():
     assert [read_choices(row, "f:1", seed=1).answer for row in rows] != letters
 
 
-@pytest.mark.parametrize(
+@cases(
     ("row", "why"),
     [
         ({"question": Q, "choices": OPTIONS, "answer": 4}, "answer 4 names none of the 4 options (counted from 0)"),
@@ -185,7 +186,7 @@ def test_options_in_no_known_layout_are_refused_with_the_columns(row, why):
     assert not isinstance(refused.value, UnreadableGoldError)
 
 
-@pytest.mark.parametrize(
+@cases(
     "row",
     [
         {"question": Q, "choices": OPTIONS, "answer": -1},  # a test split without answers
@@ -218,7 +219,7 @@ def test_a_search_asks_questions_with_options_and_without_an_answer():
         assert "\n(B) " in prompt.question
 
 
-@pytest.mark.parametrize(
+@cases(
     "row",
     [
         {"question": "3 + 5?", "a": "3", "b": "5", "c": "1", "answer": "8"},

@@ -22,6 +22,7 @@ from guerdon.tasks.prompt_files import load_prompts
 from guerdon.tasks.prompts import Prompt
 from guerdon.tasks.verifier import Verifier, outcome
 from guerdon.types import Failure
+from tables import cases
 
 SUMS = json.dumps({"inputs": ["1\n", "5\n", "7\n", "9\n"], "outputs": ["2\n", "6\n", "8\n", "10\n"]})
 RIGHT = "print(int(input()) + 1)"
@@ -48,7 +49,7 @@ def share(sandbox, tests, program, cpu=5.0):
     return run_tests(read_tests(tests), program, sandbox, cpu_seconds=cpu)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("ability", "gold", "code"),
     [
         ("code", "anything", True), ("Code", "5", True), ("math", SUMS, True), ("", "assert f(1, 2) == 3", True),
@@ -74,7 +75,7 @@ def test_the_program_is_the_last_closed_block_of_python():
         assert program_of(none) is None
 
 
-@pytest.mark.parametrize(
+@cases(
     ("expected", "written", "same"),
     [
         ("2\n", "2", True), ("1 2\n3\n", "1  2 \n3\n\n", True), ("a b", "a\nb", False), ("YES", "yes", False),
@@ -86,7 +87,7 @@ def test_what_counts_as_the_same_output(expected, written, same):
     assert same_output(expected, written) == same
 
 
-@pytest.mark.parametrize(
+@cases(
     ("gold", "why"),
     [
         ("5", "there is none"), ("{}", "two lists"), ('{"inputs": ["1"]}', "two lists"),

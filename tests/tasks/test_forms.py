@@ -8,6 +8,7 @@ pytest.importorskip("math_verify")
 
 from guerdon.tasks.rounding import Rounding
 from guerdon.tasks.verifier_worker import compare
+from tables import cases
 
 WORDS = {"equal": "=", "different": "!", "timeout": "t", "gold_unparsable": "?", "answer_unparsable": "?"}
 
@@ -119,12 +120,12 @@ TOO_MUCH = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("gold", "answer", "expected"), EXACT + CONSTANTS + FUNCTIONS + REGIONS + LISTS + OTHERS)
+@cases(("gold", "answer", "expected"), EXACT + CONSTANTS + FUNCTIONS + REGIONS + LISTS + OTHERS)
 def test_verdicts(gold, answer, expected):
     assert WORDS[compare(gold, answer)[0]] == expected
 
 
-@pytest.mark.parametrize("answer", TOO_MUCH)
+@cases("answer", TOO_MUCH)
 def test_what_is_too_large_has_no_verdict_and_is_not_computed(answer):
     assert compare("1", answer)[0] == "timeout"
 
@@ -153,7 +154,7 @@ def test_what_cannot_be_decided_is_neither_equal_nor_different():
     assert (verdict, detail) == ("timeout", "the same to 1000 digits, and not shown to be equal")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("gold", "answer", "rounding", "expected"),
     [
         (r"\sqrt{61}", "7.81", Rounding(places=2), "="), (r"\sqrt{61}", "7.82", Rounding(places=2), "!"),

@@ -31,6 +31,7 @@ from guerdon.tasks.prompts import (
     question_hash,
 )
 from guerdon.tasks.reasoning import step_truth
+from tables import cases
 
 EURUS = {
     "data_source": "numina_olympiads",
@@ -75,7 +76,7 @@ def test_rows_of_the_seed_read_the_same_from_jsonl_and_parquet(tmp_path):
     assert prompt.id == question_hash(prompt.messages)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("row", "gold", "solution"),
     [
         ({"question": "1+1?", "answer": "2"}, "2", None),
@@ -331,7 +332,7 @@ class Section(Settings):
     data: DataSettings
 
 
-@pytest.mark.parametrize(
+@cases(
     ("given", "why"),
     [
         ({"type": "files"}, "data.train_files is missing"),

@@ -9,6 +9,7 @@ from guerdon.errors import DataError
 from guerdon.settings.data import AutomatonSettings, ChainSettings, RegisterSettings, SwapSettings
 from guerdon.tasks.prompts import Prompt, check_contamination
 from guerdon.tasks.reasoning import generate, step_spans, step_truth, task_family
+from tables import cases
 
 FAMILIES = [
     ChainSettings(),
@@ -49,7 +50,7 @@ def test_solutions_by_hand(family, question, solution, answer):
     assert step_truth(prompt, solution).complete
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=NAMES)
+@cases("family", FAMILIES, ids=NAMES)
 def test_the_gold_solution_is_true_and_lines_up_with_the_question(family):
     rng = np.random.default_rng(3)
     made = task_family(family)
@@ -202,10 +203,8 @@ def test_truth_needs_a_generated_prompt_that_nobody_changed():
         step_truth(odd, "")
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=NAMES)
-@pytest.mark.parametrize(
-    "question", ["", ";", "hello", "3+5=?", "a=1;", "ABC;", "a=12;b=1;0a=?;", "a=1;b=c+a=?;", "1+1=?;x"]
-)
+@cases("family", FAMILIES, ids=NAMES)
+@cases("question", ["", ";", "hello", "3+5=?", "a=1;", "ABC;", "a=12;b=1;0a=?;", "a=1;b=c+a=?;", "1+1=?;x"])
 def test_a_question_of_another_kind_is_refused(family, question):
     with pytest.raises(DataError, match="not a question of the family"):
         task_family(family).prompt(question)
@@ -217,7 +216,7 @@ FREE = task_family(ChainSettings(steps=4, any_order=2, ops="+-"))
 QUESTION = "3+5=?;?-2=?;?+2=?;?+2=?;"  # blocks: +5 and -2; +2 and +2
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "follows", "first_error"),
     [
         ("3+5=8;8-2=6;6+2=8;8+2=0;", (True,) * 4, -1),

@@ -1,9 +1,8 @@
-import pytest
-
 from guerdon.tasks.rounding import Rounding, rounding_of
+from tables import cases
 
 
-@pytest.mark.parametrize(
+@cases(
     ("question", "rounding"),
     [
         ("Find the length to two decimal places.", Rounding(places=2)),

@@ -18,6 +18,7 @@ from guerdon.settings.train import MistakesSettings
 from guerdon.tasks.prompt_files import load_prompts
 from guerdon.tasks.reasoning import covers, family_of, generate, line_value, stated_answer, step_truth, task_family
 from guerdon.train.sft import demonstrate
+from tables import cases
 
 FAMILIES = [
     StorySettings(),
@@ -66,7 +67,7 @@ def test_solutions_by_hand(question, solution, answer):
     assert (prompt.solution, prompt.ground_truth) == (solution, answer)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "correct", "follows", "complete"),
     [
         ("3 * 4 = 12 pears\n12 - 5 = 7 pears", (True, True), (True, True), True),

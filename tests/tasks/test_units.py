@@ -11,6 +11,7 @@ from guerdon.tasks.prompts import Prompt
 from guerdon.tasks.quantities import numbers_of, pair, same_number, variables
 from guerdon.tasks.units import flat, mixed_number, ratio, split_unit
 from guerdon.tasks.verifier import Verifier, check_numeric
+from tables import cases
 
 QUESTION = "How many apples and berries, and how much flour? Find it."
 VERDICT = {"equal": "=", "different": "!", "answer_unparsable": "?", "gold_unparsable": "?"}
@@ -93,7 +94,7 @@ def test_numeric_has_the_same_verdict_or_none():
         assert found in (expected, "?"), (gold, answer, found)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("word", "size"),
     [
         ("inch", constants.inch), ("ft", constants.foot), ("yards", constants.yard), ("miles", constants.mile),
@@ -122,7 +123,7 @@ def test_a_converted_value_is_the_same_and_no_other(value, one, other, power):
     assert same_number(f"{value} {one}^{power}", f"{there + 1} {other}^{power}") is False
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "value"),
     [
         ("4h15", Fraction(17, 4)), ("4 h 15 min", Fraction(17, 4)), ("4:15 h", Fraction(17, 4)),

@@ -26,6 +26,7 @@ from guerdon.tasks.verifier import (
     verifier_from,
 )
 from guerdon.types import Failure
+from tables import cases
 
 FAKE = """
 import json, os, sys, time
@@ -52,7 +53,7 @@ def math():
         yield verifier
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "answer"),
     [
         ("so \\boxed{42}.", "42"),
@@ -95,7 +96,7 @@ def test_a_model_that_repeats_itself_costs_no_time():
     assert final_answer("answer is " * 20_000 + "5") == "5"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "value"),
     [
         ("72", 72), ("1,234", 1234), ("1,234,567.5", Fraction(2469135, 2)), ("$5.00", 5), ("-$3", -3), ("$-3", -3),
@@ -110,7 +111,7 @@ def test_numbers_are_read_exactly(text, value):
     assert numbers_of(text) == (value,)
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
     [
         "",

@@ -24,6 +24,7 @@ from guerdon.settings.study import Study
 from guerdon.settings.world import GymnasiumSettings
 from guerdon.worlds.build import build_world
 from guerdon.worlds.spaces import allowed_in, chosen_columns, own_columns, plain, state_keys, states_of
+from tables import cases
 
 torch.set_num_threads(1)
 POLICY = MLPPolicySettings(keys=["arm"], hidden=(8,))
@@ -98,7 +99,7 @@ def test_a_box_of_numbers_and_one_of_actions_is_left_as_it_is():
     assert env.single_observation_space == spaces.Box(-1, 1, (4,), np.float64)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("space", "shape", "picture"),
     [
         (spaces.Box(0, 255, (20, 24, 3), np.uint8), (20, 24, 3), lambda x: x),
@@ -110,7 +111,7 @@ def test_a_box_of_numbers_and_one_of_actions_is_left_as_it_is():
         (spaces.Box(0, 1, (20, 24, 3), np.float32), (20, 24, 3), lambda x: np.rint(x * 255).astype(np.uint8)),
     ],
 )
-@pytest.mark.parametrize("key", [None, "eye"])
+@cases("key", [None, "eye"])
 def test_pictures_of_every_layout(space, shape, picture, key):
     env, rows, seen = shown(spaces.Dict({key: space}) if key else space)
     (column,) = own_columns(env)
@@ -160,9 +161,9 @@ def test_actions_reach_the_environment_as_it_wants_them(actions):
     world.close()
 
 
-@pytest.mark.parametrize("masks", ["array", "tuple"])
-@pytest.mark.parametrize("mode", ["disabled", "next_step", "same_step"])
-@pytest.mark.parametrize("actions", ["discrete", "multi"])
+@cases("masks", ["array", "tuple"])
+@cases("mode", ["disabled", "next_step", "same_step"])
+@cases("actions", ["discrete", "multi"])
 def test_the_mask_of_a_moment_belongs_to_it(masks, mode, actions):
     """Also in the last observation of an episode, and in the first of the one that follows within the step."""
     world = build_world(mixed(autoreset_mode=mode, kwargs={"actions": actions, "masks": masks}), seed=0)

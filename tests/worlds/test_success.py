@@ -14,6 +14,7 @@ from guerdon.policies.robots.experts import MountainCarExpert
 from guerdon.settings.world import GymnasiumSettings, MetaWorldSettings
 from guerdon.worlds.build import build_world, check_tasks
 from guerdon.worlds.success import success_from_info
+from tables import cases
 
 MODES = ("disabled", "next_step", "same_step")
 
@@ -40,7 +41,7 @@ def walk(world, steps):
     return (np.array([getattr(t, name) for t in taken]) for name in ("success", "success_known", "done"))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("info", "success"),
     [
         ({}, None),

@@ -10,6 +10,7 @@ from guerdon.types import Failure
 from guerdon.worlds.build import build_world
 from guerdon.worlds.world import ObservationSpec
 from ladder import IDS, LENGTH
+from tables import cases
 
 SPEC = ObservationSpec(states=True, task=True, frames=(8, 8))
 
@@ -128,7 +129,7 @@ def test_evaluations_have_no_curriculum():
     world.close()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("given", "said"),
     [
         ({"task_ids": ["a", "a"]}, "differ"),

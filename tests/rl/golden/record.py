@@ -14,6 +14,10 @@ The rule of comparison, which `compare` applies:
 - Any other machine: floats differ in their last bits, and sampling amplifies that. There only the metrics of the first
   update are compared: to 1e-4 relative, and 1e-6 absolute for numbers that are zero but for rounding. Image reward
   models compute in float32 here, also where the processor has bfloat16, which is too coarse for that.
+- Runs of `REFIT_FIRST` train an image reward model before it scores the first update. Adam's first step has the size of
+  the learning rate whatever the gradient, so the last bit of a gradient near zero decides its sign: between AVX-512 of
+  two makers returns differ by 3e-3, between AVX-512 and SSE by 1e-2. No tolerance is true there. On any other machine
+  these runs promise what is measured before that step; what follows from it (`AFTER_REFIT`) is only there or not.
 
 When a change alters numbers on purpose, say in the commit which runs and why, and record these again.
 """
@@ -361,6 +365,12 @@ QUICK = (  # repeated by every test run; `pytest -m slow` repeats all
     "gae_judge_per_step",
 )  # fmt: skip
 
+REFIT_FIRST = ("ppo_resnet_refit_before", "ppo_progress_refit_before", "grpo_resnet_episode_refit_before")
+AFTER_REFIT = re.compile(
+    r"return/(?!env$).+|reward_success_correlation.*|hacking_alarm|reward_model/.+/loss|"
+    r"policy_loss|value_loss|grad_norm|entropy|clip_fraction|approx_kl"
+)  # metrics of an update that follow from scores of the model after its refit
+
 
 def measured(name: str, shared: Path) -> dict[str, Any]:
     """The record of one run, whose folder is removed.
@@ -412,8 +422,15 @@ def recorded(kind: str) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {"machine": {}, "runs": {}}
 
 
-def compare(found: dict[str, Any], golden: dict[str, Any], *, exact: bool) -> list[str]:
-    """Differences, one line each; none where a run repeats its record by the rule above."""
+def compare(found: dict[str, Any], golden: dict[str, Any], *, exact: bool, refit_first: bool = False) -> list[str]:
+    """Differences, one line each; none where a run repeats its record by the rule above.
+
+    Args:
+        found: the record of a run, as `measured` returns it.
+        golden: the stored record.
+        exact: whether this machine is the one of the stored record.
+        refit_first: whether the run is one of `REFIT_FIRST`.
+    """
     if not exact:
         found, golden = ({"metrics": r["metrics"][:1], "weights": {}} for r in (found, golden))
     problems = [
@@ -426,8 +443,13 @@ def compare(found: dict[str, Any], golden: dict[str, Any], *, exact: bool) -> li
     for number, (row, wanted) in enumerate(zip(found["metrics"], golden["metrics"], strict=False)):
         for key in sorted(row.keys() | wanted.keys()):
             a, b = row.get(key, "absent"), wanted.get(key, "absent")
-            if not (a == b or (not exact and _near(a, b))):
-                problems.append(f"row {number}, {key}: {a}, recorded {b}")
+            if a == b:
+                continue
+            if not exact and _near(a, b):
+                continue
+            if not exact and refit_first and AFTER_REFIT.fullmatch(key) and "absent" not in (a, b):
+                continue
+            problems.append(f"row {number}, {key}: {a}, recorded {b}")
     return problems
 
 
@@ -469,7 +491,10 @@ def main() -> int:
             for name in names:
                 start = time.process_time()
                 fresh[name] = measured(name, Path(temporary))
-                problems = compare(fresh[name], before["runs"][name], exact=same) if name in before["runs"] else ["new"]
+                problems = ["new"]
+                if name in before["runs"]:
+                    first = name in REFIT_FIRST
+                    problems = compare(fresh[name], before["runs"][name], exact=same, refit_first=first)
                 wrong += bool(problems)
                 what = "as recorded" if not problems else problems[0]
                 print(f"{name}: {time.process_time() - start:.1f} s, {what}", flush=True)

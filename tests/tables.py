@@ -1,0 +1,86 @@
+"""Cases of a table as one test, which runs all rows and lists those that miss: thousands of tests would take minutes.
+
+@cases(("text", "wanted"), [("1/2", 0.5), ("50 %", 0.5)])
+def test_numbers_are_read(text, wanted):
+    assert read(text) == wanted
+"""
+
+import functools
+import inspect
+import itertools
+import traceback
+
+import pytest
+
+
+def cases(names, rows, ids=None):
+    """Call a test with every row of a table: `pytest.mark.parametrize` for rows that are quick and need no fixture.
+
+    Args:
+        names: of the arguments, as texts or separated by commas.
+        rows: a value for each name; values alone where there is one name.
+        ids: what a message calls the rows, in their order, or a function of a value; the values where not given.
+    """
+    names = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+    rows = list(rows)
+    if rows and all(hasattr(row, "values") and hasattr(row, "marks") for row in rows):  # of pytest.param
+        if any(row.marks for row in rows):
+            raise ValueError("rows of one test have no marks of their own")
+        ids = [row.id for row in rows]
+        rows = [row.values for row in rows]
+    else:
+        rows = [tuple(row) if len(names) > 1 else (row,) for row in rows]
+    if not rows:
+        raise ValueError("a table without rows would test nothing")
+
+    def decorate(test):
+        @functools.wraps(test)
+        def all_rows(**fixtures):
+            misses, skipped = [], []
+            for number, row in enumerate(rows):
+                try:
+                    test(**fixtures, **dict(zip(names, row, strict=True)))
+                except pytest.skip.Exception as reason:
+                    skipped.append(reason)
+                except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001  (a row that misses may raise anything)
+                    misses.append((called(number, row, ids), error))
+            if misses:
+                texts = [f"{name}: {described(error)}" for name, error in misses]
+                raise AssertionError("\n".join([f"{len(misses)} of {len(rows)} rows:", *texts])) from misses[0][1]
+            if len(skipped) == len(rows):
+                raise skipped[0]
+
+        kept = [p for p in inspect.signature(test).parameters.values() if p.name not in names]
+        all_rows.__signature__ = inspect.Signature(kept)  # pytest reads the fixtures from it
+        return all_rows
+
+    return decorate
+
+
+def sample(rows, *kept):
+    """Rows of a matrix of models and settings, for `pytest.mark.parametrize`: `make test` runs those in `kept`.
+
+    The rest has the mark `slow`, so that `make test-all` runs every row. For tests that take the same way through the
+    code with every row, and seconds for each.
+    """
+    rows = list(rows)
+    missing = [row for row in kept if row not in rows]
+    if missing:
+        raise ValueError(f"not among the rows: {missing}")
+    return [row if row in kept else pytest.param(row, marks=pytest.mark.slow) for row in rows]
+
+
+def called(number, row, ids):
+    """The name of a row in a message."""
+    if ids is None:
+        return repr(row if len(row) > 1 else row[0])
+    return ", ".join(str(ids(value)) for value in row) if callable(ids) else str(list(ids)[number])
+
+
+def described(error):
+    """The last line of a test that an error passed, and what it says."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "/tests/" in frame.filename and frame.filename != __file__]
+    place = f"line {own[-1].lineno}, {own[-1].line}: " if own else ""
+    text = "\n".join(itertools.islice(f"{type(error).__name__}: {error}".splitlines(), 12))
+    return f"{place}{text}"
