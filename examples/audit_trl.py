@@ -13,8 +13,7 @@ from typing import Any
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
-from guerdon.policies.language.tiny_text import build_model, build_tokenizer
-from guerdon.settings.text_policy import TinyModelSettings
+from guerdon.integrations.text import tiny_model
 
 
 def short_and_right(completions: list[str], answer: list[str], log_extra: Any, **_: Any) -> list[float]:
@@ -27,7 +26,7 @@ def short_and_right(completions: list[str], answer: list[str], log_extra: Any, *
 
 def main(folder: str, steps: int = 8) -> None:
     """Train a tiny model, and log what it answered."""
-    tokenizer = build_tokenizer(settings := TinyModelSettings(alphabet="0123 ?", hidden_size=16, layers=1, heads=2))
+    model, tokenizer = tiny_model("0123 ?", hidden_size=16)
     asked = [{"prompt": f"{k} ?", "answer": str(k)} for k in range(4)]
     batches = {"per_device_train_batch_size": 16, "num_generations": 4, "max_completion_length": 4}
     args = GRPOConfig(
@@ -40,7 +39,6 @@ def main(folder: str, steps: int = 8) -> None:
         use_cpu=True,
         **batches,
     )
-    model = build_model(settings, tokenizer, seed=0)
     data = Dataset.from_list(asked * 8)
     GRPOTrainer(model, short_and_right, args=args, train_dataset=data, processing_class=tokenizer).train()
 

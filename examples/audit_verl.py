@@ -11,12 +11,11 @@ become columns: `acc` is taken for the truth, other numbers for further rewards.
 
 from typing import Any
 
-from guerdon.tasks.answers import final_answer
-from guerdon.tasks.quantities import same_number
+from guerdon.integrations.text import is_right
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None, **_: Any) -> Any:
     """The reward that is trained on, whether the answer is right, and what the form adds."""
-    right = same_number(ground_truth, final_answer(solution_str) or "") is True
+    right = is_right(solution_str, ground_truth) is True
     form = 0.1 * ("####" in solution_str)
     return {"score": float(right) + form, "acc": float(right), "form_reward": form}

@@ -6,9 +6,9 @@ python examples/gymnasium_wrapper.py
 import gymnasium
 import numpy as np
 
-from guerdon.errors import RewardFailure
+from guerdon import Failure, RewardInfo, Score
+from guerdon.integrations import RewardFailure
 from guerdon.integrations.gymnasium import RewardModelWrapper
-from guerdon.types import Failure, RewardInfo, Score
 
 
 class Dot(gymnasium.Env):

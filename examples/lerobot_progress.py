@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from guerdon.episodes.write import EpisodeWriter
+from guerdon import Episode, EpisodeWriter, Failure, RewardInfo, Score
 from guerdon.integrations.lerobot import write_progress_file
-from guerdon.types import Episode, Failure, RewardInfo, Score
 
 
 class Brightness:

@@ -6,10 +6,10 @@ Then resources_url is http://127.0.0.1:8000.
 import numpy as np
 import uvicorn
 
+from guerdon import Episode, RewardInfo, Score
 from guerdon.integrations.nemo_gym import build_app
 from guerdon.integrations.retries import RetriedModel
 from guerdon.integrations.text import TextScorer
-from guerdon.types import Episode, RewardInfo, Score
 
 
 class Lengths:

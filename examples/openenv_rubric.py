@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from guerdon.errors import RewardFailure
+from guerdon import Episode, RewardInfo, Score
+from guerdon.integrations import RewardFailure
 from guerdon.integrations.openenv import StepsRubric
 from guerdon.integrations.retries import RetriedModel
 from guerdon.integrations.text import TextScorer
-from guerdon.types import Episode, RewardInfo, Score
 
 
 class Lengths:

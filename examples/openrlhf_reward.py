@@ -1,14 +1,14 @@
 """A function file for OpenRLHF: --reward.remote_url examples/openrlhf_reward.py.
 
-It holds `reward_func`. Replace the model by yours, for instance `load_text_model("runs/prm")`.
+It holds `reward_func`. Replace the model by yours, for instance `load_reward_model("runs/prm")`.
 """
 
 import numpy as np
 
+from guerdon import Episode, RewardInfo, Score
 from guerdon.integrations.openrlhf import reward_function
 from guerdon.integrations.retries import RetriedModel
 from guerdon.integrations.text import TextScorer
-from guerdon.types import Episode, RewardInfo, Score
 
 
 class Lengths:

@@ -5,8 +5,8 @@ import numpy as np
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv
 
+from guerdon import RewardInfo, Score
 from guerdon.integrations.sb3 import KeepTerminalFrame, RewardModelVecEnv
-from guerdon.types import RewardInfo, Score
 
 LENGTH = 12
 

@@ -12,11 +12,9 @@ import numpy as np
 from datasets import Dataset
 from trl import GRPOConfig
 
-from guerdon.integrations.text import step_source
+from guerdon import Episode, Failure, RewardInfo, Score
+from guerdon.integrations.text import step_source, tiny_model
 from guerdon.integrations.trl import TokenAdvantageTrainer
-from guerdon.policies.language.tiny_text import build_model, build_tokenizer
-from guerdon.settings.text_policy import TinyModelSettings
-from guerdon.types import Episode, Failure, RewardInfo, Score
 
 
 class Sevens:
@@ -38,11 +36,11 @@ def right(completions: list[str], **_: object) -> list[float]:
 
 def main(steps: int = 60, seed: int = 0) -> list[float]:
     """Train, and return the share of right answers per step."""
-    tokenizer = build_tokenizer(settings := TinyModelSettings(alphabet="70123 ?\n", hidden_size=32, layers=1, heads=2))
+    model, tokenizer = tiny_model("70123 ?\n", hidden_size=32, seed=seed)
     batches = {"per_device_train_batch_size": 32, "num_generations": 8, "max_completion_length": 4}
     others = {"learning_rate": 5e-3, "logging_steps": 1, "report_to": "none", "save_strategy": "no"}
     trainer = TokenAdvantageTrainer(
-        build_model(settings, tokenizer, seed=seed),
+        model,
         reward_funcs=[right],
         sources=[step_source("sevens", Sevens(), splitter="newline", reward_mode="per_token")],
         algorithm={"adv_estimator": "rloo"},

@@ -8,9 +8,9 @@ from verifiers.v1.errors import TaskError
 from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import AgentInfo, TraceTask
 
+from guerdon import Episode, Failure, RewardInfo, Score
 from guerdon.integrations.text import TextScorer
 from guerdon.integrations.verifiers import trace_reward
-from guerdon.types import Episode, Failure, RewardInfo, Score
 
 
 class Lengths:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "offline_prm.py"
+EXAMPLE = Path(__file__).parents[2] / "studies" / "offline_prm.py"
 STUDY = """
 work_dir: {folder}
 data:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "rl_minimal.py"
+EXAMPLE = Path(__file__).parents[2] / "studies" / "rl_minimal.py"
 
 
 def example():
@@ -22,7 +22,12 @@ def test_it_is_short_and_takes_pure_functions_only():
     text = EXAMPLE.read_text()
     assert len(text.splitlines()) < 200
     used = {n.module for n in ast.walk(ast.parse(text)) if isinstance(n, ast.ImportFrom) and "guerdon" in n.module}
-    assert used == {"guerdon.rl.advantages", "guerdon.rl.losses", "guerdon.rewards.shaping"}
+    assert used == {
+        "guerdon.rl.advantages",
+        "guerdon.rl.losses",
+        "guerdon.rl.policy_losses",
+        "guerdon.rewards.shaping",
+    }
 
 
 @pytest.mark.slow

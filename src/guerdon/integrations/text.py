@@ -3,7 +3,7 @@ r"""How the responses of a language model reach a reward model: what all librari
 A prompt is text or chat messages. A prompt that a chat template made is read back, because reward models apply a
 template of their own. A response is cut into steps as in `guerdon run`; a response of nothing but blanks is one step.
 
-    scorer = TextScorer(load_text_model("prm"), aggregation="min")
+    scorer = TextScorer(load_reward_model("runs/prm"), aggregation="min")
     scorer.rewards(["3+5=?"], ["3+5=8\n\nso 8"])         # [0.97], or [Failure(...)]
 """
 
@@ -22,6 +22,7 @@ from guerdon.errors import ConfigError, DataError, RewardFailure
 from guerdon.models.scores import score_episodes
 from guerdon.policies.batches.step_splitters import split
 from guerdon.policies.batches.tokens import pad_id, response_texts, token_batch
+from guerdon.policies.language.tiny_text import build_model, build_tokenizer
 from guerdon.rewards.failures import refuse_failures
 from guerdon.rewards.source import SourceTerms, response_rewards
 from guerdon.rewards.text_sources import TextReward, whole_value
@@ -31,7 +32,10 @@ from guerdon.settings.algorithm import TextAlgorithmSettings
 from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.label import Splitter
 from guerdon.settings.reward_source import TextSource
+from guerdon.settings.text_policy import TinyModelSettings
+from guerdon.tasks.answers import final_answer
 from guerdon.tasks.prompts import Prompt
+from guerdon.tasks.quantities import same_number
 from guerdon.types import (
     Advantages,
     BoolArray,
@@ -346,3 +350,29 @@ def outcome_rewards(values_B: Sequence[float | None], mask_B_T: BoolArray, *, re
     last = last_valid(mask_B_T)
     paid = np.where(last, np.where(np.isfinite(values), values, 0.0)[:, None], 0.0)
     return response_rewards(paid, mask_B_T, missing, paid=last)
+
+
+def is_right(response: str, truth: str) -> bool | None:
+    """Whether the final answer of a response is the true number.
+
+    Returns:
+        None: one of them is no number.
+    """
+    return same_number(truth, final_answer(response) or "")
+
+
+def tiny_model(
+    alphabet: str, *, hidden_size: int = 32, layers: int = 1, heads: int = 2, seed: int = 0
+) -> tuple[Any, Any]:
+    """A random causal language model whose tokens are letters, and its tokenizer: for examples, without a download.
+
+    Args:
+        alphabet: the letters.
+        hidden_size: of the model.
+        layers: of the model.
+        heads: of attention.
+        seed: of its weights.
+    """
+    settings = TinyModelSettings(alphabet=alphabet, hidden_size=hidden_size, layers=layers, heads=heads)
+    tokenizer = build_tokenizer(settings)
+    return build_model(settings, tokenizer, seed=seed), tokenizer

@@ -27,6 +27,7 @@ from guerdon.config.loading import validate
 from guerdon.errors import ConfigError, RewardFailure
 from guerdon.integrations import text
 from guerdon.policies.language.text import TextPolicy
+from guerdon.policies.language.text_files import load_policy
 from guerdon.policies.pretrained.reading import read_tokenizer
 from guerdon.processes.call_queue import in_thread
 from guerdon.rewards.prime import PrimeReward
@@ -35,6 +36,7 @@ from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages, nam
 from guerdon.rl.learner import KL
 from guerdon.settings.reward_models import PrimeModelSettings
 from guerdon.settings.reward_source import RunSource
+from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import Failure, Metrics, Rewards
 
 VERIFIER = "verifier"
@@ -251,13 +253,14 @@ def register_sources(
     return registered
 
 
-def prime_source(name: str, policy: TextPolicy, *, length_limit: int, seed: int = 0, **settings: Any) -> PrimeReward:
+def prime_source(
+    name: str, policy: TextPolicy | str, *, length_limit: int, seed: int = 0, **settings: Any
+) -> PrimeReward:
     """PRIME's reward model, which starts from a policy and learns from outcomes while it is used (2502.01456).
 
     Args:
         name: in logs.
-        policy: where it starts, at the sampling temperature of the run
-            (`guerdon.policies.language.text_files.load_policy`).
+        policy: where it starts: the folder of a language model, or a policy at the sampling temperature of the run.
         length_limit: tokens that a response may have.
         seed: of a fresh adapter and of the replay.
         **settings: keys of a source with `model_type: prime`: `reward_weight`, `gamma`, and under `model` those of
@@ -266,6 +269,8 @@ def prime_source(name: str, policy: TextPolicy, *, length_limit: int, seed: int 
     Raises:
         ConfigError: a key that does not exist, or that would do nothing.
     """
+    if isinstance(policy, str):
+        policy = load_policy(TextPolicySettings(path=policy), seed=seed)
     where = f"the source {name!r}"
     model = validate(PrimeModelSettings, settings.get("model", {}), origin=f"{where}: model")
     section = validate(RunSource, {**settings, "model": model}, origin=where)

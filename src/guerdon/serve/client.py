@@ -25,16 +25,16 @@ import os
 import random
 import uuid
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, wraps
-from typing import Any, Concatenate, Never, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import httpx2
 import numpy as np
 from numpy.typing import NDArray
 
-from guerdon.config.loading import api_key
+from guerdon.config.loading import api_key, validate
 from guerdon.errors import ConfigError, DataError, RewardRequestError, said_by
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions, joined_status
 from guerdon.models.frames import to_rgb_uint8
@@ -98,7 +98,7 @@ class AsyncRewardClient:
         rng: of pauses between tries.
         transport: replaces real sockets.
         client_id: of the updates that it sends, which it numbers; None: a new one.
-        **unknown: refused, with a suggestion.
+        **keys: of `RemoteSettings`, next to an address: `timeout=5`, `backend="prm"`.
 
     Attributes:
         settings: address and limits.
@@ -116,10 +116,9 @@ class AsyncRewardClient:
         rng: random.Random | None = None,
         transport: httpx2.AsyncBaseTransport | None = None,
         client_id: str | None = None,
-        **unknown: Never,
+        **keys: Any,
     ) -> None:
-        self.settings = RemoteSettings(endpoint=settings) if isinstance(settings, str) else settings
-        _refuse_unknown(unknown)
+        self.settings = _settings(settings, keys)
         check_proxies(self.settings.base)
         self._token = api_key(self.settings.token_env, given=token, required=False)
         self._clock, self._rng = clock or Clock(), rng or random.Random()
@@ -557,16 +556,23 @@ def load_remote(settings: RemoteSettings | None = None, **client: Any) -> Remote
     return RemoteRewardModel(RewardClient(settings or RemoteSettings(), **client))
 
 
-def _refuse_unknown(names: Iterable[str]) -> None:
-    """Refuse unknown arguments, with a suggestion and without their values, which may be secrets."""
-    own, settings = ("token", "clock", "rng", "transport", "client_id"), tuple(RemoteSettings.model_fields)
-    for name in names:
-        if name in settings:
-            raise ConfigError(f"{name} is a setting, not an argument of the reward client: RemoteSettings({name}=...)")
-        near = difflib.get_close_matches(name, (*own, *settings), n=1, cutoff=0.6)
-        meant = [one if one in own else f"RemoteSettings({one}=...)" for one in near]
-        hint = f"; did you mean {meant[0]}?" if meant else ""
+def _settings(settings: RemoteSettings | str, keys: Mapping[str, Any]) -> RemoteSettings:
+    """The settings of a client, of an address and keys of `RemoteSettings`.
+
+    Unknown keys are refused with a suggestion and without their values, which may be secrets.
+    """
+    own, known = ("token", "clock", "rng", "transport", "client_id"), tuple(RemoteSettings.model_fields)
+    for name in keys:
+        if name in known and isinstance(settings, str):
+            continue
+        if name in known:
+            raise ConfigError(f"{name} is a setting: change the RemoteSettings, or give an address and {name}=...")
+        near = difflib.get_close_matches(name, (*own, *known), n=1, cutoff=0.6)
+        hint = f"; did you mean {near[0]}?" if near else ""
         raise ConfigError(f"the reward client has no argument {name!r}{hint}")
+    if not isinstance(settings, str):
+        return settings
+    return validate(RemoteSettings, {"endpoint": settings, **keys}, origin="the reward client")
 
 
 def _no(reason: str, detail: str, *, transient: bool = False) -> wire.ServerReply:

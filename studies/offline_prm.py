@@ -6,7 +6,7 @@ questions: does it find the first wrong step (F1 as in ProcessBench, the thresho
 the F1 measured on the other), and does voting weighted by it beat majority voting? The truth about steps is used for
 nothing but this judgement.
 
-    python examples/offline_prm.py configs/prime_math.yaml --task chain --seeds 0 1 2
+    python studies/offline_prm.py configs/prime_math.yaml --task chain --seeds 0 1 2
 
 The study's supervised start is trained first where it is missing. One row per seed of rollouts and training; the line
 below gives the mean over seeds with a t interval. Intervals in a row are over questions.

@@ -8,7 +8,7 @@ ProcessBench, 2412.06559; at a threshold of 0.5, and at one chosen on the other 
 choose better among 16 samples than majority voting?
 
     guerdon train configs/prm_demo.yaml policy=sft
-    python examples/label_sources.py configs/prm_demo.yaml --seeds 0 1 2
+    python studies/label_sources.py configs/prm_demo.yaml --seeds 0 1 2
 
 One row per source: the mean over training seeds with a 95 % t interval. Every difference to majority stands with its
 own interval, over questions, in the JSON that `--out` writes.

@@ -3,7 +3,7 @@
 A point has to reach a disc. The policy never sees true success: its reward is a small classifier of states, trained on
 labelled states and fitted again during RL, and its failed measurements are masked. Read it to write a loop of your own.
 
-    python examples/rl_minimal.py            # 10 s on one core: true success 0.03 -> 1.00 (seed 0)
+    python studies/rl_minimal.py            # 10 s on one core: true success 0.03 -> 1.00 (seed 0)
 """
 
 from dataclasses import replace

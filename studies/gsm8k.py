@@ -5,7 +5,7 @@ Does the verifier accept it, also in other ways of writing, and refuse the next 
 partition of its text, with every calculation whole? Does it survive every file format, and each step end at a token of
 its own?
 
-    python examples/gsm8k.py data/gsm8k          # the folder with train.jsonl and test.jsonl
+    python studies/gsm8k.py data/gsm8k          # the folder with train.jsonl and test.jsonl
 
 Prints a table of counts; a row that is not complete is shown with an example. Nothing is trained.
 """
