@@ -315,7 +315,7 @@ def test_labels_belong_to_language_models():
         ValueError, match=r"label would do nothing .* a language model is `policy: \{type: text, path: FOLDER\}`"
     ):
         Study.model_validate({"label": {"labeler": "exact"}})
-    with pytest.raises(ConfigError, match="needs a label section"):
+    with pytest.raises(ConfigError, match="this configuration has no label section"):
         label(Study.model_validate({"policy": {"type": "text", "tiny": {}}, "data": DATA}))
 
 
