@@ -96,7 +96,7 @@ def test_python_callers_are_told_what_is_wrong_as_files_are():
 def test_settings_stand_beside_an_address(client):
     made = client(URL, timeout=3, backend="prm")
     assert made.settings == RemoteSettings(endpoint=URL, timeout=3, backend="prm")
-    with pytest.raises(ConfigError, match="^the reward client: timeout is 0"):
+    with pytest.raises(ConfigError, match=r"^the reward client: timeout is 0"):
         client(URL, timeout=0)
     with pytest.raises(ConfigError, match="timeout is a setting: change the RemoteSettings"):
         client(RemoteSettings(endpoint=URL), timeout=3)

@@ -260,7 +260,8 @@ class PolicyLoss:
             ConfigError: a loss of one's own returned something else, terms of another shape, or terms without gradient.
             DataError: its terms are NaN where what it was given is not.
         """
-        found: PolicyTerms = self._terms(log_probs, old_log_probs, advantages, mask)
+        arguments = self._terms.arguments(log_probs, old_log_probs, advantages, mask)
+        found: PolicyTerms = self._terms.function(**arguments)
         if self.own:
             self._check(found, PolicyTerms, log_probs, old_log_probs, advantages, mask)
             if log_probs.requires_grad and not found.terms.requires_grad:
@@ -280,7 +281,8 @@ class PolicyLoss:
             DataError: as of a call.
         """
         assert self._sloped is not None
-        found: SlopedTerms = self._sloped(log_probs, old_log_probs, advantages, mask)
+        arguments = self._sloped.arguments(log_probs, old_log_probs, advantages, mask)
+        found: SlopedTerms = self._sloped.function(**arguments)
         if self.own:
             self._check(found, SlopedTerms, log_probs, old_log_probs, advantages, mask)
         return found
@@ -317,7 +319,7 @@ class PolicyLoss:
 
 
 class _Bound:
-    """A function with its parameters, called with values of `LOSS_INPUTS` in their order."""
+    """A function with its parameters, which takes some of `LOSS_INPUTS`."""
 
     def __init__(self, function: Callable[..., Any], params: Mapping[str, Any], offered: Mapping[str, Any]) -> None:
         wanted = signature(function).parameters
@@ -327,8 +329,9 @@ class _Bound:
         self.given |= {name: value for name, value in offered.items() if name in wanted}
         self.inputs = [(place, name) for place, name in enumerate(LOSS_INPUTS) if name in wanted]
 
-    def __call__(self, *inputs: Any) -> Any:
-        return self.function(**{name: inputs[place] for place, name in self.inputs}, **self.given)
+    def arguments(self, *inputs: Any) -> dict[str, Any]:
+        """What the function is called with, of values of `LOSS_INPUTS` in their order."""
+        return {name: inputs[place] for place, name in self.inputs} | self.given
 
 
 def policy_loss(settings: AlgorithmSettings) -> PolicyLoss:
