@@ -389,7 +389,7 @@ class ArmRow:
 
     def numbers(self) -> dict[str, Any]:
         """What the conclusion rests on, as plain values; intervals as three columns."""
-        found = {"task": self.task, "arm": self.arm, "label": self.label, "conclusion": self.conclusion}
+        found: dict[str, Any] = {"task": self.task, "arm": self.arm, "label": self.label, "conclusion": self.conclusion}
         found |= _columns("final", self.final) | _columns("area", self.area)
         found |= _columns("difference", None if self.difference is None else self.difference.interval)
         return found | {"runs": self.n_runs, "failure_rate": self.failure_rate, "wall_seconds": self.wall_seconds}
