@@ -57,7 +57,7 @@ class ResultTable:
             MissingDependencyError: pandas is not installed.
         """
         try:
-            import pandas
+            import pandas  # type: ignore[import-untyped]
         except ImportError as error:
             raise MissingDependencyError("pandas is not installed: pip install pandas, or use to_arrow()") from error
         return pandas.DataFrame({name: self[name] for name in self.columns})
