@@ -35,6 +35,7 @@ _WORDS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0, "correct": 1.0, "inc
 _CUT = {"length", "max_tokens", "max_output_tokens", "max_length", "model_length", "limit", "true", "1"}
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.IGNORECASE)
 _NAN = float("nan")
+_REWARD, _STEP_OF, _LENGTH = ("what", "reward"), ("what", "step"), ("what", "length")  # keys of numbers
 
 
 class _BadRow(ValueError):
@@ -51,6 +52,13 @@ def _number(value: Any, what: str) -> float:
         return _NAN if value in (None, "") else float(value)
     except (TypeError, ValueError, OverflowError):
         raise _BadRow(f"{what} is not a number") from None
+
+
+def _is_number(value: Any, *, or_text: bool) -> bool:
+    """Whether a value is a number, or, where its column may hold text, is written as one."""
+    if isinstance(value, float | int):
+        return True
+    return or_text and isinstance(value, str) and _NUMBER.fullmatch(value) is not None
 
 
 def _flag(value: Any, what: str) -> float:
@@ -188,63 +196,77 @@ class RowReader:
             self.bad[f"{file.name} cannot be read further ({str(error).rpartition(': ')[2]})"] += 1
 
     def _add(self, line: int, row: Mapping[str, Any], plan: Columns) -> None:
+        """Add a row of the last file."""
+        numbers = self._numbers(row, plan)
+        asked, said = turns_of(row, plan)
+        prompt, response = _text(asked, "prompt"), _text(said, "response")
+        token_rewards, tokens = (_listed(row.get(plan.keys.get(what, "")), kind) for what, kind in _OF_TOKENS)
+        if token_rewards and _REWARD not in numbers:
+            numbers[_REWARD] = float(sum(token_rewards))
+        if abs(numbers.get(_REWARD, _NAN)) == float("inf"):
+            numbers[_REWARD] = _NAN
+            self.infinite += 1
+        if not numbers.get(_LENGTH, _NAN) >= 0:
+            numbers[_LENGTH] = float(len(response))
+        n = len(self)
+        self._append(n, numbers)
+        group = self._group_of(n, prompt, numbers.get(_STEP_OF, _NAN), row.get(plan.keys.get("group", "")))
+        self.codes["file"].append(len(self.files) - 1)
+        self.codes["line"].append(line)
+        self.codes["prompt"].append(self._code)
+        self.codes["group"].append(group)
+        place = self.sample.place(group)
+        if place < self.sample.below:
+            self.long += len(prompt) > LONGEST or len(response) > LONGEST
+            messages = [*messages_of(asked), *messages_of(said)]
+            truth = text_of(row.get(plan.keys.get("reference", "")))[:LONGEST]
+            one = _Kept(n, self._last[:LONGEST], response[:LONGEST], messages, tokens, token_rewards, truth)
+            self.sample.add(place, one)
+
+    def _numbers(self, row: Mapping[str, Any], plan: Columns) -> dict[tuple[str, str], float]:
+        """The numbers of a row by kind and name: its further rewards, and what `_NUMBERS` names."""
         found: dict[tuple[str, str], float] = {}
         parts = row.get("parts", row)
         for part in plan.parts:
             value = parts.get(part)
-            if isinstance(value, float | int) or (
-                part in plan.texts and isinstance(value, str) and _NUMBER.fullmatch(value)
-            ):
+            if _is_number(value, or_text=part in plan.texts):
                 found["part", part] = _number(value, part)
         if plan.summed:
-            known = {name: v for (_, name), v in found.items() if v == v and name != RESCORED}
+            known = {name: value for (_, name), value in found.items() if value == value and name != RESCORED}
             self.summed.update(known)
-            found["what", "reward"] = sum(known.values()) if known else _NAN
-        keys = plan.keys
+            found[_REWARD] = sum(known.values()) if known else _NAN
         for what in _NUMBERS:
-            if (name := keys.get(what)) is not None:
+            name = plan.keys.get(what)
+            if name is not None:
                 value = row[name] if name in row else parts[name]
-                found["what", what] = value if type(value) is float and what in _EXACT else self._read(value, what)
-        reward, step = found.get(("what", "reward"), _NAN), found.get(("what", "step"), _NAN)
-        asked, said = turns_of(row, plan)
-        prompt, response = _text(asked, "prompt"), _text(said, "response")
-        token_rewards, tokens = (_listed(row.get(keys.get(what, "")), kind) for what, kind in _OF_TOKENS)
-        if token_rewards and ("what", "reward") not in found:
-            reward = found["what", "reward"] = float(sum(token_rewards))
-        if abs(reward) == float("inf"):
-            found["what", "reward"], self.infinite = _NAN, self.infinite + 1
-        if not found.get(("what", "length"), _NAN) >= 0:
-            found["what", "length"] = float(len(response))
-        n, file = len(self.codes["file"]), len(self.files) - 1
-        for key, value in found.items():
-            if (column := self.columns.get(key)) is None:
+                is_read = type(value) is float and what in _EXACT
+                found["what", what] = value if is_read else self._read(value, what)
+        return found
+
+    def _append(self, n: int, numbers: Mapping[tuple[str, str], float]) -> None:
+        """Numbers of row n in their columns; rows before it that lack one have NaN."""
+        for key, value in numbers.items():
+            column = self.columns.get(key)
+            if column is None:
                 if len(self.columns) > _MOST and key[0] == "part":
                     continue
                 column = self.columns[key] = array("d")
             if len(column) < n:
                 column.extend([_NAN] * (n - len(column)))
             column.append(value)
+
+    def _group_of(self, n: int, prompt: str, step: float, group: Any) -> int:
+        """The code of the group of row n: the log's own of a step, or of rows of one prompt that follow each other."""
+        file, has_step = len(self.files) - 1, step == step
         same = prompt == self._last
         if not same:
             self._last, self._code = prompt, _hash(prompt)
-        moment = (file, step if step == step else -1.0)
-        group = row.get(keys.get("group", ""))
         if group is not None:
-            place = hash((_hash(str(group)), moment[1] if step == step else -2 - file))
-        else:
-            if not same or not prompt or moment != self._moment or n - self._start >= _RUN:
-                self._start, self._moment = n, moment
-            place = self._start
-        self.codes["file"].append(file)
-        self.codes["line"].append(line)
-        self.codes["prompt"].append(self._code)
-        self.codes["group"].append(place)
-        if (kept := self.sample.place(place)) < self.sample.below:
-            self.long += len(prompt) > LONGEST or len(response) > LONGEST
-            messages = [*messages_of(asked), *messages_of(said)]
-            truth = text_of(row.get(keys.get("reference", "")))[:LONGEST]
-            one = _Kept(n, self._last[:LONGEST], response[:LONGEST], messages, tokens, token_rewards, truth)
-            self.sample.add(kept, one)
+            return hash((_hash(str(group)), step if has_step else -2 - file))
+        moment = (file, step if has_step else -1.0)
+        if not same or not prompt or moment != self._moment or n - self._start >= _RUN:
+            self._start, self._moment = n, moment
+        return self._start
 
     def _read(self, value: Any, what: str) -> float:
         """A number or flag; only a reward that is none makes a row bad."""
