@@ -247,7 +247,7 @@ def evaluate(
 
 
 @dataclass(eq=False)
-class _Film:
+class _VideoEpisode:
     """The episode of a video while it is played: every row in numbers, and a look at some rows.
 
     Attributes:
@@ -307,11 +307,11 @@ def video(world: World, act: Callable[[np.ndarray], np.ndarray], *, frames: int)
     Returns:
         The moments, and (F,) the environment's own reward for the step to each (0 at the start).
     """
-    film, last = _filmed(world, act, frames)
-    end = len(film.own) - 1
-    pick = _spread(sorted(film.looks), frames, film.first_success)
-    looks = [film.looks[i] for i in pick]
-    shown = np.concatenate(film.own)[pick]
+    episode, last = _played(world, act, frames)
+    end = len(episode.own) - 1
+    pick = _spread(sorted(episode.looks), frames, episode.first_success)
+    looks = [episode.looks[i] for i in pick]
+    shown = np.concatenate(episode.own)[pick]
     views = {}
     for column in world.own_columns:
         if column.kind == "image" and column.name:
@@ -321,7 +321,7 @@ def video(world: World, act: Callable[[np.ndarray], np.ndarray], *, frames: int)
     moments = Segment(
         stream=0,
         number=0,
-        task=film.task,
+        task=episode.task,
         start=0,
         end=end - 1,
         terminated=bool(last.terminated[0]),
@@ -329,44 +329,46 @@ def video(world: World, act: Callable[[np.ndarray], np.ndarray], *, frames: int)
         steps_F=pick - 1,
         rows_F=pick,
         last_F=(pick == end) & last.done[0],
-        success_F=tuple(film.success[i] for i in pick),
+        success_F=tuple(episode.success[i] for i in pick),
         frames_F=world.render(looks),
         states_F=states_of(shown, world.own_columns),
         state_keys=state_keys(world.own_columns),
-        actions_F=np.stack(film.actions)[pick],
+        actions_F=np.stack(episode.actions)[pick],
         action_values=choices(world.action_space) or (),
         views_F=views,
     )
-    return moments, np.array(film.rewards, dtype=np.float32)[pick]
+    return moments, np.array(episode.rewards, dtype=np.float32)[pick]
 
 
-def _filmed(world: World, act: Callable[[np.ndarray], np.ndarray], frames: int) -> tuple[_Film, Transition]:
-    """Play the episode of a video in copy 0; its film, and its last step."""
+def _played(world: World, act: Callable[[np.ndarray], np.ndarray], frames: int) -> tuple[_VideoEpisode, Transition]:
+    """Play the episode of a video in copy 0; what was seen of it, and its last step."""
     world.rewind()
     only = np.arange(world.num_envs) == 0
     if isinstance(act, ActionQueue):
         act.resting, act.once = ~only, only
     start = world.reset(capture=only)
     no_action = np.zeros(world.action_space.shape or (), dtype=np.float32)
-    film = _Film(world.tasks[0], [start.own_observations[:1]], [no_action], [0.0], [False], {0: start.first_looks[0]})
+    episode = _VideoEpisode(
+        world.tasks[0], [start.own_observations[:1]], [no_action], [0.0], [False], {0: start.first_looks[0]}
+    )
     for row, step in enumerate(steps(world, act, start.observations, capture=lambda rows: only & False), start=1):
         transition = step.transition
         if 0 in transition.failures:
             raise SimulatorError(f"the simulator broke during the episode of a video ({transition.failures[0]})")
-        film.add(row, step)
+        episode.add(row, step)
         if transition.done[0]:
-            film.looks[row] = transition.looks[0]
+            episode.looks[row] = transition.looks[0]
             break
-        film.look(row, world.eye)
-        if len(film.looks) > 2 * frames:
-            film.thin_out()
+        episode.look(row, world.eye)
+        if len(episode.looks) > 2 * frames:
+            episode.thin_out()
         if row == VIDEO_LIMIT:
             log_line(f"video: the episode did not end within {row} steps, and the video ends there")
             break
-    if film.seconds["look"] >= VIDEO_SECONDS:
-        last = max(r for r in film.looks if r < row)
+    if episode.seconds["look"] >= VIDEO_SECONDS:
+        last = max(r for r in episode.looks if r < row)
         log_line(f"video: drawing took {VIDEO_SECONDS:g} s up to step {last} of {row}; the rest but the end is omitted")
-    return film, transition
+    return episode, transition
 
 
 def _spread(kept: Sequence[int], frames: int, first: int) -> IntArray:
