@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -35,6 +35,7 @@ _WORDS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0, "correct": 1.0, "inc
 _CUT = {"length", "max_tokens", "max_output_tokens", "max_length", "model_length", "limit", "true", "1"}
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.IGNORECASE)
 _NAN = float("nan")
+_Value = TypeVar("_Value")
 _REWARD, _STEP_OF, _LENGTH = ("what", "reward"), ("what", "step"), ("what", "length")  # keys of numbers
 
 
@@ -78,8 +79,12 @@ def _text(value: Any, what: str) -> str:
 
 def _listed(value: Any, kind: type) -> list[Any]:
     """A list of numbers or texts; empty where it is something else."""
-    given = value if isinstance(value, list | tuple) else []
-    return list(map(kind, given)) if all(isinstance(v, (int, float) if kind is float else str) for v in given) else []
+    if not isinstance(value, list | tuple):
+        return []
+    wanted = (int, float) if kind is float else str
+    if not all(isinstance(one, wanted) for one in value):
+        return []
+    return [kind(one) for one in value]
 
 
 def _hash(text: str) -> int:
@@ -298,40 +303,57 @@ class RowReader:
         n = len(self)
         columns = {key: np.array(c + array("d", [_NAN] * (n - len(c)))) for key, c in self.columns.items()}
         given = {name: values for (kind, name), values in columns.items() if kind == "what"}
+        parts = {name: values for (kind, name), values in columns.items() if kind == "part"}
         reward_N = given.get("reward", np.full(n, _NAN))
-        same = (reward_N, given.get("truth", reward_N))
-        rewards = {
-            name: values for (kind, name), values in columns.items()
-            if kind == "part" and np.isfinite(values).any()
-            and not any(np.array_equal(values, one, equal_nan=True) for one in same)
-        }  # fmt: skip
         names = tuple(str(f.relative_to(root)) if f != root else f.name for f in self.files)
         file_N, prompt_N = np.asarray(self.codes["file"], np.int64), strata(self.codes["prompt"])
         step_N, more = self._steps(given.get("step"), names, file_N), list(notes)
         group_N, grouped_by = self._groups(prompt_N, step_N, more)
         texts = self._texts(n, more)
-        folders = sorted({re.sub(r"\d+", "N", name.rpartition("/")[0]) for name in names})
-        if len(folders) > 1:
-            more.append(f"files of {len(folders)} folders are read as one log: {', '.join(folders)[:200]}")
-        if len(self.summed) > 1:
-            more.append(f"the reward is the sum of {', '.join(sorted(self.summed))}, each with weight 1; "
-                        "--columns reward=NAME takes one of them")  # fmt: skip
-        if self.summed and not _proportional(reward_N, given["advantage"], group_N):
-            more.append("the logged advantages are not those of this sum: pass the reward as a column of its own")
-        more += [f"{count} values of {what} are not numbers and count as missing" for what, count in self.odd.items()]
-        if self.infinite:
-            more.append(f"{self.infinite} infinite rewards count as missing")
+        more += self._remarks(names, given, group_N)
         if step_N is not None and "step" not in given:
             more.append("steps are those in the names of the files")
+        has_length = "length" in self.seen or texts is not None
         return Rows(
-            layout=layout, files=names, file_N=file_N, line_N=np.asarray(self.codes["line"], np.int64),
-            reward_N=reward_N, rewards=rewards, truth_N=_known(given.get("truth")), step_N=step_N,
-            prompt_N=prompt_N if "prompt" in self.seen else None, group_N=group_N, grouped_by=grouped_by,
-            length_N=given.get("length") if "length" in self.seen or texts is not None else None,
-            truncated_N=_flags(given.get("truncated")), failed_N=_flags(given.get("failed")),
-            advantage_N=_known(given.get("advantage")), texts=texts, curves=dict(curves), bad=dict(self.bad),
+            layout=layout,
+            files=names,
+            file_N=file_N,
+            line_N=np.asarray(self.codes["line"], np.int64),
+            reward_N=reward_N,
+            rewards=_further_rewards(parts, reward_N, given.get("truth", reward_N)),
+            truth_N=_known(given.get("truth")),
+            step_N=step_N,
+            prompt_N=prompt_N if "prompt" in self.seen else None,
+            group_N=group_N,
+            grouped_by=grouped_by,
+            length_N=given.get("length") if has_length else None,
+            truncated_N=_flags(given.get("truncated")),
+            failed_N=_flags(given.get("failed")),
+            advantage_N=_known(given.get("advantage")),
+            texts=texts,
+            curves=dict(curves),
+            bad=dict(self.bad),
             notes=tuple(more),
-        )  # fmt: skip
+        )
+
+    def _remarks(self, names: Sequence[str], given: Mapping[str, Numbers], group_N: Codes | None) -> list[str]:
+        """What to know of the files, of a summed reward, and of values that count as missing."""
+        found = []
+        folders = sorted({re.sub(r"\d+", "N", name.rpartition("/")[0]) for name in names})
+        if len(folders) > 1:
+            found.append(f"files of {len(folders)} folders are read as one log: {', '.join(folders)[:200]}")
+        if len(self.summed) > 1:
+            found.append(
+                f"the reward is the sum of {', '.join(sorted(self.summed))}, each with weight 1; "
+                "--columns reward=NAME takes one of them"
+            )
+        if self.summed and not _proportional(given["reward"], given["advantage"], group_N):
+            found.append("the logged advantages are not those of this sum: pass the reward as a column of its own")
+        for what, count in self.odd.items():
+            found.append(f"{count} values of {what} are not numbers and count as missing")
+        if self.infinite:
+            found.append(f"{self.infinite} infinite rewards count as missing")
+        return found
 
     def _check(self, root: Path) -> None:
         if self.files and not len(self):
@@ -382,15 +404,42 @@ class RowReader:
             notes.append(f"texts are those of {len(kept)} of {n} rows, drawn at random with whole groups")
         if self.long:
             notes.append(f"{self.long} texts are longer than {LONGEST} characters and are cut there")
-        messages = [k.messages or [{"role": "user", "content": k.prompt}, {"role": "assistant", "content": k.response}]
-                    for k in kept] if any(k.messages for k in kept) else None  # fmt: skip
         return Texts(
-            row_M=np.array([k.row for k in kept], np.int64), prompts=[k.prompt for k in kept],
-            responses=[k.response for k in kept], messages=messages,
-            tokens=[k.tokens for k in kept] if any(k.tokens for k in kept) else None,
-            token_rewards=[k.token_rewards for k in kept] if any(k.token_rewards for k in kept) else None,
-            truths=[k.truth for k in kept] if any(k.truth for k in kept) else None,
-        )  # fmt: skip
+            row_M=np.array([one.row for one in kept], np.int64),
+            prompts=[one.prompt for one in kept],
+            responses=[one.response for one in kept],
+            messages=_conversations(kept),
+            tokens=_if_any([one.tokens for one in kept]),
+            token_rewards=_if_any([one.token_rewards for one in kept]),
+            truths=_if_any([one.truth for one in kept]),
+        )
+
+
+def _if_any(values: list[_Value]) -> list[_Value] | None:
+    """Values of all rows; None where no row has one."""
+    return values if any(values) else None
+
+
+def _conversations(kept: Sequence[_Kept]) -> list[list[dict[str, str]]] | None:
+    """The turns of each row, prompt and response where it has none; None where no row has some."""
+    if not any(one.messages for one in kept):
+        return None
+    found = []
+    for one in kept:
+        asked = {"role": "user", "content": one.prompt}
+        said = {"role": "assistant", "content": one.response}
+        found.append(one.messages or [asked, said])
+    return found
+
+
+def _further_rewards(parts: Mapping[str, Numbers], reward_N: Numbers, truth_N: Numbers) -> dict[str, Numbers]:
+    """Columns of further rewards that have a number, but for copies of the reward and of truth."""
+    found = {}
+    for name, values in parts.items():
+        copied = any(np.array_equal(values, one, equal_nan=True) for one in (reward_N, truth_N))
+        if np.isfinite(values).any() and not copied:
+            found[name] = values
+    return found
 
 
 def _why(record: Any) -> str:
