@@ -166,17 +166,16 @@ def _of_collectors(study: Study, heads: Sequence[str], observes: Sequence[Observ
         observes: what reward models look at.
     """
     runner, algorithm = study.runner, study.control_algorithm
-    of_rollouts = None if algorithm.replayed else study.on_policy
-    return {
+    shared = {
         "env": study.env,
         "shards": runner.rollout_shards,
         "settings": study.control_policy,
         "seed": runner.seed,
         "rollout_steps": algorithm.rollout_steps,
-        "group_size": of_rollouts.group_size if of_rollouts is not None and of_rollouts.needs.groups else None,
+        "group_size": None,
         "heads": heads,
-        "micro_batch_size": None if of_rollouts is None else of_rollouts.micro_batch_size,
-        "auxiliary": () if of_rollouts is None else list(of_rollouts.auxiliary_losses),
+        "micro_batch_size": None,
+        "auxiliary": (),
         "algorithm": algorithm.type,
         "observes": observes,
         "success_readers": study.success_readers(),
@@ -184,6 +183,13 @@ def _of_collectors(study: Study, heads: Sequence[str], observes: Sequence[Observ
         "video_every": runner.video_every,
         "overlap_steps": study.reward.overlap_steps,
     }
+    if not algorithm.replayed:
+        of_rollouts = study.on_policy
+        shared["micro_batch_size"] = of_rollouts.micro_batch_size
+        shared["auxiliary"] = list(of_rollouts.auxiliary_losses)
+        if of_rollouts.needs.groups:
+            shared["group_size"] = of_rollouts.group_size
+    return shared
 
 
 def _heads(algorithm: RobotAlgorithmSettings, terms: Iterable[str]) -> tuple[str, ...]:
