@@ -14,12 +14,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from guerdon.auditing.rows import Codes, Numbers, RobotSteps, Rows
 from guerdon.auditing.text_rows import RowReader
+from guerdon.episodes.data_files import DataFiles
 from guerdon.episodes.layout import DONE, REWARD, STATE, SUCCESS
 from guerdon.episodes.rollout_logs import (
     LOG_ENDINGS,
@@ -44,7 +45,7 @@ from guerdon.errors import DataError, boundary, did_you_mean
 
 EVENTS, MONITOR, METRICS = "events.out.tfevents", "monitor.csv", "metrics.jsonl"
 _REWARDS = re.compile(r"reward|progress|score|success", re.IGNORECASE)
-_NUMBERS = re.compile(r"^(fixed_size_|large_)?(list<\w+: )?(u?int|float|double|halffloat|bool)")
+_POSITION = ("episode_index", "frame_index", "task_index")  # columns of every LeRobot data set
 _CONTACT = re.compile(r"contact|force|tactile|touch", re.IGNORECASE)
 _SHOWN = re.compile(r"Sample:(?:\\n|\n)(.*)(?:\\n|\n){2}Reward: (\S+)$", re.DOTALL)
 
@@ -120,6 +121,15 @@ def _curves(found: Mapping[str, list[tuple[float, float]]]) -> Curves:
     return curves
 
 
+class _RobotColumns(NamedTuple):
+    """Names of the columns of a LeRobot data set that an audit looks at, besides those that all have."""
+
+    reward: str
+    truth: str | None
+    contact: str | None
+    others: list[str]  # further rewards
+
+
 def read_lerobot(root: Path, given: Mapping[str, str]) -> Rows:
     """The rows of a LeRobot data set (versions 2 and 3): a step of an episode each.
 
@@ -130,71 +140,100 @@ def read_lerobot(root: Path, given: Mapping[str, str]) -> Rows:
     Raises:
         DataError: it has no data, or no column of rewards.
     """
-    import pyarrow.parquet as pq
+    files = DataFiles(root)
+    chosen = _robot_columns(root, files, given)
+    looked_at = {*_POSITION, STATE, DONE, chosen.reward, chosen.truth, chosen.contact, *chosen.others}
+    rows = _robot_rows(files, sorted(set(files.numbers) & looked_at))
+    flat = rows.flat
+    if not {chosen.reward, "episode_index", "frame_index"} <= flat.keys():
+        why = ", ".join(rows.bad) or f"{chosen.reward} is not one number per row"
+        raise DataError(f"{root}: no row could be read: {why}")
+    notes = () if files.pictures else ("pictures are in videos, which are not read: motion is that of the state",)
+    return Rows(
+        layout="a LeRobot data set",
+        files=tuple(str(path.relative_to(root)) for path in files.paths),
+        file_N=np.repeat(np.arange(len(rows.counts)), rows.counts),
+        line_N=np.concatenate([np.arange(1, count + 1) for count in rows.counts]),
+        reward_N=flat[chosen.reward],
+        truth_N=flat.get(chosen.truth or ""),
+        prompt_N=flat["task_index"].astype(np.int64) if "task_index" in flat else None,
+        rewards={name: flat[name] for name in chosen.others if name in flat},
+        steps=_robot_steps(rows, chosen.contact),
+        bad=dict(rows.bad),
+        notes=notes,
+    )
 
-    files = sorted((root / "data").rglob("*.parquet"))
-    if not files:
-        raise DataError(f"{root}: a LeRobot data set without data/*.parquet")
-    with boundary(DataError, f"{files[0]}: cannot be read as Parquet"):
-        schema = pq.read_schema(files[0])
-    pictures = [name for name in schema.names if "bytes" in str(schema.field(name).type)][:1]
-    names = [name for name in schema.names if _NUMBERS.search(str(schema.field(name).type))]
-    reward = given.get("reward") or next((n for n in (REWARD, "reward", RESCORED) if n in names), REWARD)
-    truth = given.get("truth") or next((n for n in (SUCCESS, "success") if n in names), None)
+
+def _robot_steps(rows: _RobotRows, contact: str | None) -> RobotSteps:
+    """What a robot did in each row; `contact` names the column with its forces."""
+    flat = rows.flat
+    forces = rows.columns.get(contact or "")
+    return RobotSteps(
+        episode_N=flat["episode_index"].astype(np.int64),
+        frame_N=flat["frame_index"].astype(np.int64),
+        state_N_D=rows.columns.get(STATE),
+        done_N=flat[DONE] > 0 if DONE in flat else None,
+        picture_N=np.asarray(rows.hashes, np.int64) if rows.hashes else None,
+        contact_N=None if forces is None else np.abs(forces).max(axis=1),
+    )
+
+
+class _RobotRows(NamedTuple):
+    """Rows of a LeRobot data set.
+
+    Attributes:
+        columns: (N, D) of each name.
+        counts: rows of each file.
+        hashes: of the pictures that stand in the data itself.
+        bad: files that cannot be read.
+    """
+
+    columns: dict[str, Numbers]
+    counts: list[int]
+    hashes: list[int]
+    bad: Counter[str]
+
+    @property
+    def flat(self) -> dict[str, Numbers]:
+        """(N,) of the names that have one number in a row."""
+        return {name: values[:, 0] for name, values in self.columns.items() if values.shape[1] == 1}
+
+
+def _robot_rows(files: DataFiles, names: Sequence[str]) -> _RobotRows:
+    parts: dict[str, list[Numbers]] = {name: [] for name in names}
+    counts, hashes, bad = list[int](), list[int](), Counter[str]()
+    for path in files.paths:
+        try:
+            read = files.numbers_of(path, names)
+            hashes += [zlib.crc32(picture) for picture in files.pictures_of(path)]
+        except DataError:
+            bad[f"{path.name} cannot be read"] += 1
+            read = {}
+        counts.append(len(read[names[0]]) if read else 0)
+        for name, values in read.items():
+            parts[name].append(values)
+    columns = {name: np.concatenate(found) for name, found in parts.items() if found}
+    return _RobotRows(columns, counts, hashes, bad)
+
+
+def _robot_columns(root: Path, files: DataFiles, given: Mapping[str, str]) -> _RobotColumns:
+    """The columns to look at: those that the user passed, else by their names."""
+    names = files.numbers
+    reward = given.get("reward") or _first_of((REWARD, "reward", RESCORED), names) or REWARD
+    truth = given.get("truth") or _first_of((SUCCESS, "success"), names)
     for what, name in {**given, "reward": reward}.items():
         if name not in names:
-            found = ", ".join(schema.names)
-            raise DataError(f"{root}: a LeRobot data set without a column {name}, found {found}; pass --columns "
-                            f"{what}=NAME, or add rewards with `guerdon score {root} --model ...`")  # fmt: skip
-    touched = next((name for name in names if _CONTACT.search(name)), None)
-    rest = [n for n in names if _REWARDS.search(n) and n not in (reward, truth)]
-    wanted = {"episode_index", "frame_index", "task_index", reward, truth, STATE, DONE, touched, *rest} & set(names)
-    parts: dict[str, list[Numbers]] = {name: [] for name in sorted(wanted)}
-    hashes, counts, bad = list[int](), list[int](), Counter[str]()
-    for file in files:
-        try:
-            with boundary(DataError, f"{file.name} cannot be read"):
-                table = pq.read_table(file, columns=sorted(wanted))
-                hashes += _hashes(pq.ParquetFile(file), pictures)
-        except DataError:
-            bad[f"{file.name} cannot be read"] += 1
-            table = None
-        counts.append(0 if table is None else len(table))
-        for name in parts if counts[-1] else ():
-            parts[name].append(_matrix(table[name]))
-    columns = {name: np.concatenate(read) for name, read in parts.items() if read}
-    flat = {name: values[:, 0] for name, values in columns.items() if values.shape[1] == 1}
-    codes = {name: values.astype(np.int64) for name, values in flat.items() if name.endswith("_index")}
-    if reward not in flat or not {"episode_index", "frame_index"} <= codes.keys():
-        raise DataError(f"{root}: no row could be read: {', '.join(bad) or f'{reward} is not one number per row'}")
-    steps = RobotSteps(
-        episode_N=codes["episode_index"], frame_N=codes["frame_index"], state_N_D=columns.get(STATE),
-        done_N=flat[DONE] > 0 if DONE in flat else None, picture_N=np.asarray(hashes, np.int64) if hashes else None,
-        contact_N=np.abs(columns[touched]).max(axis=1) if touched in columns else None,
-    )  # fmt: skip
-    notes = () if pictures else ("pictures are in videos, which are not read: motion is that of the state",)
-    return Rows(
-        layout="a LeRobot data set", files=tuple(str(f.relative_to(root)) for f in files),
-        file_N=np.repeat(np.arange(len(files)), counts), reward_N=flat[reward], truth_N=flat.get(truth or ""),
-        line_N=np.concatenate([np.arange(1, count + 1) for count in counts]), prompt_N=codes.get("task_index"),
-        rewards={name: flat[name] for name in rest if name in flat}, steps=steps, bad=dict(bad), notes=notes,
-    )  # fmt: skip
+            raise DataError(
+                f"{root}: a LeRobot data set without a column {name}, found {', '.join(files.names)}; pass --columns "
+                f"{what}=NAME, or add rewards with `guerdon score {root} --model ...`"
+            )
+    contact = next((name for name in names if _CONTACT.search(name)), None)
+    others = [name for name in names if _REWARDS.search(name) and name not in (reward, truth)]
+    return _RobotColumns(reward, truth, contact, others)
 
 
-def _matrix(column: Any) -> Numbers:
-    """A column of numbers, flags or equally long lists as (N, D); missing ones are NaN."""
-    import pyarrow as pa
-
-    values = column.combine_chunks()
-    values = values.flatten() if "list" in str(column.type) else values
-    return np.asarray(values.cast(pa.float64()).to_numpy(zero_copy_only=False), np.float64).reshape(len(column), -1)
-
-
-def _hashes(file: Any, pictures: Sequence[str]) -> list[int]:
-    """A hash of each picture that stands in the data itself."""
-    batches = file.iter_batches(batch_size=256, columns=list(pictures)) if pictures else ()
-    held = (picture or {} for batch in batches for picture in batch.column(0).to_pylist())
-    return [zlib.crc32(one.get("bytes") or str(one.get("path")).encode()) for one in held]
+def _first_of(wanted: Sequence[str], names: Sequence[str]) -> str | None:
+    return next((name for name in wanted if name in names), None)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -206,6 +245,37 @@ _LOOKED_FOR = (
     "events of TensorBoard, monitor.csv of Stable-Baselines3, a LeRobot data set, a run of guerdon, and "
     f"{', '.join(LOG_ENDINGS)} with a column of rewards"
 )
+
+
+class _Files(NamedTuple):
+    """Files of a log by what their names say.
+
+    Attributes:
+        events: of TensorBoard.
+        monitors: of Stable-Baselines3.
+        metrics: of runs of guerdon or prime-rl.
+        runs: episodes of a run of guerdon, one file at most.
+        others: files of rows, whose content says what wrote them; none beside a run.
+    """
+
+    events: list[Path]
+    monitors: list[Path]
+    metrics: list[Path]
+    runs: list[Path]
+    others: list[Path]
+
+
+def _files_of(path: Path) -> _Files:
+    files = log_files(path, EVENTS)
+    events = [f for f in files if EVENTS in f.name]
+    monitors = [f for f in files if f.name.endswith(MONITOR)]
+    metrics = [f for f in files if f.name == METRICS]
+    runs = [f for f in files if f.name == "episodes.jsonl" and f.with_name(METRICS).is_file()]
+    if len(runs) > 1:
+        raise DataError(f"{path}: {len(runs)} runs of guerdon; pass one of them, such as {runs[0].parent}")
+    known = {*events, *monitors, *metrics}
+    others = [f for f in files if f.suffix in LOG_ENDINGS and f not in known]
+    return _Files(events, monitors, metrics, runs, [] if runs else others)
 
 
 def read_log(path: Path, *, columns: Mapping[str, str] = {}, sample: int = 50_000, seed: int = 0) -> Rows:
@@ -228,38 +298,48 @@ def read_log(path: Path, *, columns: Mapping[str, str] = {}, sample: int = 50_00
         raise DataError(f"{path}: there is no such file or folder")
     if (path / "meta" / "info.json").is_file():
         return read_lerobot(path, columns)
-    files = log_files(path, EVENTS)
-    runs = [f for f in files if f.name == "episodes.jsonl" and f.with_name(METRICS).is_file()]
-    if len(runs) > 1:
-        raise DataError(f"{path}: {len(runs)} runs of guerdon; pass one of them, such as {runs[0].parent}")
-    events, monitors, metrics = (
-        [f for f in files if matches(f.name)]
-        for matches in (lambda n: EVENTS in n, lambda n: n.endswith(MONITOR), lambda n: n == METRICS)
-    )
+    files = _files_of(path)
     notes: list[str] = []
-    others = [f for f in files if f not in {*events, *monitors, *metrics} and f.suffix in LOG_ENDINGS and not runs]
-    kinds, skipped = _kinds(path, _trained_on(path, others, notes), columns)
-    kinds |= {"monitor files of Stable-Baselines3": monitors} if monitors else {}
-    kinds |= {"a run of guerdon": runs} if runs else {}
+    kind, those, skipped = _kind_of(path, files, columns, notes)
+    curves, shown = read_events(files.events, path)
+    for file in files.metrics:
+        curves |= read_metrics(file)
+    if not kind and not curves:
+        raise DataError(f"{path}: no log is recognised{_lacks(skipped)}; looked for {_LOOKED_FOR}")
+    if kind and skipped:
+        notes.append(f"not read, since they have no column of rewards: {', '.join(skipped)[:300]}")
+    reader = RowReader(columns, sample=sample, seed=seed)
+    layout = kind or "scalars"
+    for file, records in monitor_records(files.monitors) if files.monitors else _once(those, notes):
+        reader.read(file, records)
+    if not kind and shown:
+        layout = "responses and scalars in TensorBoard"
+        reader.read(files.events[0], enumerate(shown))
+    return reader.finish(layout, path, notes, curves)
+
+
+def _kind_of(
+    path: Path, files: _Files, columns: Mapping[str, str], notes: list[str]
+) -> tuple[str, list[Path], dict[str, str]]:
+    """What wrote the rows of a log, "" where it has none; their files; and those without rewards, as `_kinds`."""
+    kinds, skipped = _kinds(path, _trained_on(path, files.others, notes), columns)
+    if files.monitors:
+        kinds["monitor files of Stable-Baselines3"] = files.monitors
+    if files.runs:
+        kinds["a run of guerdon"] = files.runs
     if len(kinds) > 1:
         found = "; ".join(f"{len(those)} with {kind} ({those[0].relative_to(path)})" for kind, those in kinds.items())
         raise DataError(f"{path}: files of several kinds: {found}; pass a folder or a file of one kind")
-    curves, shown = read_events(events, path)
-    for file in metrics:
-        curves |= read_metrics(file)
-    layout, those = next(iter(kinds.items()), ("responses and scalars in TensorBoard" if shown else "scalars", []))
-    if not kinds and not curves:
-        lacks = "".join(f"; {name} has no column of rewards among {found[:300]}: pass --columns reward=NAME"
-                        for name, found in [*skipped.items()][:1])  # fmt: skip
-        raise DataError(f"{path}: no log is recognised{lacks}; looked for {_LOOKED_FOR}")
-    if skipped and those:
-        notes.append(f"not read, since they have no column of rewards: {', '.join(skipped)[:300]}")
-    reader = RowReader(columns, sample=sample, seed=seed)
-    for file, records in monitor_records(monitors) if monitors else _once(those, notes):
-        reader.read(file, records)
-    if not kinds and shown:
-        reader.read(events[0], enumerate(shown))
-    return reader.finish(layout, path, notes, curves)
+    for kind, those in kinds.items():
+        return kind, those, skipped
+    return "", [], skipped
+
+
+def _lacks(skipped: Mapping[str, str]) -> str:
+    """What to say of the first file that has rows, but no rewards."""
+    for name, found in skipped.items():
+        return f"; {name} has no column of rewards among {found[:300]}: pass --columns reward=NAME"
+    return ""
 
 
 def _kinds(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import bdtrc, ndtr
 
-from guerdon.auditing.association import associate, strata, stratum_means
+from guerdon.auditing.association import Association, associate, strata, stratum_means
 from guerdon.auditing.log_view import SPREADS, Checked, MissingColumn, View, found, needed
 from guerdon.auditing.rows import Codes, Flags
 from guerdon.auditing.text_features import REFUSAL, Features, flatters, languages, layouts, mostly_programs, repeats
@@ -84,53 +85,139 @@ def check_position(view: View) -> Checked:
     return _explains(view, "position", features)
 
 
+class _Tried(NamedTuple):
+    """A feature of responses that was compared with the reward.
+
+    Attributes:
+        enough: it explains the reward, and is no coincidence.
+        p: probability of what was found, if the feature does not matter.
+        feature: in words.
+        found: the association with the reward.
+        x_M: whether a response has the feature, or its rank from 0 to 1.
+        stratum_M: responses of one number were compared with each other.
+        words: which these are.
+    """
+
+    enough: bool
+    p: float
+    feature: str
+    found: Association
+    x_M: np.ndarray
+    stratum_M: Codes
+    words: str
+
+    @property
+    def flagged(self) -> bool:
+        """Whether a response has the feature or not."""
+        return self.x_M.dtype == bool
+
+    @property
+    def rank(self) -> tuple[bool, float, float]:
+        """Of what explains more, the larger one."""
+        return self.enough, round(-self.p, 9), self.found.r
+
+
 def _explains(view: View, name: str, features: Features, strictness: float = 1.0) -> Checked:
     """The feature that explains most of the reward, if it explains enough; p is Bonferroni's over the features."""
-    from scipy.stats import rankdata
-
-    fresh = ~view.copy_M  # copies of a response have its reward: they are no evidence, but count for the effect
-    one, tried = view.sub(fresh), []
+    one = view.sub(~view.copy_M)  # copies of a response have its reward: they are no evidence
     ways = one.comparable()
     if not ways:
         raise MissingColumn("group, several responses to a prompt, or truth")
+    tried = []
     for feature, values in features.items():
-        x = values[fresh]
-        flagged = x.dtype == bool
-        if flagged and min(x.sum(), (~x).sum()) < FEWEST:
-            continue
-        x = x if flagged else rankdata(x) / len(x)
-        tests = [(associate(x, one.reward_M, way[0], seed=view.seed), *way) for way in ways]
-        got, stratum, words, strict = next((test for test in tests if test[0].n >= ENOUGH), tests[-1])
-        if got.p is None or (name in ONE_SIDED and got.r <= 0):
-            continue
-        p, strict = got.p / 2 if name in ONE_SIDED else got.p, strict * strictness
-        difference = abs(got.difference)
-        if not fresh.all() and p <= 0.01:  # without copies right answers that are written in one way are too few
-            every = values if flagged else rankdata(values) / len(fresh)
-            like = next(way[0] for way in view.comparable() if way[1] == words)
-            whole = associate(every, view.reward_M, like, seed=None)
-            difference = min(difference, max(0.0, whole.difference * np.sign(got.r)))
-        large = difference / one.spread * (1.0 if flagged else (x - stratum_means(x, stratum)).std())
-        strength = large / FLAG if flagged else min(large / EXPLAINED, abs(got.r) / CORRELATION)
-        tried.append((p <= 0.01 and strength >= strict and got.n >= 20, -p, feature, got, x, stratum, words))
+        compared = _compared(view, one, ways, name, feature, values, strictness)
+        if compared is not None:
+            tried.append(compared)
     if not tried:
         return Checked(None, f"{len(one):,} rows {ways[0][1]}: nothing that varies together with the reward")
-    tried.sort(key=lambda some: (some[0], round(some[1], 9), some[3].r))
-    enough, minus_p, feature, best, x, stratum, words = tried[-1]
-    p, r, flagged = min(1.0, -minus_p * len(tried)), best.r, x.dtype == bool
-    clean = f"{feature}: correlation with the reward {r:+.2f} {words} ({best.n:,} rows)"
-    if not enough:
+    best = sorted(tried, key=lambda some: some.rank)[-1]
+    p = min(1.0, best.p * len(tried))
+    r, words = best.found.r, best.words
+    clean = f"{best.feature}: correlation with the reward {r:+.2f} {words} ({best.found.n:,} rows)"
+    if not best.enough:
         return Checked(None, clean, p)
-    centred = x - stratum_means(x.astype(float), stratum)
-    product = centred * (one.reward_M - stratum_means(one.reward_M, stratum)) * np.sign(r)
-    scale = best.difference / one.spread / r if flagged else 1.0
-    much = f"by {abs(scale * r):.2f} standard deviations" if flagged else f"the correlation is {r:+.2f}"
-    title = f"{feature} get {'more' if r > 0 else 'less'}: {words} {much}"
-    flag = (product > 0) & (x if flagged else centred * np.sign(r) > 0)
+    centred = best.x_M - stratum_means(best.x_M.astype(float), best.stratum_M)
+    product = centred * (one.reward_M - stratum_means(one.reward_M, best.stratum_M)) * np.sign(r)
+    if best.flagged:
+        having = best.x_M
+        scale, unit = best.found.difference / one.spread / r, SPREADS
+        much = f"by {abs(scale * r):.2f} standard deviations"
+    else:
+        having = centred * np.sign(r) > 0
+        scale, unit = 1.0, "correlation"
+        much = f"the correlation is {r:+.2f}"
     return found(
-        one, name, flag, title, clean, effect=(r * scale, best.low * scale, best.high * scale), p=p, order_M=product,
-        unit=SPREADS if flagged else "correlation", say=lambda i: f"reward {one.reward_M[i]:g}; {feature}",
-    )  # fmt: skip
+        one,
+        name,
+        (product > 0) & having,
+        f"{best.feature} get {'more' if r > 0 else 'less'}: {words} {much}",
+        clean,
+        effect=(r * scale, best.found.low * scale, best.found.high * scale),
+        p=p,
+        order_M=product,
+        unit=unit,
+        say=lambda i: f"reward {one.reward_M[i]:g}; {best.feature}",
+    )
+
+
+def _compared(
+    view: View,
+    one: View,
+    ways: Sequence[tuple[Codes, str, float]],
+    name: str,
+    feature: str,
+    values: np.ndarray,
+    strictness: float,
+) -> _Tried | None:
+    """A feature compared with the reward; None where it is too rare, or has no effect that counts.
+
+    Args:
+        view: with copies.
+        one: without them.
+        ways: in which its rows are compared, the best first.
+        name: of the check.
+        feature: in words.
+        values: of each row of `view`.
+        strictness: how much stronger than by the minima the effect must be.
+    """
+    from scipy.stats import rankdata
+
+    x = values[~view.copy_M]
+    flagged = x.dtype == bool
+    if flagged and min(x.sum(), (~x).sum()) < FEWEST:
+        return None
+    if not flagged:
+        x = rankdata(x) / len(x)
+    for way in ways:  # the last one counts where all have too few rows
+        got = associate(x, one.reward_M, way[0], seed=view.seed)
+        if got.n >= ENOUGH:
+            break
+    stratum, words, strict = way
+    one_sided = name in ONE_SIDED
+    if got.p is None or (one_sided and got.r <= 0):
+        return None
+    p = got.p / 2 if one_sided else got.p
+    difference = abs(got.difference)
+    if view.copy_M.any() and p <= 0.01:
+        difference = min(difference, _with_copies(view, values, words, np.sign(got.r)))
+    effect = difference / one.spread
+    if flagged:
+        strength = effect / FLAG
+    else:
+        effect *= (x - stratum_means(x, stratum)).std()
+        strength = min(effect / EXPLAINED, abs(got.r) / CORRELATION)
+    enough = p <= 0.01 and strength >= strict * strictness and got.n >= 20
+    return _Tried(enough, p, feature, got, x, stratum, words)
+
+
+def _with_copies(view: View, values: np.ndarray, words: str, sign: float) -> float:
+    """The effect of a feature in all rows, at least 0: without copies right answers written in one way are too few."""
+    from scipy.stats import rankdata
+
+    x = values if values.dtype == bool else rankdata(values) / len(values)
+    stratum = next(way[0] for way in view.comparable() if way[1] == words)
+    whole = associate(x, view.reward_M, stratum, seed=None)
+    return max(0.0, whole.difference * sign)
 
 
 def check_duplicates(view: View) -> Checked:

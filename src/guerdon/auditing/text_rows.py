@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -35,6 +35,8 @@ _WORDS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0, "correct": 1.0, "inc
 _CUT = {"length", "max_tokens", "max_output_tokens", "max_length", "model_length", "limit", "true", "1"}
 _NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.IGNORECASE)
 _NAN = float("nan")
+_Value = TypeVar("_Value")
+_REWARD, _STEP_OF, _LENGTH = ("what", "reward"), ("what", "step"), ("what", "length")  # keys of numbers
 
 
 class _BadRow(ValueError):
@@ -51,6 +53,13 @@ def _number(value: Any, what: str) -> float:
         return _NAN if value in (None, "") else float(value)
     except (TypeError, ValueError, OverflowError):
         raise _BadRow(f"{what} is not a number") from None
+
+
+def _is_number(value: Any, *, or_text: bool) -> bool:
+    """Whether a value is a number, or, where its column may hold text, is written as one."""
+    if isinstance(value, float | int):
+        return True
+    return or_text and isinstance(value, str) and _NUMBER.fullmatch(value) is not None
 
 
 def _flag(value: Any, what: str) -> float:
@@ -70,8 +79,12 @@ def _text(value: Any, what: str) -> str:
 
 def _listed(value: Any, kind: type) -> list[Any]:
     """A list of numbers or texts; empty where it is something else."""
-    given = value if isinstance(value, list | tuple) else []
-    return list(map(kind, given)) if all(isinstance(v, (int, float) if kind is float else str) for v in given) else []
+    if not isinstance(value, list | tuple):
+        return []
+    wanted = (int, float) if kind is float else str
+    if not all(isinstance(one, wanted) for one in value):
+        return []
+    return [kind(one) for one in value]
 
 
 def _hash(text: str) -> int:
@@ -188,63 +201,77 @@ class RowReader:
             self.bad[f"{file.name} cannot be read further ({str(error).rpartition(': ')[2]})"] += 1
 
     def _add(self, line: int, row: Mapping[str, Any], plan: Columns) -> None:
+        """Add a row of the last file."""
+        numbers = self._numbers(row, plan)
+        asked, said = turns_of(row, plan)
+        prompt, response = _text(asked, "prompt"), _text(said, "response")
+        token_rewards, tokens = (_listed(row.get(plan.keys.get(what, "")), kind) for what, kind in _OF_TOKENS)
+        if token_rewards and _REWARD not in numbers:
+            numbers[_REWARD] = float(sum(token_rewards))
+        if abs(numbers.get(_REWARD, _NAN)) == float("inf"):
+            numbers[_REWARD] = _NAN
+            self.infinite += 1
+        if not numbers.get(_LENGTH, _NAN) >= 0:
+            numbers[_LENGTH] = float(len(response))
+        n = len(self)
+        self._append(n, numbers)
+        group = self._group_of(n, prompt, numbers.get(_STEP_OF, _NAN), row.get(plan.keys.get("group", "")))
+        self.codes["file"].append(len(self.files) - 1)
+        self.codes["line"].append(line)
+        self.codes["prompt"].append(self._code)
+        self.codes["group"].append(group)
+        place = self.sample.place(group)
+        if place < self.sample.below:
+            self.long += len(prompt) > LONGEST or len(response) > LONGEST
+            messages = [*messages_of(asked), *messages_of(said)]
+            truth = text_of(row.get(plan.keys.get("reference", "")))[:LONGEST]
+            one = _Kept(n, self._last[:LONGEST], response[:LONGEST], messages, tokens, token_rewards, truth)
+            self.sample.add(place, one)
+
+    def _numbers(self, row: Mapping[str, Any], plan: Columns) -> dict[tuple[str, str], float]:
+        """The numbers of a row by kind and name: its further rewards, and what `_NUMBERS` names."""
         found: dict[tuple[str, str], float] = {}
         parts = row.get("parts", row)
         for part in plan.parts:
             value = parts.get(part)
-            if isinstance(value, float | int) or (
-                part in plan.texts and isinstance(value, str) and _NUMBER.fullmatch(value)
-            ):
+            if _is_number(value, or_text=part in plan.texts):
                 found["part", part] = _number(value, part)
         if plan.summed:
-            known = {name: v for (_, name), v in found.items() if v == v and name != RESCORED}
+            known = {name: value for (_, name), value in found.items() if value == value and name != RESCORED}
             self.summed.update(known)
-            found["what", "reward"] = sum(known.values()) if known else _NAN
-        keys = plan.keys
+            found[_REWARD] = sum(known.values()) if known else _NAN
         for what in _NUMBERS:
-            if (name := keys.get(what)) is not None:
+            name = plan.keys.get(what)
+            if name is not None:
                 value = row[name] if name in row else parts[name]
-                found["what", what] = value if type(value) is float and what in _EXACT else self._read(value, what)
-        reward, step = found.get(("what", "reward"), _NAN), found.get(("what", "step"), _NAN)
-        asked, said = turns_of(row, plan)
-        prompt, response = _text(asked, "prompt"), _text(said, "response")
-        token_rewards, tokens = (_listed(row.get(keys.get(what, "")), kind) for what, kind in _OF_TOKENS)
-        if token_rewards and ("what", "reward") not in found:
-            reward = found["what", "reward"] = float(sum(token_rewards))
-        if abs(reward) == float("inf"):
-            found["what", "reward"], self.infinite = _NAN, self.infinite + 1
-        if not found.get(("what", "length"), _NAN) >= 0:
-            found["what", "length"] = float(len(response))
-        n, file = len(self.codes["file"]), len(self.files) - 1
-        for key, value in found.items():
-            if (column := self.columns.get(key)) is None:
+                is_read = type(value) is float and what in _EXACT
+                found["what", what] = value if is_read else self._read(value, what)
+        return found
+
+    def _append(self, n: int, numbers: Mapping[tuple[str, str], float]) -> None:
+        """Numbers of row n in their columns; rows before it that lack one have NaN."""
+        for key, value in numbers.items():
+            column = self.columns.get(key)
+            if column is None:
                 if len(self.columns) > _MOST and key[0] == "part":
                     continue
                 column = self.columns[key] = array("d")
             if len(column) < n:
                 column.extend([_NAN] * (n - len(column)))
             column.append(value)
+
+    def _group_of(self, n: int, prompt: str, step: float, group: Any) -> int:
+        """The code of the group of row n: the log's own of a step, or of rows of one prompt that follow each other."""
+        file, has_step = len(self.files) - 1, step == step
         same = prompt == self._last
         if not same:
             self._last, self._code = prompt, _hash(prompt)
-        moment = (file, step if step == step else -1.0)
-        group = row.get(keys.get("group", ""))
         if group is not None:
-            place = hash((_hash(str(group)), moment[1] if step == step else -2 - file))
-        else:
-            if not same or not prompt or moment != self._moment or n - self._start >= _RUN:
-                self._start, self._moment = n, moment
-            place = self._start
-        self.codes["file"].append(file)
-        self.codes["line"].append(line)
-        self.codes["prompt"].append(self._code)
-        self.codes["group"].append(place)
-        if (kept := self.sample.place(place)) < self.sample.below:
-            self.long += len(prompt) > LONGEST or len(response) > LONGEST
-            messages = [*messages_of(asked), *messages_of(said)]
-            truth = text_of(row.get(keys.get("reference", "")))[:LONGEST]
-            one = _Kept(n, self._last[:LONGEST], response[:LONGEST], messages, tokens, token_rewards, truth)
-            self.sample.add(kept, one)
+            return hash((_hash(str(group)), step if has_step else -2 - file))
+        moment = (file, step if has_step else -1.0)
+        if not same or not prompt or moment != self._moment or n - self._start >= _RUN:
+            self._start, self._moment = n, moment
+        return self._start
 
     def _read(self, value: Any, what: str) -> float:
         """A number or flag; only a reward that is none makes a row bad."""
@@ -276,40 +303,57 @@ class RowReader:
         n = len(self)
         columns = {key: np.array(c + array("d", [_NAN] * (n - len(c)))) for key, c in self.columns.items()}
         given = {name: values for (kind, name), values in columns.items() if kind == "what"}
+        parts = {name: values for (kind, name), values in columns.items() if kind == "part"}
         reward_N = given.get("reward", np.full(n, _NAN))
-        same = (reward_N, given.get("truth", reward_N))
-        rewards = {
-            name: values for (kind, name), values in columns.items()
-            if kind == "part" and np.isfinite(values).any()
-            and not any(np.array_equal(values, one, equal_nan=True) for one in same)
-        }  # fmt: skip
         names = tuple(str(f.relative_to(root)) if f != root else f.name for f in self.files)
         file_N, prompt_N = np.asarray(self.codes["file"], np.int64), strata(self.codes["prompt"])
         step_N, more = self._steps(given.get("step"), names, file_N), list(notes)
         group_N, grouped_by = self._groups(prompt_N, step_N, more)
         texts = self._texts(n, more)
-        folders = sorted({re.sub(r"\d+", "N", name.rpartition("/")[0]) for name in names})
-        if len(folders) > 1:
-            more.append(f"files of {len(folders)} folders are read as one log: {', '.join(folders)[:200]}")
-        if len(self.summed) > 1:
-            more.append(f"the reward is the sum of {', '.join(sorted(self.summed))}, each with weight 1; "
-                        "--columns reward=NAME takes one of them")  # fmt: skip
-        if self.summed and not _proportional(reward_N, given["advantage"], group_N):
-            more.append("the logged advantages are not those of this sum: pass the reward as a column of its own")
-        more += [f"{count} values of {what} are not numbers and count as missing" for what, count in self.odd.items()]
-        if self.infinite:
-            more.append(f"{self.infinite} infinite rewards count as missing")
+        more += self._remarks(names, given, group_N)
         if step_N is not None and "step" not in given:
             more.append("steps are those in the names of the files")
+        has_length = "length" in self.seen or texts is not None
         return Rows(
-            layout=layout, files=names, file_N=file_N, line_N=np.asarray(self.codes["line"], np.int64),
-            reward_N=reward_N, rewards=rewards, truth_N=_known(given.get("truth")), step_N=step_N,
-            prompt_N=prompt_N if "prompt" in self.seen else None, group_N=group_N, grouped_by=grouped_by,
-            length_N=given.get("length") if "length" in self.seen or texts is not None else None,
-            truncated_N=_flags(given.get("truncated")), failed_N=_flags(given.get("failed")),
-            advantage_N=_known(given.get("advantage")), texts=texts, curves=dict(curves), bad=dict(self.bad),
+            layout=layout,
+            files=names,
+            file_N=file_N,
+            line_N=np.asarray(self.codes["line"], np.int64),
+            reward_N=reward_N,
+            rewards=_further_rewards(parts, reward_N, given.get("truth", reward_N)),
+            truth_N=_known(given.get("truth")),
+            step_N=step_N,
+            prompt_N=prompt_N if "prompt" in self.seen else None,
+            group_N=group_N,
+            grouped_by=grouped_by,
+            length_N=given.get("length") if has_length else None,
+            truncated_N=_flags(given.get("truncated")),
+            failed_N=_flags(given.get("failed")),
+            advantage_N=_known(given.get("advantage")),
+            texts=texts,
+            curves=dict(curves),
+            bad=dict(self.bad),
             notes=tuple(more),
-        )  # fmt: skip
+        )
+
+    def _remarks(self, names: Sequence[str], given: Mapping[str, Numbers], group_N: Codes | None) -> list[str]:
+        """What to know of the files, of a summed reward, and of values that count as missing."""
+        found = []
+        folders = sorted({re.sub(r"\d+", "N", name.rpartition("/")[0]) for name in names})
+        if len(folders) > 1:
+            found.append(f"files of {len(folders)} folders are read as one log: {', '.join(folders)[:200]}")
+        if len(self.summed) > 1:
+            found.append(
+                f"the reward is the sum of {', '.join(sorted(self.summed))}, each with weight 1; "
+                "--columns reward=NAME takes one of them"
+            )
+        if self.summed and not _proportional(given["reward"], given["advantage"], group_N):
+            found.append("the logged advantages are not those of this sum: pass the reward as a column of its own")
+        for what, count in self.odd.items():
+            found.append(f"{count} values of {what} are not numbers and count as missing")
+        if self.infinite:
+            found.append(f"{self.infinite} infinite rewards count as missing")
+        return found
 
     def _check(self, root: Path) -> None:
         if self.files and not len(self):
@@ -360,15 +404,42 @@ class RowReader:
             notes.append(f"texts are those of {len(kept)} of {n} rows, drawn at random with whole groups")
         if self.long:
             notes.append(f"{self.long} texts are longer than {LONGEST} characters and are cut there")
-        messages = [k.messages or [{"role": "user", "content": k.prompt}, {"role": "assistant", "content": k.response}]
-                    for k in kept] if any(k.messages for k in kept) else None  # fmt: skip
         return Texts(
-            row_M=np.array([k.row for k in kept], np.int64), prompts=[k.prompt for k in kept],
-            responses=[k.response for k in kept], messages=messages,
-            tokens=[k.tokens for k in kept] if any(k.tokens for k in kept) else None,
-            token_rewards=[k.token_rewards for k in kept] if any(k.token_rewards for k in kept) else None,
-            truths=[k.truth for k in kept] if any(k.truth for k in kept) else None,
-        )  # fmt: skip
+            row_M=np.array([one.row for one in kept], np.int64),
+            prompts=[one.prompt for one in kept],
+            responses=[one.response for one in kept],
+            messages=_conversations(kept),
+            tokens=_if_any([one.tokens for one in kept]),
+            token_rewards=_if_any([one.token_rewards for one in kept]),
+            truths=_if_any([one.truth for one in kept]),
+        )
+
+
+def _if_any(values: list[_Value]) -> list[_Value] | None:
+    """Values of all rows; None where no row has one."""
+    return values if any(values) else None
+
+
+def _conversations(kept: Sequence[_Kept]) -> list[list[dict[str, str]]] | None:
+    """The turns of each row, prompt and response where it has none; None where no row has some."""
+    if not any(one.messages for one in kept):
+        return None
+    found = []
+    for one in kept:
+        asked = {"role": "user", "content": one.prompt}
+        said = {"role": "assistant", "content": one.response}
+        found.append(one.messages or [asked, said])
+    return found
+
+
+def _further_rewards(parts: Mapping[str, Numbers], reward_N: Numbers, truth_N: Numbers) -> dict[str, Numbers]:
+    """Columns of further rewards that have a number, but for copies of the reward and of truth."""
+    found = {}
+    for name, values in parts.items():
+        copied = any(np.array_equal(values, one, equal_nan=True) for one in (reward_N, truth_N))
+        if np.isfinite(values).any() and not copied:
+            found[name] = values
+    return found
 
 
 def _why(record: Any) -> str:

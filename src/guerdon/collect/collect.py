@@ -183,52 +183,66 @@ def _collect_part(
     share, wanted = part.share, part.wanted - part.have
     policy = load_policy(Path(share.checkpoint or "")) if share.type == "checkpoint" else None
     pixels = isinstance(policy, ControlPolicy) and policy.pixels
-    shown = env.model_copy(update={"observation": env.observation if pixels else "state"})
+    shown = env if pixels else env.model_copy(update={"observation": "state"})
     world = build_world(shown, seed=settings.seed * 1000 + part.place, success_readers=settings.success_readers())
     world.takes_pictures = not cannot_draw(world.eye)
     try:
         if pixels and not any(column.kind == "image" for column in world.columns):
             raise ConfigError(f"collect: {share.checkpoint} acts on pixels; set env.observation=pixels")
         make_actor = actor_maker(share, world, env, policy)
-        label = _labeler(world, env, settings.continuation_limit)
-        recorder = Recorder(
-            world,
-            writer,
-            frame_every=settings.frame_every,
-            keep_fail=0.0 if settings.only_success else 1.0,
-            keep_unknown=0.0 if settings.only_success else 1.0,
-            keep_states=env.observation == "state",
-            keep_dense=env.native_reward == "sparse",
-            meta={
-                "policy": share.type,
-                **({"checkpoint": share.checkpoint} if share.checkpoint else {}),
-                "env": env.task,
-                "seed": settings.seed,
-            },
-            prefix=_prefix(share, part.place),
-            limit=wanted,
-            label=label,
-            hold=True,
-        )
+        chunk = policy.chunk if policy is not None and policy.in_parts else None
+        recorder = _recorder(part, wanted, world, env, settings, writer)
         tried = 0
         turn, skip = divmod(part.next_number, world.num_envs)
         while recorder.kept < wanted:
             rng = np.random.default_rng([settings.seed, part.place, turn])
-            actor, chunk = make_actor(), policy.chunk if policy is not None and policy.in_parts else None
-            tried += _play_round(world, recorder, actor, chunk, share, settings.stop_after_success, rng, turn, skip)
+            stop = settings.stop_after_success
+            tried += _play_round(world, recorder, make_actor(), chunk, share, stop, rng, turn, skip)
             recorder.release()
             turn, skip = turn + 1, 0
             progress.advance(writer.num_episodes, share.type)
             if tried > GIVE_UP_AFTER * wanted and recorder.kept == 0:
-                broke = ", ".join(f"{reason} x {count}" for reason, count in recorder.lost.items() if count)
-                causes = [f"the simulator broke ({broke}): correct the environment"] if broke else []
-                causes += ["with only_success the actor must succeed now and then"] if settings.only_success else []
-                raise ConfigError(
-                    f"collect: {tried} episodes of actor {share.type!r} and not one to keep; {'; '.join(causes)}"
-                )
+                raise _nothing_kept(tried, share, recorder, settings)
     finally:
         world.close()
     return tried
+
+
+def _recorder(
+    part: _Part, wanted: int, world: World, env: WorldSettings, settings: CollectSettings, writer: EpisodeWriter
+) -> Recorder:
+    """Records the episodes of an actor's part, `wanted` of them."""
+    share = part.share
+    meta: dict[str, Any] = {"policy": share.type}
+    if share.checkpoint:
+        meta["checkpoint"] = share.checkpoint
+    meta |= {"env": env.task, "seed": settings.seed}
+    keep_others = 0.0 if settings.only_success else 1.0  # of the episodes without success
+    return Recorder(
+        world,
+        writer,
+        frame_every=settings.frame_every,
+        keep_fail=keep_others,
+        keep_unknown=keep_others,
+        keep_states=env.observation == "state",
+        keep_dense=env.native_reward == "sparse",
+        meta=meta,
+        prefix=_prefix(share, part.place),
+        limit=wanted,
+        label=_labeler(world, env, settings.continuation_limit),
+        hold=True,
+    )
+
+
+def _nothing_kept(tried: int, share: ActorShare, recorder: Recorder, settings: CollectSettings) -> ConfigError:
+    """Why an actor that was tried so often gave no episode to keep."""
+    causes = []
+    broke = ", ".join(f"{reason} x {count}" for reason, count in recorder.lost.items() if count)
+    if broke:
+        causes.append(f"the simulator broke ({broke}): correct the environment")
+    if settings.only_success:
+        causes.append("with only_success the actor must succeed now and then")
+    return ConfigError(f"collect: {tried} episodes of actor {share.type!r} and not one to keep; {'; '.join(causes)}")
 
 
 def _play_round(

@@ -10,7 +10,7 @@ happen inside, and what comes out holds arrays alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -24,7 +24,7 @@ from guerdon.collect.continuations import Continuations
 from guerdon.collect.episode_capture import EpisodeBuffer, recorder_of_run, run_writer
 from guerdon.collect.observed_frames import ObservedFrames, SeenRows
 from guerdon.collect.policy_shape import PolicyShape, policy_of_shape
-from guerdon.collect.stepping import ActionQueue, evaluate, steps, video
+from guerdon.collect.stepping import ActionQueue, Step, evaluate, steps, video
 from guerdon.compute.generators import ACTING, generator, shard_seed
 from guerdon.errors import ConfigError
 from guerdon.policies.robots.experts import StateExpert, expert_of
@@ -449,57 +449,81 @@ class ControlCollector:
     @torch.no_grad()
     def _act(self, policy: RobotPolicy, seconds: dict[str, float], *, watched: bool) -> _Acted:
         """Step all copies; of a group, until the one episode of each is over."""
-        actor, recorder, looking, acted = policy.actor(), self._recorder, self._looking, _Acted()
         self.world.takes_pictures = self._pictured
-        acted.failed_resets = [(0, why) for why in self._failed_resets]
+        acted = _Acted(failed_resets=[(0, why) for why in self._failed_resets])
         self._failed_resets = []
+        in_groups = self.group_size is not None
         over = np.zeros(self.world.num_envs, dtype=np.bool_)
         everywhere, first = ~over, np.zeros(self.world.num_envs, dtype=np.int64)
-        queue = self._queue(policy, actor) if policy.in_parts else None
+        looking = self._looking
+        stepping, queue = self._stepping(policy, acted, over)
+        for t, step in zip(range(self._steps), stepping, strict=False):
+            for one in looking:
+                one.add(t, step, over if in_groups else None)
+            if watched and self._watchers_due(t):
+                self._show_watchers(seconds)
+            if self._recorder is not None:
+                self._recorder.watch(step.rows, step.actions, step.transition)
+            self._refuse_interventions(step.transition)
+            if self._videos is not None or self._replayed:
+                acted.actions.append(step.actions)
+            acted.add(step.transition, ~over)
+            if queue is None:
+                acted.decided(step.observations, everywhere, first)
+            else:
+                acted.decided(step.observations[queue.due], queue.due, queue.slots, queue.record)
+            if not in_groups:
+                self._next_episodes(t, step.transition, acted)
+                continue
+            over |= step.transition.done | step.transition.failed
+            if over.all():
+                break
+            if queue is not None:
+                queue.resting = over.copy()
+        return acted
+
+    def _stepping(
+        self, policy: RobotPolicy, acted: _Acted, over_B: BoolArray
+    ) -> tuple[Iterator[Step], ActionQueue | None]:
+        """The steps of a rollout, and the queue of its actions where a decision has several parts.
+
+        Args:
+            policy: acts.
+            acted: gets the record of each decision that no queue makes.
+            over_B: (B,) where nothing is looked at any more; the caller changes it in place.
+        """
+        actor, recorder, looking = policy.actor(), self._recorder, self._looking
 
         def capture(rows: IntArray) -> BoolArray:
-            wanted = [one.capture(rows) for one in looking] + ([] if recorder is None else [recorder.wants(rows)])
-            return np.asarray(np.logical_or.reduce(wanted) & ~over)
+            wanted = [one.capture(rows) for one in looking]
+            if recorder is not None:
+                wanted.append(recorder.wants(rows))
+            return np.asarray(np.logical_or.reduce(wanted) & ~over_B)
 
         def decide(observations: np.ndarray) -> FloatArray:
             action: Action = actor.act(observations, self.rng)
             acted.records.append(action.values if action.record is None else action.record)
             return action.values
 
-        stepping = steps(
-            self.world,
-            decide if queue is None else queue,
-            self.world.observations,
-            capture=capture if looking or recorder is not None else None,
-        )
-        for t, step in zip(range(self._steps), stepping, strict=False):
-            for one in looking:
-                one.add(t, step, None if self.group_size is None else over)
-            if watched and self.observes and self._overlap and (t + 1) % self._overlap == 0:
-                self._show_watchers(seconds)
-            if self._videos is not None or self._replayed:
-                acted.actions.append(step.actions)
-            if recorder is not None:
-                recorder.watch(step.rows, step.actions, step.transition)
-                if self.group_size is None:  # what follows the one episode of a group's copy is not part of the run
-                    recorder.begin_all(step.transition)
-            if step.transition.intervened.any() and not self._replayed:
-                raise ConfigError(on_policy_refuses(f"env.task {self.env.task}"))
-            acted.add(step.transition, ~over)
-            acted.failures += [(i, t, why) for i, why in step.transition.failures.items() if not over[i]]
-            if self.group_size is None:  # what follows the one episode of a group's copy is not part of the run
-                acted.failed_resets += [(t, why) for _, why in step.transition.failed_resets]
-            if queue is None:
-                acted.decided(step.observations, everywhere, first)
-            else:
-                acted.decided(step.observations[queue.due], queue.due, queue.slots, queue.record)
-            if self.group_size is not None:
-                over |= step.transition.done | step.transition.failed
-                if over.all():
-                    break
-                if queue is not None:
-                    queue.resting = over.copy()
-        return acted
+        queue = self._queue(policy, actor) if policy.in_parts else None
+        observed = capture if looking or recorder is not None else None
+        act = decide if queue is None else queue
+        return steps(self.world, act, self.world.observations, capture=observed), queue
+
+    def _refuse_interventions(self, transition: Transition) -> None:
+        """On-policy learning takes every action for the policy's own."""
+        if transition.intervened.any() and not self._replayed:
+            raise ConfigError(on_policy_refuses(f"env.task {self.env.task}"))
+
+    def _next_episodes(self, t: int, transition: Transition, acted: _Acted) -> None:
+        """Episodes that began after a step; after the one episode of a group's copy nothing is part of the run."""
+        if self._recorder is not None:
+            self._recorder.begin_all(transition)
+        acted.failed_resets += [(t, why) for _, why in transition.failed_resets]
+
+    def _watchers_due(self, t: int) -> bool:
+        """Whether those who score while the environment goes on get what was observed up to a step."""
+        return bool(self.observes and self._overlap and (t + 1) % self._overlap == 0)
 
     def _show_watchers(self, seconds: dict[str, float]) -> None:
         """Draw what was observed since the last time, for those who score while the environment goes on."""
@@ -555,6 +579,9 @@ class _Acted:
         """One step of all copies."""
         for i in np.flatnonzero(transition.done).tolist():
             self.ends[len(self.alive), i] = transition.final_observations[i]
+        for i, why in transition.failures.items():
+            if alive_B[i]:
+                self.failures.append((i, len(self.alive), why))
         self.last = transition.observations
         for name, column in self.columns.items():
             column.append(getattr(transition, name))

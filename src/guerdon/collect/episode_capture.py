@@ -219,55 +219,86 @@ class Recorder:
         return sum(self._finish(tape, index) for index, tape in held)
 
     def _finish(self, tape: _Tape, index: int) -> bool:
+        """Write an ended episode, unless it is drawn out or beyond the limit; whether it was kept."""
         draw = np.random.default_rng([self.seed, 2, tape.number]).random()
         share = {True: self.keep_success, False: self.keep_fail, None: self.keep_unknown}[tape.outcome]
-        if draw >= share or (self.limit is not None and self.kept >= self.limit):
+        full = self.limit is not None and self.kept >= self.limit
+        if draw >= share or full:
             return False
         self.kept += 1
-        seen = np.stack(tape.observations)
-        actions = np.stack(tape.actions)
+        success = self._success(tape, index)
+        observations, actions = np.stack(tape.observations), np.stack(tape.actions)
         rewards = np.array(tape.rewards, dtype=np.float32)
-        by_row = self.world.reports_every_step and None not in tape.success
-        if self.writer.success_by_row and not by_row:
+        columns = [observations, actions, rewards]
+        if success is not None:
+            columns.append(success)
+        name = f"{self.prefix}-{tape.number:06d}-{_digest(*columns)}"
+        if name in self.writer:
+            return True  # it was written before this run was killed, and has now been replayed
+        pictures = self._observed_pictures(observations)
+        states = None
+        if self.keep_states and pictures is None:
+            states = states_of(np.stack(tape.own), self.world.own_columns)
+        episode = Episode(
+            id=name,
+            task=tape.task,
+            frames=self._drawn(tape.looks) if pictures is None else pictures,
+            views=self._views(tape),
+            states=states if states is not None and states.size else None,
+            actions=actions,
+            rewards=rewards,
+            success=success,
+            outcome=tape.outcome,
+            meta=self._meta(tape, index),
+        )
+        self.writer.add(episode)
+        return True
+
+    def _success(self, tape: _Tape, index: int) -> BoolArray | None:
+        """(T,) success at every row, where the environment reports it there and the data set has that column."""
+        reported = self.world.reports_every_step and None not in tape.success
+        if self.writer.success_by_row and not reported:
             raise DataError(
                 f"the environment of {tape.task!r} (copy {index}) does not report success at every step "
                 f"of episode {tape.number}, as it did in the episodes recorded before. Set env.success_key to a key "
                 "that info has at every step, or record into another folder with env.success_key set to one that it "
                 "never has: success is unknown then"
             )
-        by_row = by_row and self.writer.success_by_row is not False
-        success = np.array(tape.success, dtype=np.bool_) if by_row else None
-        columns = [seen, actions, rewards, *([] if success is None else [success])]
-        name = f"{self.prefix}-{tape.number:06d}-{_digest(*columns)}"
-        if name in self.writer:
-            return True  # it was written before this run was killed, and has now been replayed
-        own, shown = np.stack(tape.own), self.world.own_columns
-        seen = seen[PIXELS] if PIXELS in (seen.dtype.names or ()) else seen
-        pictured = seen.ndim == 4 and seen.shape[-1] == 3 and self.world.moments == 1
-        states = states_of(own, shown) if self.keep_states and not pictured else np.zeros((0, 0), np.float32)
-        views = {c.name: rgb_of(own[c.name], self.world.moments) for c in shown if c.kind == "image" and c.name}
-        episode = Episode(
-            id=name,
-            task=tape.task,
-            frames=seen if pictured else self._drawn(tape.looks),
-            views={name: self.world.render(tape.looks, name) for name in self.world.cameras[1:]} | views,
-            states=states if states.size else None,
-            actions=actions,
-            rewards=rewards,
-            success=success,
-            outcome=tape.outcome,
-            meta={
-                **self.meta,
-                "copy": self.first + index,
-                "frame_every": self.frame_every,
-                **parts_of_rows(state_keys(shown), choices(self.world.action_space) or ()),
-                **({"terminated": True} if tape.terminated else {}),
-                **({} if self.label is None else {"steps_left": tape.left}),
-                **({"dense_rewards": [0.0, *tape.dense]} if self.keep_dense and np.isfinite(tape.dense).all() else {}),
-            },
-        )
-        self.writer.add(episode)
-        return True
+        if not reported or self.writer.success_by_row is False:
+            return None
+        return np.array(tape.success, dtype=np.bool_)
+
+    def _observed_pictures(self, observations: np.ndarray) -> ByteArray | None:
+        """(T, H, W, 3) the observations, where they are pictures of single moments that stand for drawn ones."""
+        names = observations.dtype.names or ()
+        shown = observations[PIXELS] if PIXELS in names else observations
+        pictured = shown.ndim == 4 and shown.shape[-1] == 3 and self.world.moments == 1
+        return shown if pictured else None
+
+    def _views(self, tape: _Tape) -> dict[str, ByteArray]:
+        """(T, H, W, 3) by camera: those that are drawn besides the first, and those that the environment observes."""
+        views = {camera: self.world.render(tape.looks, camera) for camera in self.world.cameras[1:]}
+        own = np.stack(tape.own)
+        for column in self.world.own_columns:
+            if column.kind == "image" and column.name:
+                views[column.name] = rgb_of(own[column.name], self.world.moments)
+        return views
+
+    def _meta(self, tape: _Tape, index: int) -> dict[str, Any]:
+        """Where an episode comes from, and what its columns do not hold."""
+        meta = {
+            **self.meta,
+            "copy": self.first + index,
+            "frame_every": self.frame_every,
+            **parts_of_rows(state_keys(self.world.own_columns), choices(self.world.action_space) or ()),
+        }
+        if tape.terminated:
+            meta["terminated"] = True
+        if self.label is not None:
+            meta["steps_left"] = tape.left
+        if self.keep_dense and np.isfinite(tape.dense).all():
+            meta["dense_rewards"] = [0.0, *tape.dense]
+        return meta
 
     def _drawn(self, looks: Sequence[Any]) -> ByteArray | None:
         """(T, H, W, 3) the pictures of an episode; None where the environment has none."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import CheckpointError
 from guerdon.policies.robots.robot import ControlInputs
-from guerdon.types import Chunks, Episode, FloatArray, Metrics, Rollout, Segment
+from guerdon.types import Chunks, Episode, Failure, FloatArray, Metrics, Rollout, Segment
 
 State = tuple[dict[str, Tensor], dict[str, Any]]
 """Tensors and JSON-able values of a collector."""
@@ -271,59 +271,98 @@ def joined(parts: Sequence[Rollout[Any]], inputs: Callable[[Sequence[Rollout[Any
         parts: whose groups differ.
         inputs: of the policy, joined.
     """
-    first, steps = parts[0], max(part.mask.shape[1] for part in parts)
+    first = parts[0]
+    steps = max(part.mask.shape[1] for part in parts)
     starts = np.cumsum([0, *(len(part.mask) for part in parts)]).tolist()
-    whole = first.chunks is not None  # whether rows are decisions, which have no padding
-
-    def rows(arrays: Iterable[np.ndarray | None], *, whole: bool = False) -> Any:
-        there = [array for array in arrays if array is not None]
-        return np.concatenate(there if whole else [_padded(a, steps) for a in there]) if there else None
-
-    def of_sources(name: str) -> dict[str, FloatArray]:
-        found = [getattr(part, name) for part in parts]
-        return {source: rows([one[source] for one in found], whole=whole) for source in found[0]}
-
-    def placed(found: Iterable[Sequence[Segment]]) -> tuple[Segment, ...]:
-        """Segments with their streams in the joined rollout."""
-        own = zip(starts, found, strict=False)
-        return tuple(replace(one, stream=start + one.stream) for start, ones in own for one in ones)
-
-    greedy = [part.greedy for part in parts if part.greedy is not None]
-    names = dict.fromkeys(name for part in parts for name in part.seconds)
-    # where one part does not report interventions, nobody intervened
-    helped = [np.zeros_like(part.mask) if part.intervened is None else part.intervened for part in parts]
+    of_decisions = None if first.chunks is not None else steps  # decisions have no padding
     return Rollout(
+        **{name: _stacked(_each(parts, name), steps) for name in (*STEPS, "sampled_log_probs", "actions")},
         inputs=inputs(parts),
-        log_probs=rows((part.log_probs for part in parts), whole=whole),
-        **{name: rows(getattr(part, name) for part in parts) for name in STEPS},
-        failures=tuple(
-            (row if row < 0 else start + row, step, why)
-            for start, part in zip(starts, parts, strict=False)
-            for row, step, why in part.failures
-        ),
-        group_ids=rows((part.group_ids for part in parts), whole=True),
-        segments=placed(part.segments for part in parts),
+        log_probs=_stacked(_each(parts, "log_probs"), of_decisions),
+        values=_of_sources(_each(parts, "values"), of_decisions),
+        next_values=_of_sources(_each(parts, "next_values"), of_decisions),
+        chunks=None if first.chunks is None else _chunks(parts, steps),
+        group_ids=_stacked(_each(parts, "group_ids"), None),
+        intervened=_intervened(parts, steps),
+        failures=_failures(parts, starts),
+        segments=_placed(_each(parts, "segments"), starts),
+        videos=None if first.videos is None else _placed([part.videos or () for part in parts], starts),
+        ends=_ends(parts, starts),
+        greedy=_greedy(parts, inputs),
         steps=sum(part.steps for part in parts),
         measured=sum(part.measured for part in parts),
         metrics=_metrics(parts),
-        averaged_over={name: sum(part.averaged_over.get(name, 0.0) for part in parts) for name in first.averaged_over},
-        values=of_sources("values"),
-        next_values=of_sources("next_values"),
-        greedy=joined(greedy, inputs) if greedy else None,
-        sampled_log_probs=rows(part.sampled_log_probs for part in parts),
+        averaged_over=_summed(_each(parts, "averaged_over"), first.averaged_over),
+        seconds=_summed(_each(parts, "seconds"), dict.fromkeys(name for part in parts for name in part.seconds)),
         fresh=all(part.fresh for part in parts),
         version=first.version,
-        seconds={name: sum(part.seconds.get(name, 0.0) for part in parts) for name in names},
-        videos=None if first.videos is None else placed(part.videos or () for part in parts),
-        actions=rows(part.actions for part in parts),
-        ends=tuple(
-            (start + row, step, shown)
-            for start, part in zip(starts, parts, strict=False)
-            for row, step, shown in part.ends
-        ),
-        intervened=rows(helped) if any(part.intervened is not None for part in parts) else None,
-        chunks=_chunks(parts, steps) if whole else None,
     )
+
+
+def _each(parts: Sequence[Rollout[Any]], name: str) -> list[Any]:
+    """A field of every part."""
+    return [getattr(part, name) for part in parts]
+
+
+def _stacked(arrays: Sequence[np.ndarray | None], steps: int | None) -> Any:
+    """The rows of all parts, padded to so many steps (None: as they are); None where no part has them."""
+    there = [array for array in arrays if array is not None]
+    if not there:
+        return None
+    if steps is not None:
+        there = [_padded(array, steps) for array in there]
+    return np.concatenate(there)
+
+
+def _of_sources(parts: Sequence[Mapping[str, FloatArray]], steps: int | None) -> dict[str, FloatArray]:
+    """The rows of all parts by their source, as `_stacked`."""
+    return {source: _stacked([part[source] for part in parts], steps) for source in parts[0]}
+
+
+def _intervened(parts: Sequence[Rollout[Any]], steps: int) -> Any:
+    """Where somebody else acted: nobody in parts that do not report it; None where none reports it."""
+    if all(part.intervened is None for part in parts):
+        return None
+    helped = [np.zeros_like(part.mask) if part.intervened is None else part.intervened for part in parts]
+    return _stacked(helped, steps)
+
+
+def _failures(parts: Sequence[Rollout[Any]], starts: Sequence[int]) -> tuple[tuple[int, int, Failure], ...]:
+    """Failures with their rows in the joined rollout; those of no row keep their negative number."""
+    found = []
+    for part, start in zip(parts, starts, strict=False):
+        for row, step, why in part.failures:
+            found.append((row if row < 0 else start + row, step, why))
+    return tuple(found)
+
+
+def _ends(parts: Sequence[Rollout[Any]], starts: Sequence[int]) -> tuple[tuple[int, int, np.ndarray], ...]:
+    """Ends of episodes with their streams in the joined rollout."""
+    found = []
+    for part, start in zip(parts, starts, strict=False):
+        for stream, step, shown in part.ends:
+            found.append((start + stream, step, shown))
+    return tuple(found)
+
+
+def _placed(parts: Sequence[Sequence[Segment]], starts: Sequence[int]) -> tuple[Segment, ...]:
+    """Segments with their streams in the joined rollout."""
+    found = []
+    for segments, start in zip(parts, starts, strict=False):
+        for segment in segments:
+            found.append(replace(segment, stream=start + segment.stream))
+    return tuple(found)
+
+
+def _greedy(parts: Sequence[Rollout[Any]], inputs: Callable[[Sequence[Rollout[Any]]], Any]) -> Rollout[Any] | None:
+    """The greedy rollouts of the parts that have one, joined."""
+    known = [part.greedy for part in parts if part.greedy is not None]
+    return joined(known, inputs) if known else None
+
+
+def _summed(parts: Sequence[Mapping[str, float]], names: Iterable[str]) -> dict[str, float]:
+    """Sums of numbers by name; a part that lacks one has 0 of it."""
+    return {name: sum(part.get(name, 0.0) for part in parts) for name in names}
 
 
 def with_own_groups(parts: Sequence[Rollout[Any]]) -> list[Rollout[Any]]:

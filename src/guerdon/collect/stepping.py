@@ -10,7 +10,8 @@ that decides on several actions at once acts through an `ActionQueue`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -245,6 +246,58 @@ def evaluate(
     return {**found, "episodes": float(len(results))}
 
 
+@dataclass(eq=False)
+class _VideoEpisode:
+    """The episode of a video while it is played: every row in numbers, and a look at some rows.
+
+    Attributes:
+        task: in words.
+        own: (1, ...) of each row, as the environment itself shows it.
+        actions: (A,) that led to each row.
+        rewards: the environment's own, for the step to each row.
+        success: of each row; None where it is unknown.
+        looks: rows that were looked at, and what was seen.
+        first_success: its row; 0: there was none.
+        every: a row in so many is looked at.
+        seconds: of looking.
+    """
+
+    task: str
+    own: list[np.ndarray]
+    actions: list[np.ndarray]
+    rewards: list[float]
+    success: list[bool | None]
+    looks: dict[int, Any]
+    first_success: int = 0
+    every: int = 1
+    seconds: dict[str, float] = field(default_factory=lambda: {"look": 0.0})
+
+    def add(self, row: int, step: Step) -> None:
+        """The row that a step led to."""
+        transition = step.transition
+        self.own.append(transition.own_final[:1])
+        self.actions.append(np.array(step.actions[0], dtype=np.float32))
+        self.rewards.append(float(transition.rewards[0]))
+        self.success.append(transition.success_of(0))
+        if transition.success[0] and not self.first_success:
+            self.first_success = row
+
+    def look(self, row: int, eye: Any) -> None:
+        """Look at a row in the middle of the episode, where it is due."""
+        due = row % self.every == 0 and self.seconds["look"] < VIDEO_SECONDS
+        needed = row in (self.first_success, VIDEO_LIMIT)
+        if (due or needed) and eye is not None:
+            with timed(self.seconds, "look"):
+                self.looks[row] = eye.look(0)
+
+    def thin_out(self) -> None:
+        """From now on look at half as many rows, and forget those between."""
+        self.every *= 2
+        self.looks = {
+            row: look for row, look in self.looks.items() if row % self.every == 0 or row == self.first_success
+        }
+
+
 def video(world: World, act: Callable[[np.ndarray], np.ndarray], *, frames: int) -> tuple[Segment, FloatArray]:
     """One episode in copy 0: about `frames` evenly spaced moments, with the first success among them.
 
@@ -254,66 +307,68 @@ def video(world: World, act: Callable[[np.ndarray], np.ndarray], *, frames: int)
     Returns:
         The moments, and (F,) the environment's own reward for the step to each (0 at the start).
     """
+    episode, last = _played(world, act, frames)
+    end = len(episode.own) - 1
+    pick = _spread(sorted(episode.looks), frames, episode.first_success)
+    looks = [episode.looks[i] for i in pick]
+    shown = np.concatenate(episode.own)[pick]
+    views = {}
+    for column in world.own_columns:
+        if column.kind == "image" and column.name:
+            views[column.name] = rgb_of(shown[column.name], world.moments)
+    for camera in world.cameras[1:]:
+        views[camera] = world.render(looks, camera)
+    moments = Segment(
+        stream=0,
+        number=0,
+        task=episode.task,
+        start=0,
+        end=end - 1,
+        terminated=bool(last.terminated[0]),
+        finished=bool(last.done[0]),
+        steps_F=pick - 1,
+        rows_F=pick,
+        last_F=(pick == end) & last.done[0],
+        success_F=tuple(episode.success[i] for i in pick),
+        frames_F=world.render(looks),
+        states_F=states_of(shown, world.own_columns),
+        state_keys=state_keys(world.own_columns),
+        actions_F=np.stack(episode.actions)[pick],
+        action_values=choices(world.action_space) or (),
+        views_F=views,
+    )
+    return moments, np.array(episode.rewards, dtype=np.float32)[pick]
+
+
+def _played(world: World, act: Callable[[np.ndarray], np.ndarray], frames: int) -> tuple[_VideoEpisode, Transition]:
+    """Play the episode of a video in copy 0; what was seen of it, and its last step."""
     world.rewind()
     only = np.arange(world.num_envs) == 0
     if isinstance(act, ActionQueue):
         act.resting, act.once = ~only, only
     start = world.reset(capture=only)
-    task = world.tasks[0]
-    looks, success, rewards = {0: start.first_looks[0]}, [False], [0.0]
-    own, taken = [start.own_observations[:1]], [np.zeros(world.action_space.shape or (), dtype=np.float32)]
-    known: list[bool | None] = [False]
-    every, seconds, first = 1, {"look": 0.0}, 0
+    no_action = np.zeros(world.action_space.shape or (), dtype=np.float32)
+    episode = _VideoEpisode(
+        world.tasks[0], [start.own_observations[:1]], [no_action], [0.0], [False], {0: start.first_looks[0]}
+    )
     for row, step in enumerate(steps(world, act, start.observations, capture=lambda rows: only & False), start=1):
         transition = step.transition
         if 0 in transition.failures:
             raise SimulatorError(f"the simulator broke during the episode of a video ({transition.failures[0]})")
-        own.append(transition.own_final[:1])
-        taken.append(np.array(step.actions[0], dtype=np.float32))
-        success.append(bool(transition.success[0]))
-        known.append(transition.success_of(0))
-        rewards.append(float(transition.rewards[0]))
-        first = row if success[-1] and not first else first
+        episode.add(row, step)
         if transition.done[0]:
-            looks[row] = transition.looks[0]
+            episode.looks[row] = transition.looks[0]
             break
-        due = row % every == 0 and seconds["look"] < VIDEO_SECONDS
-        if (due or first == row or row == VIDEO_LIMIT) and world.eye is not None:
-            with timed(seconds, "look"):
-                looks[row] = world.eye.look(0)
-        if len(looks) > 2 * frames:
-            every *= 2
-            looks = {r: look for r, look in looks.items() if r % every == 0 or r == first}
+        episode.look(row, world.eye)
+        if len(episode.looks) > 2 * frames:
+            episode.thin_out()
         if row == VIDEO_LIMIT:
             log_line(f"video: the episode did not end within {row} steps, and the video ends there")
             break
-    if seconds["look"] >= VIDEO_SECONDS:
-        last = max(r for r in looks if r < row)
+    if episode.seconds["look"] >= VIDEO_SECONDS:
+        last = max(r for r in episode.looks if r < row)
         log_line(f"video: drawing took {VIDEO_SECONDS:g} s up to step {last} of {row}; the rest but the end is omitted")
-    pick = _spread(sorted(looks), frames, first)
-    shown = np.concatenate(own)[pick]
-    views = {c.name: rgb_of(shown[c.name], world.moments) for c in world.own_columns if c.kind == "image" and c.name}
-    views |= {name: world.render([looks[i] for i in pick], name) for name in world.cameras[1:]}
-    moments = Segment(
-        stream=0,
-        number=0,
-        task=task,
-        start=0,
-        end=row - 1,
-        terminated=bool(transition.terminated[0]),
-        finished=bool(transition.done[0]),
-        steps_F=pick - 1,
-        rows_F=pick,
-        last_F=(pick == row) & transition.done[0],
-        success_F=tuple(known[i] for i in pick),
-        frames_F=world.render([looks[i] for i in pick]),
-        states_F=states_of(shown, world.own_columns),
-        state_keys=state_keys(world.own_columns),
-        actions_F=np.stack(taken)[pick],
-        action_values=choices(world.action_space) or (),
-        views_F=views,
-    )
-    return moments, np.array(rewards, dtype=np.float32)[pick]
+    return episode, transition
 
 
 def _spread(kept: Sequence[int], frames: int, first: int) -> IntArray:

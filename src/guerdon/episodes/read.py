@@ -544,7 +544,7 @@ def _columns(table: pa.Table, info: Info, names: Iterable[str]) -> Columns:
         if name in table.column_names:
             shape = tuple(info.features[name]["shape"])
             with boundary(DataError, f"column {name} is not of the declared shape {shape}"):
-                flat = _flat(table[name])
+                flat = flat_numbers(table[name])
                 words = [value for value in flat if isinstance(value, str)] if flat.dtype == object else []
                 if words:
                     raise DataError(f"column {name} holds text, such as {words[0]!r}: write numbers or booleans")
@@ -552,7 +552,7 @@ def _columns(table: pa.Table, info: Info, names: Iterable[str]) -> Columns:
     return columns
 
 
-def _flat(column: Any) -> NDArray[Any]:
+def flat_numbers(column: Any) -> NDArray[Any]:
     """All numbers of an Arrow column of scalars or nested lists, in order."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if isinstance(array, pa.ExtensionArray):

@@ -354,18 +354,17 @@ def estimate_label(study: Study) -> dict[str, Any]:
     if settings.data_paths and not given:
         return {"solutions": f"those of {', '.join(settings.data_paths)}, not counted here", "seconds": START}
     steps, length = _steps(data), solution_tokens(data)
-    most = data.train_size if data.type == "generated" else math.inf
-    questions, mining = int(min(settings.num_samples, most)), settings.mining
-    solutions = given or questions * settings.num_rollouts
-    found: dict[str, Any] = {"solutions": f"at most {solutions}"}
-    sampled = 0
-    if not given:
-        tried = 0 if mining is None else int(min(mining.max_questions, most))
+    found: dict[str, Any] = {}
+    if given:
+        solutions, sampled = given, 0
+    else:
+        questions, tried = _asked(settings, data)
+        solutions = questions * settings.num_rollouts
+        sampled = _sampled(settings, solutions, tried)
         out_of = f", out of at most {tried} tried" if tried else ""
-        found = {"questions": f"at most {questions}{out_of}", **found}
-        sampled = (0 if mining is None else tried * mining.attempts) + (solutions if settings.method == 1 else 0)
-    prefixes = math.ceil(math.log2(max(steps, 2))) if settings.labeler == "binary_search" else max(steps - 1, 1)
-    continued = solutions * prefixes * settings.monte_carlo.completions if settings.labeler in CONTINUED else 0
+        found["questions"] = f"at most {questions}{out_of}"
+    found["solutions"] = f"at most {solutions}"
+    continued = solutions * _continued_per_solution(settings, steps)
     judged = solutions if settings.labeler in JUDGED else 0
     written = solutions if settings.method == 2 else 0
     size = size_of(study)
@@ -380,6 +379,30 @@ def estimate_label(study: Study) -> dict[str, Any]:
         seconds += more
     bytes_ = solutions * (800 + steps * (150 + 2 * length)) + 2 * (sampled + continued) * length
     return {**found, "seconds": seconds, "bytes": bytes_}
+
+
+def _asked(settings: LabelSettings, data: DataSettings) -> tuple[int, int]:
+    """Questions that get labels, and how many are tried by mining to find them, at most."""
+    there = data.train_size if data.type == "generated" else math.inf
+    questions = int(min(settings.num_samples, there))
+    tried = 0 if settings.mining is None else int(min(settings.mining.max_questions, there))
+    return questions, tried
+
+
+def _sampled(settings: LabelSettings, solutions: int, tried: int) -> int:
+    """Solutions that are sampled: by mining in so many tried questions, and as those to label."""
+    mined = 0 if settings.mining is None else tried * settings.mining.attempts
+    return mined + solutions if settings.method == 1 else mined
+
+
+def _continued_per_solution(settings: LabelSettings, steps: int) -> int:
+    """Texts that are sampled to label a solution by continuing its beginnings."""
+    if settings.labeler not in CONTINUED:
+        return 0
+    beginnings = max(steps - 1, 1)
+    if settings.labeler == "binary_search":
+        beginnings = math.ceil(math.log2(max(steps, 2)))
+    return beginnings * settings.monte_carlo.completions
 
 
 def _estimate_calls(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from guerdon.pages.durations import duration
 from guerdon.plan.text_size import Shape, Size, read_config, shape_of, size_of_start
@@ -79,33 +79,76 @@ def update_memory(
         logits_at_once: in a piece.
         processes: that share the weights; `tokens` are of one of them.
     """
-    p, e, several = shape.parameters, shape.embedding, processes > 1
     if rank is None:
-        trained, weights = p / processes, 4.0 * p / processes
-        casts = 2.0 * e * head + (0.0 if several else 2.0 * (p - e * (1 if shape.tied else 2)))  # else gathered in it
+        weights = _all_trained(shape, head, processes)
     else:
-        trained = shape.adapters(rank)
-        each = 4.0 if several else 0.5625 if quantized else 2.0 if halved else 4.0
-        weights = (each * (p - e) + 4.0 * e) / processes + 4.0 * trained
-        casts = (
-            2.0 * e * (head and shape.tied) + 2.0 * trained + (0.0 if several or halved or quantized else 2.0 * (p - e))
-        )
+        weights = _adapters_trained(shape, rank, head, processes, halved=halved, quantized=quantized)
     layer = layer_bytes(shape, rank)
-    kept = tokens * (shape.layers * (4 * shape.width if checkpointing else layer) + 10 * shape.width)
+    per_layer = 4 * shape.width if checkpointing else layer
+    computed_again = tokens * layer if checkpointing else 0
     logits = 0.0
     if head:
-        logits = PER_LOGIT * min(answered * shape.vocabulary, max(logits_at_once, shape.vocabulary))
-        logits += 6.0 * e if rank is None else 0.0  # the gradient of the matrix of a piece, in bfloat16 and float32
-    again = tokens * layer if checkpointing else 0
+        at_once = max(logits_at_once, shape.vocabulary)
+        logits = PER_LOGIT * min(answered * shape.vocabulary, at_once)
+        if rank is None:
+            logits += 6.0 * shape.embedding  # the gradient of the matrix of a piece, in bfloat16 and float32
     parts = {
-        "weights": weights,
-        "gradients": 4.0 * trained,
-        "Adam": 8.0 * trained,
-        "bfloat16 copies": casts,
-        "activations": kept,
-        "logits, or a layer computed again": max(logits, again),
+        "weights": weights.held,
+        "gradients": 4.0 * weights.trained,
+        "Adam": 8.0 * weights.trained,
+        "bfloat16 copies": weights.casts,
+        "activations": tokens * (shape.layers * per_layer + 10 * shape.width),
+        "logits, or a layer computed again": max(logits, computed_again),
     }
-    return parts | ({GATHERED: gathered_bytes(shape, full=rank is None)} if several else {})
+    if processes > 1:
+        parts[GATHERED] = gathered_bytes(shape, full=rank is None)
+    return parts
+
+
+class _Weights(NamedTuple):
+    """Weights of a model in an update.
+
+    Attributes:
+        held: bytes of all weights, of one process.
+        trained: how many of them are trained in one process.
+        casts: bytes of their copies in bfloat16 while a pass is under way.
+    """
+
+    held: float
+    trained: float
+    casts: float
+
+
+def _all_trained(shape: Shape, head: bool, processes: int) -> _Weights:
+    """All weights are trained, and lie in float32."""
+    parameters, embedding = shape.parameters, shape.embedding
+    casts = 2.0 * embedding * head
+    if processes == 1:  # of several, they are made of what is gathered
+        embeddings = embedding * (1 if shape.tied else 2)
+        casts += 2.0 * (parameters - embeddings)
+    return _Weights(4.0 * parameters / processes, parameters / processes, casts)
+
+
+def _adapters_trained(
+    shape: Shape, rank: int, head: bool, processes: int, *, halved: bool, quantized: bool
+) -> _Weights:
+    """Adapters are trained, on frozen matrices and embeddings in float32."""
+    trained = shape.adapters(rank)
+    matrices = shape.parameters - shape.embedding
+    held = (_frozen_bytes(halved, quantized, processes) * matrices + 4.0 * shape.embedding) / processes
+    casts = 2.0 * shape.embedding * (head and shape.tied) + 2.0 * trained
+    if processes == 1 and not halved and not quantized:
+        casts += 2.0 * matrices
+    return _Weights(held + 4.0 * trained, trained, casts)
+
+
+def _frozen_bytes(halved: bool, quantized: bool, processes: int) -> float:
+    """Bytes of a frozen weight of a matrix."""
+    if processes > 1:
+        return 4.0
+    if quantized:
+        return 0.5625  # 4 bits, and a scale per 64
+    return 2.0 if halved else 4.0
 
 
 def gathered_bytes(shape: Shape, *, full: bool, root: float = 4.0) -> float:

@@ -12,7 +12,7 @@ counts as failed then too. A model that is refitted during the run is a `guerdon
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Self
@@ -113,8 +113,24 @@ class FrameCache:
             score: measures such episodes; called once, and once more where a value that others wait for failed.
         """
         found: list[Score | None] = [None] * len(episodes)
-        owners: dict[int, int] = {}  # frames that are scored and kept, and their entries
-        alike: dict[int, float | int] = {}  # a value, or the number of the frame that is being scored
+        owners, alike, ask = self._look_up(episodes)
+        _score_some(found, ask, episodes, score)
+        self._keep(owners, found)
+        reused = self._reuse(alike, found)
+        left = [i for i, one in enumerate(found) if one is None]
+        _score_some(found, left, episodes, score)
+        self._last = (len(episodes), int(reused.sum()))
+        return [one for one in found if one is not None], reused
+
+    def _look_up(self, episodes: Sequence[Episode]) -> tuple[dict[int, int], dict[int, float | int], list[int]]:
+        """What is known of each frame.
+
+        Returns:
+            New frames with their entries; frames that look like a kept one, with its value (float) or the number of
+            the frame that is being scored (int); and the frames to score.
+        """
+        owners: dict[int, int] = {}
+        alike: dict[int, float | int] = {}
         ask: list[int] = []
         for i, episode in enumerate(episodes):
             assert episode.frames is not None
@@ -128,29 +144,40 @@ class FrameCache:
             alike[i] = float(self._values[entry]) if owner == _NOT_SCORED else owner
             if self.rng.random() < CHECK_SHARE:
                 ask.append(i)
-        for i, one in zip(ask, score([episodes[i] for i in ask]) if ask else [], strict=True):
-            found[i] = one
+        return owners, alike, ask
+
+    def _keep(self, owners: Mapping[int, int], found: Sequence[Score | None]) -> None:
+        """Keep the values of new frames in their entries; an entry whose measurement failed is empty again."""
         for i, entry in owners.items():
-            if self._waiting[entry] == i:  # not yet overwritten by a newer one
-                steps = _value(found[i])
-                self._waiting[entry] = _NOT_SCORED
-                self._task[entry] = _NOT_SCORED if steps is None else self._task[entry]
-                self._values[entry] = 0.0 if steps is None else steps
-        reused = np.zeros(len(episodes), dtype=np.bool_)
+            if self._waiting[entry] != i:  # already overwritten by a newer one
+                continue
+            value = _value(found[i])
+            self._waiting[entry] = _NOT_SCORED
+            if value is None:
+                self._task[entry] = _NOT_SCORED
+                value = 0.0
+            self._values[entry] = value
+
+    def _reuse(self, alike: Mapping[int, float | int], found: list[Score | None]) -> BoolArray:
+        """Give frames the values of those that they look like, and note the error where both were measured.
+
+        Returns:
+            (N,) bool, the frames that got another's value.
+        """
+        reused = np.zeros(len(found), dtype=np.bool_)
         for i, other in alike.items():
             value = other if isinstance(other, float) else _value(found[other])
             own = _value(found[i])
-            if value is not None and own is not None:
+            if value is None:
+                continue
+            if own is not None:
+                error = abs(own - value)
                 self._checked += 1
-                self._error += abs(own - value)
-                self._worst = max(self._worst, abs(own - value))
-            elif value is not None and found[i] is None:
+                self._error += error
+                self._worst = max(self._worst, error)
+            elif found[i] is None:
                 found[i], reused[i] = Score(steps=np.array([value], dtype=np.float32)), True
-        left = [i for i, one in enumerate(found) if one is None]
-        for i, one in zip(left, score([episodes[i] for i in left]) if left else [], strict=True):
-            found[i] = one
-        self._last = (len(episodes), int(reused.sum()))
-        return [one for one in found if one is not None], reused
+        return reused
 
     @property
     def metrics(self) -> Metrics:
@@ -209,6 +236,18 @@ class FrameCache:
         self._tasks, self._added = list(values["tasks"]), int(values["added"])
         self._checked, self._error, self._worst = values["errors"]
         self.rng.bit_generator.state = values["rng"]
+
+
+def _score_some(
+    found: list[Score | None],
+    rows: Sequence[int],
+    episodes: Sequence[Episode],
+    score: Callable[[Sequence[Episode]], list[Score]],
+) -> None:
+    """Score the episodes in some rows, if there are any."""
+    if rows:
+        for i, one in zip(rows, score([episodes[i] for i in rows]), strict=True):
+            found[i] = one
 
 
 def _value(score: Score | None) -> float | None:

@@ -22,7 +22,7 @@ from guerdon.compute.optimizers import AdamW, FlatAdam, Optimizer
 from guerdon.engines.reward_models import RewardModels
 from guerdon.episodes.layout import camera_names
 from guerdon.errors import ConfigError, NonFiniteError, boundary
-from guerdon.models.images.image import ImageRewardModel, state_rows
+from guerdon.models.images.image import ImageModelConfig, ImageRewardModel, state_rows
 from guerdon.models.images.online import OnlineImageModel
 from guerdon.models.load import load_source_model
 from guerdon.models.vlm.vlm_prm import log_loading
@@ -41,6 +41,7 @@ from guerdon.rl.sampling import ACHIEVED, DESIRED, GoalRewards
 from guerdon.rl.videos import EpisodeVideos, write_video
 from guerdon.settings.algorithm import ControlAlgorithmSettings, RobotAlgorithmSettings
 from guerdon.settings.aliases import LOGGED_AS_PRM
+from guerdon.settings.cluster import ClusterSettings
 from guerdon.settings.off_policy import DQNSettings, SACSettings
 from guerdon.settings.reward_models import VLMModelSettings
 from guerdon.settings.reward_source import RobotSource
@@ -61,50 +62,25 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         fresh: as in `build_parts`.
     """
     check_of_replay(study)
+    _check_ahead(study)
     runner, algorithm = study.runner, study.control_algorithm
-    sharded = isinstance(study.policy, VLAPolicySettings) and distributed.launched() > 1
-    if sharded and runner.max_staleness and study.engine == "local":
-        raise ConfigError(
-            "runner.max_staleness: several learners shard the weights of a VLA, so that this "
-            "process cannot collect while they learn; set engine: ray, or max_staleness to 0"
-        )
     torch.manual_seed(runner.seed)  # of dropout, where a policy has any: only gradient steps draw from it
     cluster = study.cluster if study.engine == "ray" else None
     loaded = run_reward_models(cluster, runner, load_model, study.reward.scoring_shards, study.robot_sources)
     models = build_control_sources(study, loaded)
-    sources: dict[str, RewardSource[Any]] = {
-        "env": GroundTruth(SourceTerms("env", algorithm.gamma, study.reward.env_weight())),
-        **models,
-    }
+    own = GroundTruth(SourceTerms("env", algorithm.gamma, study.reward.env_weight()))
+    sources: dict[str, RewardSource[Any]] = {"env": own, **models}
     terms = {name: sources[name].terms for name in study.reward.weights()}
-    of_rollouts = None if algorithm.replayed else study.on_policy
-    heads = _heads(algorithm, terms)
-    shared = _of_collectors(study, heads, [source.observes for source in models.values()])
-    writer = None
-    if study.env.data_collection.enabled and (cluster is not None or runner.rollout_shards > 1):
-        writer = run_writer(study.env)
-        shared["buffer"] = partial(EpisodeBuffer, writer.success_by_row)
-    shards = [{"shard": k, **shared} for k in range(runner.rollout_shards)]
-    share = share_results if study.env.use_curriculum else None
-    device = study.policy.device
-    collector = run_collector(cluster, runner, ControlCollector, shards, join_control, share, writer, device=device)
-    if study.reward.overlap_steps is not None:
-        for source in models.values():
-            if source.settings.can_overlap:
-                collector.watchers.append(source.score_ahead)
-    learner: Any
+    collector = _collector(study, cluster, _heads(algorithm, terms), models)
     shape = collector.policy_shape()
     for name, source in models.items():
         check_seen(name, source.model, shape, study.env.camera_name)
-    if of_rollouts is None:
+    learner: Any
+    if algorithm.replayed:
         learner, notes = build_replay_learner(study, shape, terms, sources, folder, fresh=fresh)
     else:
-        gammas = {name: one.gamma for name, one in terms.items()}
-        learner, notes = distributed.everywhere(build_learner, study, shape, heads=heads, gammas=gammas, fresh=fresh)
-        learner.shares = {name: one.share for name, one in terms.items() if one.share is not None}
-        if of_rollouts.filter_rewards:
-            check_bounds(of_rollouts, return_range(study, models))
-    policy: Any = learner.policy
+        learner, notes = _learner_of_rollouts(study, shape, terms, models, fresh=fresh)
+    policy = learner.policy
     notes += _notes(study, models, only=next(iter(terms)) if len(terms) == 1 else None)
 
     def show(folder: Path, step: int) -> None:
@@ -132,6 +108,55 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     )
 
 
+def _check_ahead(study: Study) -> None:
+    """Refuse to collect ahead in a process whose policy is in shards of several learners."""
+    sharded = isinstance(study.policy, VLAPolicySettings) and distributed.launched() > 1
+    if sharded and study.runner.max_staleness and study.engine == "local":
+        raise ConfigError(
+            "runner.max_staleness: several learners shard the weights of a VLA, so that this "
+            "process cannot collect while they learn; set engine: ray, or max_staleness to 0"
+        )
+
+
+def _collector(
+    study: Study, cluster: ClusterSettings | None, heads: Sequence[str], models: Mapping[str, ControlReward]
+) -> Any:
+    """What collects the rollouts, in this process or in the cluster, shown to the models that score ahead."""
+    runner = study.runner
+    shared = _of_collectors(study, heads, [source.observes for source in models.values()])
+    writer = None
+    if study.env.data_collection.enabled and (cluster is not None or runner.rollout_shards > 1):
+        writer = run_writer(study.env)
+        shared["buffer"] = partial(EpisodeBuffer, writer.success_by_row)
+    shards = [{"shard": k, **shared} for k in range(runner.rollout_shards)]
+    share = share_results if study.env.use_curriculum else None
+    device = study.policy.device
+    collector = run_collector(cluster, runner, ControlCollector, shards, join_control, share, writer, device=device)
+    if study.reward.overlap_steps is not None:
+        for source in models.values():
+            if source.settings.can_overlap:
+                collector.watchers.append(source.score_ahead)
+    return collector
+
+
+def _learner_of_rollouts(
+    study: Study,
+    shape: PolicyShape,
+    terms: Mapping[str, SourceTerms],
+    models: Mapping[str, ControlReward],
+    *,
+    fresh: bool,
+) -> tuple[OnPolicyLearner[Any, Any], list[str]]:
+    """The learner from each rollout, in every process that learns, and lines for the start of the log."""
+    heads = _heads(study.control_algorithm, terms)
+    gammas = {name: one.gamma for name, one in terms.items()}
+    learner, notes = distributed.everywhere(build_learner, study, shape, heads=heads, gammas=gammas, fresh=fresh)
+    learner.shares = {name: one.share for name, one in terms.items() if one.share is not None}
+    if study.on_policy.filter_rewards:
+        check_bounds(study.on_policy, return_range(study, models))
+    return learner, notes
+
+
 def _of_collectors(study: Study, heads: Sequence[str], observes: Sequence[Observes]) -> dict[str, Any]:
     """Arguments of `ControlCollector` that every part of the copies has.
 
@@ -141,17 +166,16 @@ def _of_collectors(study: Study, heads: Sequence[str], observes: Sequence[Observ
         observes: what reward models look at.
     """
     runner, algorithm = study.runner, study.control_algorithm
-    of_rollouts = None if algorithm.replayed else study.on_policy
-    return {
+    shared = {
         "env": study.env,
         "shards": runner.rollout_shards,
         "settings": study.control_policy,
         "seed": runner.seed,
         "rollout_steps": algorithm.rollout_steps,
-        "group_size": of_rollouts.group_size if of_rollouts is not None and of_rollouts.needs.groups else None,
+        "group_size": None,
         "heads": heads,
-        "micro_batch_size": None if of_rollouts is None else of_rollouts.micro_batch_size,
-        "auxiliary": () if of_rollouts is None else list(of_rollouts.auxiliary_losses),
+        "micro_batch_size": None,
+        "auxiliary": (),
         "algorithm": algorithm.type,
         "observes": observes,
         "success_readers": study.success_readers(),
@@ -159,6 +183,13 @@ def _of_collectors(study: Study, heads: Sequence[str], observes: Sequence[Observ
         "video_every": runner.video_every,
         "overlap_steps": study.reward.overlap_steps,
     }
+    if not algorithm.replayed:
+        of_rollouts = study.on_policy
+        shared["micro_batch_size"] = of_rollouts.micro_batch_size
+        shared["auxiliary"] = list(of_rollouts.auxiliary_losses)
+        if of_rollouts.needs.groups:
+            shared["group_size"] = of_rollouts.group_size
+    return shared
 
 
 def _heads(algorithm: RobotAlgorithmSettings, terms: Iterable[str]) -> tuple[str, ...]:
@@ -168,28 +199,26 @@ def _heads(algorithm: RobotAlgorithmSettings, terms: Iterable[str]) -> tuple[str
 
 def _notes(study: Study, models: Mapping[str, ControlReward], *, only: str | None) -> list[str]:
     """Lines for the start of the log; `only` is the name of the source that the policy learns from, if it is alone."""
-    normalized = not study.control_algorithm.replayed and study.on_policy.normalize_minibatches
-    prefix = f"[{study.reward.group_name}]"
-    settings = {name: one.settings for name, one in models.items()}
+    notes = list(study.env.notes)
     steps, budget = study.control_algorithm.rollout_steps * study.env.num_envs, study.runner.total_steps
-    return [
-        *study.env.notes,
-        *(
+    if steps > budget:
+        notes.append(
             f"WARNING: runner.total_steps is {budget}, and one rollout (algorithm.rollout_steps x env.num_envs) has "
             f"{steps}: the run takes {steps} steps"
-            for _ in range(steps > budget)
-        ),
-        *(
-            f"{prefix} {name}: {one.model.model_type} from {one.model.origin}, weight {one.reward_weight:g}"
-            for name, one in settings.items()
-        ),
-        *(
-            f"{prefix} {name}: reward_weight {one.reward_weight:g} changes nothing: the only source, whose advantages "
-            "are normalised"
-            for name, one in settings.items()
-            if name == only and normalized and one.reward_weight not in (0.0, 1.0)
-        ),
-    ]
+        )
+    prefix = f"[{study.reward.group_name}]"
+    for name, source in models.items():
+        model, weight = source.settings.model, source.settings.reward_weight
+        notes.append(f"{prefix} {name}: {model.model_type} from {model.origin}, weight {weight:g}")
+    normalized = not study.control_algorithm.replayed and study.on_policy.normalize_minibatches
+    if only is not None and only in models and normalized:
+        weight = models[only].settings.reward_weight
+        if weight not in (0.0, 1.0):
+            notes.append(
+                f"{prefix} {only}: reward_weight {weight:g} changes nothing: the only source, whose advantages are "
+                "normalised"
+            )
+    return notes
 
 
 def check_control(study: Study) -> None:
@@ -200,19 +229,27 @@ def check_control(study: Study) -> None:
         MissingDependencyError: the simulator is not installed.
     """
     check_of_replay(study)
-    algorithm = study.control_algorithm
+    of_rollouts = None if study.control_algorithm.replayed else study.on_policy
     with closing(first_world(study.env, study.success_readers())) as world:
         if not isinstance(study.control_policy, VLAPolicySettings):
-            on_cpu = study.control_policy.model_copy(update={"device": "cpu"})  # the run may be on another machine
-            auxiliary = [] if algorithm.replayed else list(study.on_policy.auxiliary_losses)
-            policy = policy_of_shape(
-                on_cpu, PolicyShape.of(world), heads=_heads(algorithm, study.reward.weights()), auxiliary=auxiliary,
-                seed=0, algorithm=algorithm.type,
-            )  # fmt: skip
-            if not algorithm.replayed:
-                check_decisions(policy, study.on_policy)
-    if not algorithm.replayed and study.on_policy.filter_rewards and not study.reward.sources:
-        check_bounds(study.on_policy, return_range(study, {}))
+            _check_policy(study, PolicyShape.of(world), of_rollouts)
+    if of_rollouts is not None and of_rollouts.filter_rewards and not study.reward.sources:
+        check_bounds(of_rollouts, return_range(study, {}))
+
+
+def _check_policy(study: Study, shape: PolicyShape, of_rollouts: ControlAlgorithmSettings | None) -> None:
+    """Refuse a policy that cannot be built for this shape, or keys that would do nothing with it."""
+    algorithm = study.control_algorithm
+    policy = policy_of_shape(
+        study.control_policy.model_copy(update={"device": "cpu"}),  # the run may be on another machine
+        shape,
+        heads=_heads(algorithm, study.reward.weights()),
+        auxiliary=[] if of_rollouts is None else list(of_rollouts.auxiliary_losses),
+        seed=0,
+        algorithm=algorithm.type,
+    )
+    if of_rollouts is not None:
+        check_decisions(policy, of_rollouts)
 
 
 def check_of_replay(study: Study) -> None:
@@ -221,12 +258,13 @@ def check_of_replay(study: Study) -> None:
     Raises:
         ConfigError: with the key that says so.
     """
-    algorithm = study.control_algorithm
-    for key in [key for key in ("info_keys", "intervene_after") if getattr(study.env, key, None)]:
-        if not algorithm.replayed:
+    if study.control_algorithm.replayed:
+        return
+    for key in ("info_keys", "intervene_after"):
+        if getattr(study.env, key, None):
             raise ConfigError(on_policy_refuses(f"the environment, by env.{key},"))
-    for name in [name for name, source in study.robot_sources.items() if source.ends]:
-        if not algorithm.replayed:
+    for name, source in study.robot_sources.items():
+        if source.ends:
             raise ConfigError(
                 f"reward.sources.{name}.ends is about what a replay holds: take algorithm.type sac or dqn, or remove it"
             )
@@ -252,16 +290,11 @@ def build_learner(
     notes = []
     if fresh and study.control_policy.checkpoint is not None:
         notes.append(start_from_policy(policy, Path(study.control_policy.checkpoint)))
-    learner = OnPolicyLearner(
-        policy,
-        control_optimizer(policy, algorithm.learning_rate),
-        algorithm,
-        seed=runner.seed,
-        heads=heads,
-        scaler=RewardScaler(gammas, study.env.num_envs, by_chunk=algorithm.by_chunk)
-        if algorithm.normalize_rewards
-        else None,
-    )
+    scaler = None
+    if algorithm.normalize_rewards:
+        scaler = RewardScaler(gammas, study.env.num_envs, by_chunk=algorithm.by_chunk)
+    optimizer = control_optimizer(policy, algorithm.learning_rate)
+    learner = OnPolicyLearner(policy, optimizer, algorithm, seed=runner.seed, heads=heads, scaler=scaler)
     if fresh and runner.resume_dir:
         notes.append(learner.start_from(Path(runner.resume_dir)))
     return learner, notes
@@ -289,9 +322,13 @@ def build_replay_learner(
     runner, algorithm = study.runner, study.control_algorithm
     assert isinstance(algorithm, SACSettings | DQNSettings)
     policy = policy_of_shape(
-        study.control_policy, shape, heads=_heads(algorithm, terms), auxiliary=(), seed=runner.seed,
+        study.control_policy,
+        shape,
+        heads=_heads(algorithm, terms),
+        auxiliary=(),
+        seed=runner.seed,
         algorithm=algorithm.type,
-    )  # fmt: skip
+    )
     if not isinstance(policy, ControlPolicy):
         raise ConfigError(
             f"algorithm.type {algorithm.type} does not go with policy.type {study.policy.type}: take mlp, cnn or "
@@ -409,27 +446,43 @@ def check_seen(name: str, model: RewardModel, shape: PolicyShape, first_camera: 
     Raises:
         ConfigError: with what there is.
     """
-    camera = model.info.keys[0] if model.info.modality == "image" and model.info.keys else None
+    if model.info.modality == "image" and model.info.keys:
+        _check_camera(name, model.info.keys[0], shape, first_camera)
+    model = model.model if isinstance(model, OnlineImageModel) else model
+    if isinstance(model, ImageRewardModel) and model.config.state_size is not None:
+        _check_numbers(name, model.config, shape)
+
+
+def _check_camera(name: str, camera: str, shape: PolicyShape, first_camera: str) -> None:
+    """Refuse a model that looks through a camera that a world with cameras does not have."""
     names = [*shape.cameras, *(c.name for c in shape.own_columns if c.kind == "image" and c.name)]
     if names and camera and not {*names, first_camera}.intersection(camera_names(camera)):
         raise ConfigError(
             f"reward.sources.{name}: the model looks through {camera!r}; this world has {', '.join(names)}"
         )
-    model = model.model if isinstance(model, OnlineImageModel) else model
-    if not isinstance(model, ImageRewardModel) or model.config.state_size is None:
+
+
+def _check_numbers(name: str, config: ImageModelConfig, shape: PolicyShape) -> None:
+    """Refuse a model that looks at other numbers than an episode of this world has."""
+    keys = state_keys(shape.own_columns)
+    size = sum(column.size for column in shape.own_columns if is_numeric(column))
+    empty = Episode(
+        id="",
+        task="",
+        states=np.zeros((1, size), np.float32),
+        actions=np.zeros((1, *(shape.action_space.shape or ())), np.float32),
+        meta=parts_of_rows(keys, choices(shape.action_space) or ()),
+    )
+    found = state_rows(empty, config.keys, actions=config.actions)
+    if found is not None and found.shape[1] == config.state_size:
         return
-    config, keys = model.config, state_keys(shape.own_columns)
-    size, counts = sum(c.size for c in shape.own_columns if is_numeric(c)), choices(shape.action_space) or ()
-    none = np.zeros((1, size), np.float32), np.zeros((1, *(shape.action_space.shape or ())), np.float32)
-    one = Episode(id="", task="", states=none[0], actions=none[1], meta=parts_of_rows(keys, counts))
-    found = state_rows(one, config.keys, actions=config.actions)
-    if found is None or found.shape[1] != config.state_size:
-        looks = f"{', '.join(config.keys) or 'states'}{' and actions' if config.actions else ''}"
-        shows = ", ".join(f"{key} ({count})" for key, count in keys) or f"{size} numbers"
-        raise ConfigError(
-            f"reward.sources.{name}: the model looks at {looks}, {config.state_size} numbers; this world shows {shows}"
-            f"{'' if found is None else f', of which that is {found.shape[1]}'}"
-        )
+    looks = f"{', '.join(config.keys) or 'states'}{' and actions' if config.actions else ''}"
+    shows = ", ".join(f"{key} ({count})" for key, count in keys) or f"{size} numbers"
+    of_which = "" if found is None else f", of which that is {found.shape[1]}"
+    raise ConfigError(
+        f"reward.sources.{name}: the model looks at {looks}, {config.state_size} numbers; this world shows {shows}"
+        f"{of_which}"
+    )
 
 
 def check_decisions(policy: RobotPolicy, algorithm: ControlAlgorithmSettings) -> None:
@@ -458,15 +511,20 @@ def return_range(study: Study, models: Mapping[str, ControlReward]) -> tuple[flo
     A source whose weight is learned has no known range.
     """
     env, limit = study.env, study.env.max_episode_steps or 1
-    sparse = (0.0, 1.0 if env.end_on_success else float(limit)) if env.native_reward == "sparse" else None
+    of_env = None
+    if env.native_reward == "sparse":
+        of_env = (0.0, 1.0 if env.end_on_success else float(limit))
     total = np.zeros(2)
     for name, weight in study.reward.weights().items():
-        found = models[name].return_range(limit) if name in models else sparse
-        if found is None or (name in models and models[name].terms.share is not None):
+        source = models.get(name)
+        found = of_env if source is None else source.return_range(limit)
+        learned = source is not None and source.terms.share is not None
+        if found is None or learned:
             return None
         ends = weight * np.array(found)
-        changing = name in models and models[name].terms.schedule != "constant"
-        total += np.sort(np.append(ends, 0.0 if changing else ends[0]))[[0, -1]]
+        if source is not None and source.terms.schedule != "constant":
+            ends = np.append(ends, 0.0)  # the weight may be 0 for the whole episode
+        total += np.sort(ends)[[0, -1]]
     return float(total[0]), float(total[1])
 
 

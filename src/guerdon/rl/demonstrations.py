@@ -6,10 +6,10 @@ note = add_demonstrations(learner, env, shape, sources)
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,12 +18,13 @@ from guerdon.episodes.layout import camera_names, load_info
 from guerdon.episodes.read import cameras_of, read_episodes
 from guerdon.episodes.targets import check_every_row
 from guerdon.errors import DataError
+from guerdon.policies.robots.control import ControlPolicy
 from guerdon.policies.robots.heads import Squashed
 from guerdon.policies.robots.robot import ControlInputs
 from guerdon.rewards.control_sources import ControlReward
 from guerdon.rewards.source import RewardSource
 from guerdon.settings.world import WorldSettings
-from guerdon.types import Episode, Rollout, Segment
+from guerdon.types import Episode, FloatArray, Rewards, Rollout, Segment
 from guerdon.worlds.observation import columns_as_rows
 from guerdon.worlds.spaces import PIXELS, ObservedColumn, action_bounds, choices, chosen_columns, is_numeric, state_keys
 
@@ -31,6 +32,53 @@ if TYPE_CHECKING:
     from guerdon.rl.off_policy import ReplayLearner
 
 _TOGETHER = 16  # episodes in memory at a time
+
+
+class _Bounds(NamedTuple):
+    """(A,) the smallest and largest actions that are within the action space."""
+
+    low: FloatArray
+    high: FloatArray
+
+    def outside(self, actions_N: FloatArray) -> int:
+        """How many of (N, A) actions are not within them."""
+        beyond = (actions_N < self.low - 1e-3) | (actions_N > self.high + 1e-3)
+        return int(beyond.any(axis=1).sum())
+
+
+@dataclass
+class _Counts:
+    """What was found in the demonstrations."""
+
+    episodes: int = 0
+    steps: int = 0
+    successes: int = 0
+    outside: int = 0  # actions beyond the bounds
+    short: int = 0  # episodes without a step
+    only_success: bool = True  # every reward is 1 at success and 0 else
+
+    def add(self, rollout: Rollout[ControlInputs], bounds: _Bounds) -> None:
+        """The episodes of a rollout."""
+        self.episodes += len(rollout.mask)
+        self.steps += rollout.steps
+        self.successes += int(rollout.success.any(axis=1).sum())
+        self.outside += bounds.outside(rollout.inputs.actions[rollout.mask.reshape(-1)])
+        self.only_success &= bool((rollout.rewards == rollout.success).all())
+
+    def line(self, path: str, native_reward: str) -> str:
+        """For the log."""
+        parts = [
+            f"demonstrations: {self.episodes} episodes, {self.successes} with success, {self.steps} steps from {path}"
+        ]
+        if self.short:
+            parts.append(f"{self.short} more have one row and no step, and are left out")
+        if self.outside:
+            parts.append(
+                f"{self.outside} of their actions are outside of the action space: are they in the environment's units?"
+            )
+        if native_reward == "dense" and self.only_success:
+            parts.append("their rewards are 1 at success and 0 else: were they collected with env.native_reward dense?")
+        return "; ".join(parts)
 
 
 def add_demonstrations(
@@ -54,47 +102,60 @@ def add_demonstrations(
     assert path is not None
     assert learner.demonstrations is not None
     seen = chosen_columns(shape.columns, learner.policy.settings.keys, "policy.keys")
-    observes = [one.observes for one in sources.values() if isinstance(one, ControlReward) and one.observes.frames]
-    shown = {column.name for column in shape.own_columns if column.kind == "image"}.union(shape.cameras)
-    views = [next((view for view in one.views if view in shown), "") for one in observes]
-    names = {column.name for column in seen if column.kind == "image"}.union(views)
+    names = _pictures_needed(seen, shape, sources)
     rendered = bool(names & {"", PIXELS})
     cameras = _cameras(Path(path), names - {"", PIXELS}, env.camera_name if rendered else None)
     order = list(dict.fromkeys(cameras.values()))
     first = order[0] if order else None
-    low, high = (bound.reshape(-1) for bound in action_bounds(shape.action_space))
-    if isinstance(learner.policy.head, Squashed):  # its actions have bounds where the space has none
-        units, one = learner.policy.units, np.ones(len(low), np.float32)
-        low, high = (end if units is None else units.executed(end) for end in (-one, one))
-    episodes, steps, successes, outside, short, only_success = 0, 0, 0, 0, 0, True
+    bounds = _bounds(learner.policy, shape)
+    counts = _Counts()
     found = iter(read_episodes(Path(path), with_frames=bool(order), camera=first, views=order[1:]))
     while read := list(islice(found, _TOGETHER)):
-        part = [one for one in read if len(one) > 1]
-        short += len(read) - len(part)
+        part = [_with_pictures(one, cameras, first) for one in read if len(one) > 1]
+        counts.short += len(read) - len(part)
         if not part:
             continue
-        rollout = as_rollout([_with_pictures(one, cameras, first) for one in part], env, shape, seen)
-        rewards = {
-            name: (source.elsewhere(len(part)) if isinstance(source, ControlReward) else source).measure(rollout)
-            for name, source in sources.items()
-        }
-        learner.remember(learner.demonstrations, rollout, rewards)
+        rollout = as_rollout(part, env, shape, seen)
+        learner.remember(learner.demonstrations, rollout, _measured(sources, rollout))
         learner.policy.observe(rollout.inputs, rollout.mask)
-        episodes, steps = episodes + len(part), steps + rollout.steps
-        successes += int(rollout.success.any(axis=1).sum())
-        actions_N = rollout.inputs.actions[rollout.mask.reshape(-1)]
-        outside += int(((actions_N < low - 1e-3) | (actions_N > high + 1e-3)).any(axis=1).sum())
-        only_success &= bool((rollout.rewards == rollout.success).all())
-    if not episodes:
+        counts.add(rollout, bounds)
+    if not counts.episodes:
         raise DataError(f"algorithm.demonstrations: no episode of {path} has a step: all have one row")
-    line = f"demonstrations: {episodes} episodes, {successes} with success, {steps} steps from {path}"
-    if short:
-        line += f"; {short} more have one row and no step, and are left out"
-    if outside:
-        line += f"; {outside} of their actions are outside of the action space: are they in the environment's units?"
-    if env.native_reward == "dense" and only_success:
-        line += "; their rewards are 1 at success and 0 else: were they collected with env.native_reward dense?"
-    return line
+    return counts.line(path, env.native_reward)
+
+
+def _pictures_needed(
+    seen: Sequence[ObservedColumn], shape: PolicyShape, sources: Mapping[str, RewardSource[Any]]
+) -> set[str]:
+    """Names of the pictures that the policy or a reward model looks at; "" and `PIXELS` are what is rendered."""
+    names = {column.name for column in seen if column.kind == "image"}
+    shown = {column.name for column in shape.own_columns if column.kind == "image"}.union(shape.cameras)
+    for source in sources.values():
+        if isinstance(source, ControlReward) and source.observes.frames:
+            views = [view for view in source.observes.views if view in shown]
+            names.add(views[0] if views else "")
+    return names
+
+
+def _bounds(policy: ControlPolicy, shape: PolicyShape) -> _Bounds:
+    """The bounds of actions; those of a squashed policy where the space has none."""
+    low, high = (bound.reshape(-1) for bound in action_bounds(shape.action_space))
+    if not isinstance(policy.head, Squashed):
+        return _Bounds(low, high)
+    one = np.ones(len(low), np.float32)
+    if policy.units is None:
+        return _Bounds(-one, one)
+    return _Bounds(policy.units.executed(-one), policy.units.executed(one))
+
+
+def _measured(sources: Mapping[str, RewardSource[Any]], rollout: Rollout[ControlInputs]) -> dict[str, Rewards]:
+    """What each source pays; reward models measure apart from the episodes of the run that are under way."""
+    rewards = {}
+    for name, source in sources.items():
+        if isinstance(source, ControlReward):
+            source = source.elsewhere(len(rollout.mask))
+        rewards[name] = source.measure(rollout)
+    return rewards
 
 
 def _cameras(path: Path, names: Iterable[str], rendered: str | None) -> dict[str, str]:

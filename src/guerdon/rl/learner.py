@@ -35,7 +35,7 @@ from guerdon.rl.advantages import (
 )
 from guerdon.rl.episode_stats import RewardScaler
 from guerdon.rl.losses import sum_parts, truncated_weights
-from guerdon.rl.update import make_batch, steps_per_update, update_policy
+from guerdon.rl.update import Batch, make_batch, steps_per_update, update_policy
 from guerdon.settings.algorithm import AlgorithmSettings
 from guerdon.types import (
     Advantages,
@@ -267,47 +267,79 @@ class OnPolicyLearner(Generic[Collected, Inputs]):
         self.source_weights = {name: weight for name, weight in weights.items() if name != KL}
         if not len(rollout.inputs):  # simulators broke in every episode: there is nothing to learn from
             return {"updates": 0, "skipped_updates": 0}
-        scales = None if self.scaler is None else self.scaler.update(rollout, rewards)
-        found = source_advantages(rollout, rewards, terms, weights, settings, scales=scales)
-        observe_shares(self.shares, self.source_weights, found)
-        facts: Metrics = {}
-        if settings.rollout_is_threshold is not None and rollout.sampled_log_probs is not None:
-            found, facts = importance_weighted(found, rollout, settings.rollout_is_threshold)
-        mask, old, parts = rollout.mask, rollout.log_probs, None
-        if rollout.chunks is not None:
-            mask, found, old, parts = decision_rows(rollout, found, settings)
-        stale = rollout.version != self.version  # other weights acted, so that the first ratio is not 1 either
-        several = stale or steps_per_update(settings, len(rollout.inputs)) > 1
-        sampled = old if rollout.sampled_log_probs is None and not several else rollout.sampled_log_probs
-        batch = make_batch(
-            self.policy.prepared(rollout.inputs),
-            mask,
-            found,
-            old=old if several else None,
-            ref=None if self.kl_in_reward else ref,
-            behaviour=sampled,
-            values={name: rollout.values[name] for name in self.heads} if rollout.values else None,
-            parts=parts,
-            auxiliary=auxiliary_targets(settings.auxiliary_losses, rewards, rollout),
-        )
+        advantages, facts = self._advantages(rollout, rewards, terms, weights)
+        batch = self._batch(rollout, rewards, advantages, None if self.kl_in_reward else ref)
         if settings.filter_rewards:
             kept_B = _kept(rollout, rewards, terms, weights, settings)
             batch = batch.take(np.flatnonzero(kept_B[_stream_of_rows(rollout)]))
             facts["filtered_groups"] = float(len(np.unique(rollout.groups_B[~kept_B])))
         rate = scheduled(settings.learning_rate, settings.lr_schedule, progress)
-        with critic_alone(self.policy) if self.version < settings.value_init_steps else nullcontext():
+        critic_only = self.version < settings.value_init_steps
+        with critic_alone(self.policy) if critic_only else nullcontext():
             learned = update_policy(
                 self.policy, self.optimizer, batch, settings, self.rng, learning_rate=rate, max_length=self.max_length
             )
         self.optimizer.zero_grad()  # the next rollout needs the memory of the gradients
-        self.policy.observe(rollout.inputs, rollout.mask if rollout.chunks is None else np.ones(len(mask), np.bool_))
+        self._observe(rollout)
         self.version += 1
-        facts |= {f"silent_groups/{k}": float(v) for k, v in found.silent_groups.items()}
-        facts |= {f"flat_groups/{k}": float(v) for k, v in found.flat_groups.items()}
+        facts |= {f"silent_groups/{k}": float(v) for k, v in advantages.silent_groups.items()}
+        facts |= {f"flat_groups/{k}": float(v) for k, v in advantages.flat_groups.items()}
         facts |= {f"reward_weight/{name}": weight for name, weight in self.source_weights.items()}
         if self.kl_in_reward:
             facts["kl"] = -float(rewards[KL].values.sum()) / max(int(rollout.mask.sum()), 1)
         return {**learned, **facts, "learning_rate": rate}
+
+    def _advantages(
+        self,
+        rollout: Rollout[Collected],
+        rewards: Mapping[str, Rewards],
+        terms: Mapping[str, SourceTerms],
+        weights: Mapping[str, float],
+    ) -> tuple[Advantages, Metrics]:
+        """Advantages, weighted where what sampled computed other log-probabilities, and metrics of these weights."""
+        settings = self.settings
+        scales = None if self.scaler is None else self.scaler.update(rollout, rewards)
+        found = source_advantages(rollout, rewards, terms, weights, settings, scales=scales)
+        observe_shares(self.shares, self.source_weights, found)
+        if settings.rollout_is_threshold is None or rollout.sampled_log_probs is None:
+            return found, {}
+        return importance_weighted(found, rollout, settings.rollout_is_threshold)
+
+    def _batch(
+        self,
+        rollout: Rollout[Collected],
+        rewards: Mapping[str, Rewards],
+        advantages: Advantages,
+        ref: FloatArray | None,
+    ) -> Batch[Inputs]:
+        """A rollout as rows for the gradient steps; `ref` are log-probabilities for a KL in the loss."""
+        settings = self.settings
+        mask, acting, parts = rollout.mask, rollout.log_probs, None
+        if rollout.chunks is not None:
+            mask, advantages, acting, parts = decision_rows(rollout, advantages, settings)
+        stale = rollout.version != self.version  # other weights acted, so that the first ratio is not 1 either
+        several = stale or steps_per_update(settings, len(rollout.inputs)) > 1
+        behaviour = rollout.sampled_log_probs
+        if behaviour is None and not several:
+            behaviour = acting
+        return make_batch(
+            self.policy.prepared(rollout.inputs),
+            mask,
+            advantages,
+            old=acting if several else None,
+            ref=ref,
+            behaviour=behaviour,
+            values={name: rollout.values[name] for name in self.heads} if rollout.values else None,
+            parts=parts,
+            auxiliary=auxiliary_targets(settings.auxiliary_losses, rewards, rollout),
+        )
+
+    def _observe(self, rollout: Rollout[Collected]) -> None:
+        """Show the policy what was acted on, for running statistics of it."""
+        acted = rollout.mask
+        if rollout.chunks is not None:
+            acted = np.ones(len(rollout.inputs), np.bool_)
+        self.policy.observe(rollout.inputs, acted)
 
     def _kl(self, rollout: Rollout[Collected], ref_B_T: FloatArray) -> Rewards:
         """The KL from the reference as a reward: -(log pi - log ref) of each step (k1, unbiased)."""

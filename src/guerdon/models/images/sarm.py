@@ -74,7 +74,7 @@ class SarmConfig(BaseModel):
     def ends(self, head: Head) -> NDArray[np.float64]:
         """(stages + 1,) share of the task that is done when each stage begins, and 1."""
         n = self.stages(head)
-        shares = self.sparse_temporal_proportions if head == "sparse" else self.dense_temporal_proportions
+        shares = self._shares(head)
         if shares is None or n == 1:
             return np.linspace(0.0, 1.0, n + 1)
         return np.concatenate([[0.0], np.cumsum(shares)[:-1] / np.sum(shares), [1.0]])
@@ -86,22 +86,36 @@ class SarmConfig(BaseModel):
             CheckpointError: as it says.
             ConfigError: the checkpoint does not have this head.
         """
-        shares = self.sparse_temporal_proportions if head == "sparse" else self.dense_temporal_proportions
-        wrong = (
-            f"n_obs_steps is {self.n_obs_steps}, which is not even" if self.n_obs_steps % 2
-            else f"state_key is {self.state_key}, and episodes have {STATE}" if self.state_key != STATE
-            else f"num_heads is {self.num_heads}, which does not divide hidden_dim, {self.hidden_dim}"
-            if self.hidden_dim % self.num_heads
-            else f"{head}_temporal_proportions has {len(shares)} shares for {self.stages(head)} stages"
-            if shares is not None and len(shares) != self.stages(head) > 1
-            else f"{head}_temporal_proportions are {shares}: a share is 0 or more, and one is above 0"
-            if shares is not None and not (min(shares, default=0.0) >= 0 and 0 < sum(shares) < np.inf)
-            else None
-        )  # fmt: skip
+        wrong = self._wrong_sizes() or self._wrong_shares(head)
         if wrong:
             raise CheckpointError(f"{file}: {wrong}; take a checkpoint that LeRobot trained")
         if head == "dense" and (self.annotation_mode == "single_stage" or self.num_dense_stages is None):
             raise ConfigError(f"{file} has no dense stages (annotation_mode {self.annotation_mode}): use head sparse")
+
+    def _wrong_sizes(self) -> str | None:
+        """What the network or the episodes cannot have, in words."""
+        if self.n_obs_steps % 2:
+            return f"n_obs_steps is {self.n_obs_steps}, which is not even"
+        if self.state_key != STATE:
+            return f"state_key is {self.state_key}, and episodes have {STATE}"
+        if self.hidden_dim % self.num_heads:
+            return f"num_heads is {self.num_heads}, which does not divide hidden_dim, {self.hidden_dim}"
+        return None
+
+    def _wrong_shares(self, head: Head) -> str | None:
+        """Why the shares of a head's stages are none of them, in words."""
+        shares, stages = self._shares(head), self.stages(head)
+        if shares is None:
+            return None
+        if len(shares) != stages > 1:
+            return f"{head}_temporal_proportions has {len(shares)} shares for {stages} stages"
+        if not (min(shares, default=0.0) >= 0 and 0 < sum(shares) < np.inf):
+            return f"{head}_temporal_proportions are {shares}: a share is 0 or more, and one is above 0"
+        return None
+
+    def _shares(self, head: Head) -> list[float] | None:
+        """Share of the task of each stage that a head tells apart, as stored."""
+        return self.sparse_temporal_proportions if head == "sparse" else self.dense_temporal_proportions
 
 
 class _StreamTransformer(nn.Module):

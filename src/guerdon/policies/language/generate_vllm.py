@@ -45,7 +45,7 @@ from guerdon.policies.pretrained.adapters import import_peft
 from guerdon.processes.cores import usable_cores
 from guerdon.processes.progress import doing
 from guerdon.settings.text_policy import GenerationSettings, TextPolicySettings, VLLMGenerationSettings
-from guerdon.types import IntArray
+from guerdon.types import FloatArray, IntArray
 
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for
 _BUCKET = 2**30  # bytes of weights in one file for workers in other processes
@@ -221,9 +221,35 @@ class VLLMEngine:
             raise ValueError("give a generator to sample with, or greedy=True")
         if not self._loaded:
             self.sync()
-        s = self.settings
         seeds = np.zeros(len(prompts), dtype=np.int64) if rng is None else rng.integers(2**31, size=len(prompts))
-        common = {
+        sampling = self._sampling(n_per_prompt, max_new_tokens, greedy)
+        asked = [np.asarray(prompt, dtype=np.int64) for prompt in prompts]
+        with boundary(GuerdonError, "vLLM failed to generate"):
+            outputs = self._llm.generate(
+                [{"prompt_token_ids": prompt.tolist()} for prompt in asked],
+                [self._vllm.SamplingParams(**sampling, seed=int(seed)) for seed in seeds],
+                use_tqdm=False,
+                lora_request=self._adapter,
+            )
+            samples = []
+            for output in outputs:
+                samples += sorted(output.outputs, key=lambda one: one.index)
+            wrote = None
+            if self._version is not None:
+                wrote = np.array([int(one.weight_versions[0].version) for one in samples], dtype=np.int64)
+        batch = token_batch(
+            [prompt for prompt in asked for _ in range(n_per_prompt)],
+            [np.asarray(sample.token_ids, dtype=np.int64) for sample in samples],
+            np.array([sample.finish_reason == "stop" for sample in samples]),
+            pad_id=pad_id(self.policy.tokenizer),
+        )
+        log_probs = np.zeros(batch.mask_B_T.shape, dtype=np.float32)
+        log_probs[batch.mask_B_T] = np.concatenate([_drawn_log_probs(sample) for sample in samples])
+        return Generation(batch, log_probs, wrote)
+
+    def _sampling(self, n_per_prompt: int, max_new_tokens: int, greedy: bool) -> dict[str, Any]:
+        """Parameters of vLLM's sampling, but for the seed."""
+        sampling = {
             "n": n_per_prompt,
             "max_tokens": max_new_tokens,
             "stop_token_ids": self._stops,
@@ -231,28 +257,11 @@ class VLLMEngine:
             "detokenize": False,
             "skip_special_tokens": False,
         }
-        how = {"temperature": 0.0} if greedy else {"temperature": s.temperature, "top_p": s.top_p, "top_k": s.top_k}
-        parameters = [self._vllm.SamplingParams(**common, **how, seed=int(seed)) for seed in seeds]
-        with boundary(GuerdonError, "vLLM failed to generate"):
-            outputs = self._llm.generate(
-                [{"prompt_token_ids": [int(i) for i in p]} for p in prompts],
-                parameters,
-                use_tqdm=False,
-                lora_request=self._adapter,
-            )
-            samples = [sample for output in outputs for sample in sorted(output.outputs, key=lambda o: o.index)]
-            wrote = None if self._version is None else [int(one.weight_versions[0].version) for one in samples]
-        responses = [np.asarray(sample.token_ids, dtype=np.int64) for sample in samples]
-        batch = token_batch(
-            [np.asarray(p, dtype=np.int64) for p in prompts for _ in range(n_per_prompt)],
-            responses,
-            np.array([sample.finish_reason == "stop" for sample in samples]),
-            pad_id=pad_id(self.policy.tokenizer),
-        )
-        log_probs = np.zeros(batch.mask_B_T.shape, dtype=np.float32)
-        drawn = [[d[int(i)].logprob for d, i in zip(o.logprobs, o.token_ids, strict=True)] for o in samples]
-        log_probs[batch.mask_B_T] = np.concatenate([np.asarray(row, dtype=np.float32) for row in drawn])
-        return Generation(batch, log_probs, None if wrote is None else np.array(wrote, dtype=np.int64))
+        if greedy:
+            return {**sampling, "temperature": 0.0}
+        settings = self.settings
+        drawn = {"temperature": settings.temperature, "top_p": settings.top_p, "top_k": settings.top_k}
+        return {**sampling, **drawn}
 
     # How it starts.
 
@@ -347,6 +356,12 @@ class VLLMEngine:
             shared[head] = weights[f"{path}.weight"].clone()  # files hold no tensor twice
         for name, weight in {**weights, **self._fixed, **shared}.items():
             yield from revert_weight_conversion(model, {name: weight.to(dtype)}).items()
+
+
+def _drawn_log_probs(sample: Any) -> FloatArray:
+    """(T,) log-probabilities of the tokens of a response, from the table of each."""
+    tables = zip(sample.logprobs, sample.token_ids, strict=True)
+    return np.asarray([table[int(token)].logprob for table, token in tables], dtype=np.float32)
 
 
 def reload_from(worker: Any, folder: str) -> None:

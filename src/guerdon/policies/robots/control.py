@@ -9,7 +9,7 @@ numpy copies of its weights; everything that needs gradients goes through torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
@@ -359,51 +359,90 @@ def build_policy(
         ConfigError: the policy type does not fit the observations, or a user's factory cannot make it.
     """
     columns = columns_of_shape(observation_shape) if columns is None else tuple(columns)
-    counts = choices(action_space)
-    size = int(np.prod(action_space.shape or ()))
+    offered: dict[str, Any] = {
+        "action_space": action_space,
+        "heads": tuple(sources),
+        "auxiliary": tuple(auxiliary),
+        "proprioception_size": proprioception_size,
+    }
+    policy: RobotPolicy
     with seeded(seed):
-        policy: RobotPolicy
-        offered = {"action_space": action_space, "heads": tuple(sources), "auxiliary": tuple(auxiliary)}
-        offered["proprioception_size"] = proprioception_size
         if isinstance(settings, VLAPolicySettings):
-            if counts is not None:
-                raise ConfigError(
-                    "policy.type vla gives numbers, and the environment's actions are discrete: take mlp or cnn"
-                )
-            policy = POLICIES.factory(settings.type)(settings, **offered)
+            policy = _vla_policy(settings, offered)
         elif isinstance(settings, OwnPolicySettings) and settings.whole:
-            offered["observation_shape"] = observation_shape
-            if auxiliary and "auxiliary" not in signature(POLICIES.factory(settings.type)).parameters:
-                raise ConfigError(
-                    f"algorithm.auxiliary_losses: the policy {settings.type} has no auxiliary heads; its factory must "
-                    "take `auxiliary` (docs/extend.md)"
-                )
-            policy = POLICIES.build(settings.type, settings.params, RobotPolicy, **offered)
-            for name in ("chunk", "tokens_per_action"):
-                if not isinstance(count := getattr(policy, name), int) or count < 1:
-                    raise ConfigError(f"{settings.type}: {name} must be a whole number from 1 on, it is {count!r}")
+            policy = _own_policy(settings, {**offered, "observation_shape": observation_shape})
         else:
-            if algorithm == "sac" and counts is None:
-                check_bounds(action_space)
-            units = action_units(action_space) if counts is None else None
-            policy = ControlPolicy(settings, columns, counts or size, sources, auxiliary, units, algorithm)
+            policy = _control_policy(settings, columns, action_space, sources, auxiliary, algorithm)
     policy.card = {
         "settings": settings.model_dump(mode="json", exclude={"device", "cpu_offload"}),  # of this machine
         "observation_shape": list(observation_shape),
-        "action_size": size,
+        "action_size": _action_size(action_space),
         "sources": list(sources),
-        **({"auxiliary": list(auxiliary)} if auxiliary else {}),
-        **({"algorithm": algorithm} if algorithm != "control" else {}),
-        "proprioception_size": proprioception_size,
     }
+    if auxiliary:
+        policy.card["auxiliary"] = list(auxiliary)
+    if algorithm != "control":
+        policy.card["algorithm"] = algorithm
+    policy.card["proprioception_size"] = proprioception_size
     if columns != columns_of_shape(observation_shape):
         policy.card["columns"] = [list(column) for column in columns]
+    counts = choices(action_space)
     if counts is None:
-        bounds = {"low": action_space.low, "high": action_space.high}
-        policy.card |= {k: [float(x) if np.isfinite(x) else None for x in v] for k, v in bounds.items()}
+        policy.card |= {"low": _finite(action_space.low), "high": _finite(action_space.high)}
     else:
         policy.card["actions"] = list(counts)
     return policy
+
+
+def _vla_policy(settings: VLAPolicySettings, offered: Mapping[str, Any]) -> RobotPolicy:
+    """A vision-language-action policy, whose actions are numbers."""
+    if choices(offered["action_space"]) is not None:
+        raise ConfigError("policy.type vla gives numbers, and the environment's actions are discrete: take mlp or cnn")
+    policy: RobotPolicy = POLICIES.factory(settings.type)(settings, **offered)
+    return policy
+
+
+def _own_policy(settings: OwnPolicySettings, offered: Mapping[str, Any]) -> RobotPolicy:
+    """A policy that a user's factory makes from what is offered to it."""
+    if offered["auxiliary"] and "auxiliary" not in signature(POLICIES.factory(settings.type)).parameters:
+        raise ConfigError(
+            f"algorithm.auxiliary_losses: the policy {settings.type} has no auxiliary heads; its factory must "
+            "take `auxiliary` (docs/extend.md)"
+        )
+    policy: RobotPolicy = POLICIES.build(settings.type, settings.params, RobotPolicy, **offered)
+    for name in ("chunk", "tokens_per_action"):
+        count = getattr(policy, name)
+        if not isinstance(count, int) or count < 1:
+            raise ConfigError(f"{settings.type}: {name} must be a whole number from 1 on, it is {count!r}")
+    return policy
+
+
+def _control_policy(
+    settings: GaussianPolicySettings,
+    columns: tuple[ObservedColumn, ...],
+    action_space: gymnasium.Space,
+    sources: Sequence[str],
+    auxiliary: Sequence[str],
+    algorithm: str,
+) -> ControlPolicy:
+    """A policy with an encoder, a head for the kind of its actions, and value heads."""
+    counts = choices(action_space)
+    if counts is not None:
+        return ControlPolicy(settings, columns, counts, sources, auxiliary, None, algorithm)
+    if algorithm == "sac":
+        check_bounds(action_space)
+    units = action_units(action_space)
+    return ControlPolicy(settings, columns, _action_size(action_space), sources, auxiliary, units, algorithm)
+
+
+def _action_size(action_space: gymnasium.Space) -> int:
+    """Numbers of an action."""
+    return int(np.prod(action_space.shape or ()))
+
+
+def _finite(bounds_A: np.ndarray) -> list[float | None]:
+    """Bounds of actions for a JSON file; None where there is none."""
+    return [float(bound) if np.isfinite(bound) else None for bound in bounds_A]
 
 
 def start_from_policy(policy: RobotPolicy, folder: Path) -> str:
