@@ -86,22 +86,28 @@ class SarmConfig(BaseModel):
             CheckpointError: as it says.
             ConfigError: the checkpoint does not have this head.
         """
-        shares = self.sparse_temporal_proportions if head == "sparse" else self.dense_temporal_proportions
-        wrong = (
-            f"n_obs_steps is {self.n_obs_steps}, which is not even" if self.n_obs_steps % 2
-            else f"state_key is {self.state_key}, and episodes have {STATE}" if self.state_key != STATE
-            else f"num_heads is {self.num_heads}, which does not divide hidden_dim, {self.hidden_dim}"
-            if self.hidden_dim % self.num_heads
-            else f"{head}_temporal_proportions has {len(shares)} shares for {self.stages(head)} stages"
-            if shares is not None and len(shares) != self.stages(head) > 1
-            else f"{head}_temporal_proportions are {shares}: a share is 0 or more, and one is above 0"
-            if shares is not None and not (min(shares, default=0.0) >= 0 and 0 < sum(shares) < np.inf)
-            else None
-        )  # fmt: skip
-        if wrong:
+        wrong = self._wrong(head)
+        if wrong is not None:
             raise CheckpointError(f"{file}: {wrong}; take a checkpoint that LeRobot trained")
         if head == "dense" and (self.annotation_mode == "single_stage" or self.num_dense_stages is None):
             raise ConfigError(f"{file} has no dense stages (annotation_mode {self.annotation_mode}): use head sparse")
+
+    def _wrong(self, head: Head) -> str | None:
+        """What does not fit together; None where everything does."""
+        if self.n_obs_steps % 2:
+            return f"n_obs_steps is {self.n_obs_steps}, which is not even"
+        if self.state_key != STATE:
+            return f"state_key is {self.state_key}, and episodes have {STATE}"
+        if self.hidden_dim % self.num_heads:
+            return f"num_heads is {self.num_heads}, which does not divide hidden_dim, {self.hidden_dim}"
+        shares = self.sparse_temporal_proportions if head == "sparse" else self.dense_temporal_proportions
+        if shares is None:
+            return None
+        if len(shares) != self.stages(head) > 1:
+            return f"{head}_temporal_proportions has {len(shares)} shares for {self.stages(head)} stages"
+        if not (min(shares, default=0.0) >= 0 and 0 < sum(shares) < np.inf):
+            return f"{head}_temporal_proportions are {shares}: a share is 0 or more, and one is above 0"
+        return None
 
 
 class _StreamTransformer(nn.Module):
