@@ -242,18 +242,7 @@ def run_notes(run: RunRecord, *, warned: bool = True, measure: str | None = None
     Results are about `measure`; None: about that of the run alone.
     """
     measure = measure_of_runs([run]) if measure is None else measure
-    steps = measure_curve(run, measure)[0]
-    when = fmt.at((steps or [0.0])[-1], run.unit)
-    trouble = {
-        "failed": f" failed {when}: {run.error}",
-        "missing": " is missing: it has not been started, or its directory is gone",
-        "unfinished": f" is unfinished: its last evaluation is {when}",
-        "complete": "" if steps else " is complete but has no evaluation, so it is in no result",
-    }[run.status]
-    if run.status == "complete" and success_unknown(run) and not (measure == TRUTH and steps):
-        so = "results are about its return" if measure == RETURN else "so the run is in no result"
-        why = "its prompts have no answers" if run.unit == fmt.TEXT else "its environment does not report it"
-        trouble = f": true success is unknown: {why}, {so}"
+    trouble = _trouble(run, measure)
     if trouble:
         yield Note(f"{run.name}{trouble}", severe=True)
     if run.stopped_early:
@@ -273,6 +262,22 @@ def run_notes(run: RunRecord, *, warned: bool = True, measure: str | None = None
         rate = failure_rate(run)
         share = "" if rate is None else f", {fmt.percent(rate)} of the source that fails most, on average"
         yield Note(f"{run.name}: {fmt.plural(run.n_failures, 'failed measurement')}{share}")
+
+
+def _trouble(run: RunRecord, measure: str) -> str:
+    """Why a run is in no result, or not with true success; "" where it is."""
+    steps = measure_curve(run, measure)[0]
+    if run.status == "complete" and success_unknown(run) and not (measure == TRUTH and steps):
+        so = "results are about its return" if measure == RETURN else "so the run is in no result"
+        why = "its prompts have no answers" if run.unit == fmt.TEXT else "its environment does not report it"
+        return f": true success is unknown: {why}, {so}"
+    when = fmt.at((steps or [0.0])[-1], run.unit)
+    return {
+        "failed": f" failed {when}: {run.error}",
+        "missing": " is missing: it has not been started, or its directory is gone",
+        "unfinished": f" is unfinished: its last evaluation is {when}",
+        "complete": "" if steps else " is complete but has no evaluation, so it is in no result",
+    }[run.status]
 
 
 def warnings_of(run: RunRecord) -> list[str]:

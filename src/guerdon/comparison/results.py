@@ -520,20 +520,30 @@ def _sentence(
         return f"{arm} and {baseline} are not comparable: failure rates differ ({rates})"
     if study.measure != SUCCESS and len(tasks) > 1:
         return f"{arm} against {baseline}: no conclusion over all tasks, whose returns have no unit in common"
-    silent = study.measure == SUCCESS
-    runs = [run for run in study.runs if run.task in tasks and success_unknown(run) and silent]
-    unknown = [name for name in (arm, baseline) if any(run.arm == name for run in runs)]
-    if concluded == "no data" and unknown:
+    unknown = [name for name in (arm, baseline) if _has_unknown_success(study, name, tasks)]
+    if concluded == "no data" and study.measure == SUCCESS and unknown:
         return f"{arm} against {baseline}: no conclusion, true success is unknown in runs of {' and '.join(unknown)}"
     if difference is None:
         return f"{arm} against {baseline}: no conclusion, no task and seed has a complete run of both"
-    what = "final success" if silent else f"final {MEASURES[study.measure]}"
-    what += " (true success is unknown)" if study.measure == RETURN else ""
-    amount = f"{what} {fmt.signed_interval(difference.interval)}"
-    if concluded in ("better", "worse"):
-        return f"{arm} {'beats' if concluded == 'better' else 'is worse than'} {baseline}: {amount}"
+    amount = f"{_measured(study.measure)} {fmt.signed_interval(difference.interval)}"
+    if concluded == "better":
+        return f"{arm} beats {baseline}: {amount}"
+    if concluded == "worse":
+        return f"{arm} is worse than {baseline}: {amount}"
     without = " without an interval" if difference.interval.low is None else ""
     return f"{arm} against {baseline}: no difference shown, {amount}{without}"
+
+
+def _has_unknown_success(study: StudyRecord, arm: str, tasks: Sequence[str]) -> bool:
+    return any(run.arm == arm and run.task in tasks and success_unknown(run) for run in study.runs)
+
+
+def _measured(measure: str) -> str:
+    """What the numbers of a conclusion are."""
+    if measure == SUCCESS:
+        return "final success"
+    unknown = " (true success is unknown)" if measure == RETURN else ""
+    return f"final {MEASURES[measure]}{unknown}"
 
 
 def _detail(

@@ -339,24 +339,36 @@ def _resolved(tree: Tree, change: dict[str, Any], origin: str, *, verb: str = "r
 
 def _chosen(file: Tree, changed: Tree, tree: Tree) -> Tree:
     """The tree, with the arms and tasks of the file, as `changed`, that overrides name (`compare.arms=[outcome]`)."""
-    written, given = (held.data.get("compare") for held in (file, tree))
+    written, given = file.data.get("compare"), tree.data.get("compare")
     if not isinstance(written, dict) or not isinstance(given, dict):
         return tree
     chosen: dict[str, list[Any]] = {}
     of = changed.data["compare"]
     for key in ("arms", "tasks"):
         every, names = written.get(key), given.get(key)
+        named: list[Any] = []
         if isinstance(names, dict):
             named = [name for name, value in names.items() if value is None]
-        else:
-            named = names if isinstance(names, list) and isinstance(every, dict) else []
-            chosen |= {key: named} if named else {}
-        for name in (*named, *((of.get(key) or ()) if key in chosen else ())):
-            if name not in list(every or ()):  # a list, for a name may be unhashable
-                has = ", ".join(every or ()) or "none"
-                raise ConfigError(f"override compare.{key}: {name!r} is not in the file; it has {has}")
-    kept = {key: {name: of[key][name] for name in names} for key, names in chosen.items()}
-    return Tree(tree.data | {"compare": given | kept}, tree.places) if kept else tree
+        elif isinstance(names, list) and isinstance(every, dict):
+            named = names
+            if named:
+                chosen[key] = named
+                named = [*named, *(of.get(key) or ())]
+        _check_names(key, named, every)
+    if not chosen:
+        return tree
+    kept = {}
+    for key, names in chosen.items():
+        kept[key] = {name: of[key][name] for name in names}
+    return Tree(tree.data | {"compare": given | kept}, tree.places)
+
+
+def _check_names(key: str, named: Sequence[Any], every: Any) -> None:
+    """Refuse names of arms or tasks that are not among those of the file."""
+    for name in named:
+        if name not in list(every or ()):  # a list, for a name may be unhashable
+            has = ", ".join(every or ()) or "none"
+            raise ConfigError(f"override compare.{key}: {name!r} is not in the file; it has {has}")
 
 
 def _preparation(task: str, study: Study, for_label: Study) -> list[_Planned]:

@@ -201,27 +201,48 @@ _GRADES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # inspect_ai's values of sco
 
 def _inspect_rows(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """A sample of inspect_ai; the first score is the reward, the first other one that is a grade is the truth."""
-    given: dict[str, Any] = {}
+    given = _named_scores(record)
+    scores = {name: _GRADES.get(value, value) if isinstance(value, str) else value for name, value in given.items()}
+    first = next((name for name in scores if name != RESCORED), "")
+    grades = [name for name, value in given.items() if name != first and isinstance(value, str) and value in _GRADES]
+    asked, said = _asked_and_said(record)
+    choice = _map(next(iter(_map(record.get("output")).get("choices") or ()), None))
+    usage = [_map(used).get("output_tokens") for used in _map(record.get("model_usage")).values()]
+    row = {
+        "prompt": asked,
+        "response": said,
+        "reward": scores.get(first),
+        "truth": scores[grades[0]] if grades else None,
+        "reference": record.get("target"),
+        "group": record.get("id"),
+        "truncated": "limit" if record.get("limit") else choice.get("stop_reason"),
+        "failed": record.get("error"),
+        "length": usage[0] if len(usage) == 1 else None,
+        "parts": scores,
+    }
+    attached = _map(record.get("attachments"))
+    return [_attach(row, attached) if attached else row]
+
+
+def _named_scores(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The scores of a sample by name; the values of a score that is a map are named `score/key`."""
+    found: dict[str, Any] = {}
     for name, score in _map(record.get("scores")).items():
         value = _map(score).get("value")
-        given |= {f"{name}/{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
-    scores = {name: _GRADES.get(v, v) if isinstance(v, str) else v for name, v in given.items()}
-    first = next((name for name in scores if name != RESCORED), "")
-    truth = next((scores[k] for k, v in given.items() if k != first and isinstance(v, str) and v in _GRADES), None)
+        if isinstance(value, Mapping):
+            found |= {f"{name}/{key}": part for key, part in value.items()}
+        else:
+            found[name] = value
+    return found
+
+
+def _asked_and_said(record: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The messages of a sample up to the assistant's first and from it on; where there are none, input and output."""
     messages = [_calling(m) if m.get("tool_calls") else m for m in record.get("messages") or ()]
     answered = next((k for k, m in enumerate(messages) if m.get("role") == "assistant"), len(messages))
-    output = _map(record.get("output"))
-    choice = _map(next(iter(output.get("choices") or ()), None))
-    attached = _map(record.get("attachments"))
-    usage = [_map(u).get("output_tokens") for u in _map(record.get("model_usage")).values()]
-    row = {
-        "prompt": messages[:answered] or record.get("input"),
-        "response": messages[answered:] or output.get("completion") or None,
-        "reward": scores.get(first), "truth": truth, "reference": record.get("target"), "group": record.get("id"),
-        "truncated": "limit" if record.get("limit") else choice.get("stop_reason"), "failed": record.get("error"),
-        "length": usage[0] if len(usage) == 1 else None, "parts": scores,
-    }  # fmt: skip
-    return [_attach(row, attached) if attached else row]
+    asked = messages[:answered] or record.get("input")
+    said = messages[answered:] or _map(record.get("output")).get("completion")
+    return asked, said or None
 
 
 def _calling(message: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -364,7 +364,7 @@ def to_prm800k(solution: Solution) -> dict[str, Any]:
     """
     n = _labelled(solution)
     texts, keys = _bodies(solution)
-    ratings = [None if label is None else 1 if label else -1 for label in solution.labels[:n]]
+    ratings = [_rating(label) for label in solution.labels[:n]]
     given = solution.meta.get("ratings")
     if isinstance(given, list) and [_LABEL_OF_RATING.get(r) for r in given] == list(solution.labels[:n]):
         ratings = given
@@ -376,7 +376,13 @@ def to_prm800k(solution: Solution) -> dict[str, Any]:
         }
         for text, rating in zip(texts, ratings, strict=False)
     ]
-    finish = "found_error" if -1 in ratings else "solution" if n == len(texts) and None not in ratings else "give_up"
+    if -1 in ratings:
+        finish = "found_error"
+    elif n == len(texts) and None not in ratings:
+        finish = "solution"
+    else:
+        finish = "give_up"
+    rest = {"rest": texts[n:]} if n < len(texts) else {}
     return {
         "question": {
             "problem": solution.question,
@@ -385,10 +391,17 @@ def to_prm800k(solution: Solution) -> dict[str, Any]:
             "pre_generated_answer": solution.answer,
         },
         "label": {"steps": steps, "finish_reason": solution.meta.get("finish_reason", finish)},
-        **({"rest": texts[n:]} if n < len(texts) else {}),
+        **rest,
         **_own_keys(solution, without=("ground_truth_answer", "answer")),
         **keys,
     }
+
+
+def _rating(label: float | None) -> int | None:
+    """The rating of a step with this label, which is not soft."""
+    if label is None:
+        return None
+    return 1 if label else -1
 
 
 def from_prm800k(row: Any, where: str, name: str) -> Solution:
@@ -494,22 +507,13 @@ def from_math_shepherd(row: Any, where: str, name: str) -> Solution:
     fields = RowFields(row, where)
     given, label = fields.text("input"), fields.text("label")
     pieces = given.split(MARKER)
-    signs: list[str] = []
-    at = 0
-    for piece in pieces[:-1]:
-        sign = label[at + len(piece) : at + len(piece) + 1]
-        if label[at : at + len(piece)] != piece or sign not in ("+", "-"):
-            raise DataError(f"{where}: label is not input with + or - for step {len(signs) + 1}'s {MARKER}")
-        signs.append(sign)
-        at += len(piece) + 1
-    if label[at:] != pieces[-1] or not signs:
-        raise DataError(f"{where}: " + (f"no {MARKER} in input" if not signs else "label and input end differently"))
+    signs = _signs(pieces, label, where)
     texts = [piece.removesuffix(" ") for piece in pieces[:-1]]
     start = fields.get("question_end", int, "a number of characters", None)
     begin = texts[0].rfind("Step 1:") if start is None else start + 1
     if begin < 0:
         raise DataError(f"{where}: no 'Step 1:' before the first {MARKER}: where does the solution start?")
-    question = texts[0][: begin if start is None else start]
+    question = texts[0][:begin].rstrip() if start is None else texts[0][:start]
     texts[0] = texts[0][begin:]
     ends = fields.integers("step_ends", None)
     if ends is None:
@@ -517,14 +521,39 @@ def from_math_shepherd(row: Any, where: str, name: str) -> Solution:
         ends = [end + blank for end, blank in zip(accumulate(map(len, texts)), blanks, strict=True)]
     rest = fields.texts("rest", ())
     task = fields.text("task", "")
+    of_the_data_set: dict[str, Any] = {}
+    if start is None:
+        of_the_data_set = {"separator": "\n", "meta": {"task": task} if task else {}}
     return _solution(
         fields,
         id=fields.text("id", name),
-        question=question if start is not None else question.rstrip(),
+        question=question,
         steps=_cut("".join([*texts, pieces[-1]]), ends, where) + rest,
         labels=tuple(float(sign == "+") for sign in signs) + (None,) * len(rest),
-        **({} if start is not None else {"separator": "\n", "meta": {"task": task} if task else {}}),
+        **of_the_data_set,
     )
+
+
+def _signs(pieces: Sequence[str], label: str, where: str) -> list[str]:
+    """The + or - that a label has in place of each marker between pieces of the input.
+
+    Raises:
+        DataError: input and label are not the same text otherwise, or there is no marker.
+    """
+    signs: list[str] = []
+    at = 0
+    for piece in pieces[:-1]:
+        end = at + len(piece)
+        sign = label[end : end + 1]
+        if label[at:end] != piece or sign not in ("+", "-"):
+            raise DataError(f"{where}: label is not input with + or - for step {len(signs) + 1}'s {MARKER}")
+        signs.append(sign)
+        at = end + 1
+    if not signs:
+        raise DataError(f"{where}: no {MARKER} in input")
+    if label[at:] != pieces[-1]:
+        raise DataError(f"{where}: label and input end differently")
+    return signs
 
 
 def to_process_bench(solution: Solution) -> dict[str, Any]:

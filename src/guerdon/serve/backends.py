@@ -26,7 +26,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -464,28 +464,45 @@ def loader_options(name: str, kind: str | None, settings: ServedModelSettings) -
     Raises:
         ConfigError: an unknown option, which the message names with the nearest known one; or a wrong value.
     """
-    kind = JUDGE if kind is None and is_rubric(settings.model_path) else kind
+    if kind is None and is_rubric(settings.model_path):
+        kind = JUDGE
     kinds = (TEXT, *ROBOT_KINDS) if kind is None else (plain_name(kind),)
-    learning = set() if settings.update_dir is None else set(IMAGE_KINDS)
     own = kind is not None and REWARD_MODELS.is_own(kind)
     options: dict[str, Any] = {"params": settings.options} if own else dict(settings.options)
-    known = dict.fromkeys(option for one in kinds for option in (LEARNING if one in learning else options_of(one)))
+    known = _known_options(kinds, learns=settings.update_dir is not None)
     if unknown := sorted(options.keys() - known):
         hint = did_you_mean(unknown[0], known) or ";"
         raise ConfigError(f"models.{name}.options has no {unknown[0]}{hint} there are {', '.join(known)}")
     if TEXT in kinds and options.get("adapter", "auto") not in ("auto", "guerdon", *ADAPTERS):
         raise ConfigError(f"unknown adapter {options['adapter']!r}: choose one of {', '.join(ADAPTERS)}")
     if kind in VLM_NAMES:
-        options["vlm"] = vlm = vlm_options(name, kind, settings)
-        if settings.model_path is None and vlm.get("path") is None and vlm.get("backend") != "openai":
-            raise ConfigError(f"models.{name}: backend {kind} needs model_path (or options.vlm.path)")
-    if kind is not None and kinds[0] not in learning:
-        form = MODEL_FORMS.get(kind, OwnModelSettings)
-        path = {} if settings.model_path is None else {form.path_key: settings.model_path}
-        checked = validate(form, {"model_type": kind, **path, **options}, origin=f"models.{name}.options")
-        if isinstance(checked, VLMModelSettings) and checked.vlm is not None and checked.vlm.path is not None:
-            refuse_missing(checked.vlm.path)
+        options["vlm"] = vlm_options(name, kind, settings)
+        _refuse_no_path(name, kind, settings.model_path, options["vlm"])
+    learns = settings.update_dir is not None and kinds[0] in IMAGE_KINDS
+    if kind is not None and not learns:
+        _check_values(name, kind, settings.model_path, options)
     return options
+
+
+def _known_options(kinds: Sequence[str], *, learns: bool) -> dict[str, None]:
+    """Names of the options of kinds of models, in order; an image model that learns has options of its own."""
+    known: dict[str, None] = {}
+    for kind in kinds:
+        known |= dict.fromkeys(LEARNING if learns and kind in IMAGE_KINDS else options_of(kind))
+    return known
+
+
+def _refuse_no_path(name: str, kind: str, path: str | None, vlm: Mapping[str, Any]) -> None:
+    if path is None and vlm.get("path") is None and vlm.get("backend") != "openai":
+        raise ConfigError(f"models.{name}: backend {kind} needs model_path (or options.vlm.path)")
+
+
+def _check_values(name: str, kind: str, path: str | None, options: Mapping[str, Any]) -> None:
+    form = MODEL_FORMS.get(kind, OwnModelSettings)
+    at = {} if path is None else {form.path_key: path}
+    checked = validate(form, {"model_type": kind, **at, **options}, origin=f"models.{name}.options")
+    if isinstance(checked, VLMModelSettings) and checked.vlm is not None and checked.vlm.path is not None:
+        refuse_missing(checked.vlm.path)
 
 
 def vlm_options(name: str, kind: str, settings: ServedModelSettings) -> dict[str, Any]:

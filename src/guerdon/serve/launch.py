@@ -42,10 +42,26 @@ def serve_settings(file: Path | None, overrides: Sequence[str], flags: Mapping[s
     """
     tree = Tree() if file is None else read_yaml(file)
     tree = resolve_refs(apply_overrides(tree, overrides), ServeSettings)
-    models = dict(tree.data.get("models") or {})
-    single = {key: flags[key] for key in ServedModelSettings.model_fields if flags.get(key) is not None}
+    changed = {key: value for key, value in flags.items() if value is not None and key in ServeSettings.model_fields}
+    models = _models(tree.data.get("models") or {}, flags)
+    if models:
+        changed["models"] = models
+    ray = _ray(tree.data.get("ray") or {}, flags)
+    if ray is not None:
+        changed["ray"] = ray
+    if flags.get("media_root") is not None:
+        changed["media"] = {"root": flags["media_root"]}
+    data = merge(tree.data, changed) if changed else tree.data
+    if not data.get("models"):
+        raise ConfigError("there is no model to serve: give --model-path, --backend, --model name=path, or a file")
+    return validate(ServeSettings, Tree(data, tree.places), origin=str(file) if file is not None else "command line")
+
+
+def _models(stored: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The models of a file, with those that the flags define or change."""
     entries = dict(_named(entry) for entry in flags.get("model") or ())
-    models |= entries
+    models = {**stored, **entries}
+    single = {key: flags[key] for key in ServedModelSettings.model_fields if flags.get(key) is not None}
     about = next(iter(entries)) if len(entries) == 1 and not single.keys() & set(NAMING) else None
     known = {} if about is None else entries[about]
     if flags.get("primo_tensor_parallel_size") is not None:
@@ -55,19 +71,16 @@ def serve_settings(file: Path | None, overrides: Sequence[str], flags: Mapping[s
     if single:
         name = _name_of(single, models) if about is None else about
         models[name] = known | single
-    given = {key: value for key, value in flags.items() if value is not None and key in ServeSettings.model_fields}
-    changed: dict[str, Any] = {**given, **({"models": models} if models else {})}
+    return models
+
+
+def _ray(stored: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The settings of Ray in a file, with those of the flags; None where no flag is about Ray."""
     replicas = {key: flags[key] for key in ("min_replicas", "max_replicas") if flags.get(key) is not None}
-    if replicas and "ray" not in given and not tree.data.get("ray"):
+    asked = flags.get("ray") is not None
+    if replicas and not asked and not stored:
         raise ConfigError("--min-replicas and --max-replicas would do nothing without --ray; remove them, or add it")
-    if replicas or "ray" in given:
-        changed["ray"] = {**(tree.data.get("ray") or {}), **replicas}
-    if flags.get("media_root") is not None:
-        changed["media"] = {"root": flags["media_root"]}
-    data = merge(tree.data, changed) if changed else tree.data
-    if not data.get("models"):
-        raise ConfigError("there is no model to serve: give --model-path, --backend, --model name=path, or a file")
-    return validate(ServeSettings, Tree(data, tree.places), origin=str(file) if file is not None else "command line")
+    return {**stored, **replicas} if replicas or asked else None
 
 
 class ServeStage:

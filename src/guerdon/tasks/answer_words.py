@@ -33,34 +33,43 @@ def compare_words(gold: str, answer: str) -> tuple[Word, str] | None:
     if empty is not None and none is not None:
         same = not empty or not none or empty == none
         return ("equal", "") if same else ("answer_unparsable", f"{none!r} and {empty!r} are not the same")
-    clocks = _clock(gold), _clock(answer)
-    if clocks[0] and clocks[1] and (clocks[0][1] or clocks[1][1]):
-        return _same_time(*clocks[0], *clocks[1])
-    if clocks[0] and clocks[0][1] and numbers_of(answer):
-        return "answer_unparsable", "a number for a time of day"
+    timed = _compare_times(gold, answer)
+    if timed is not None:
+        return timed
     true, stated = prose(gold), prose(answer)
     if none is not None and not true:
         return "different", ""
     if true:
-        if normalized(gold) == normalized(answer):
-            return "equal", ""
-        digits = [re.findall("[0-9]+", text) for text in (gold, answer)]
-        same_words = true.lower() == stated.lower() and digits[0] != digits[1]
-        if stated and not same_words and sorted(true.lower()) == sorted(stated.lower()):
-            return "answer_unparsable", "the same letters in another order: words, or products"
-        return _counted(gold, answer) or ("different", "")
+        return _compare_prose(gold, true, answer, stated)
     if stated:
         return "answer_unparsable", f"not mathematics: {stated[:80]!r}"
-    plain = typographic(answer)
-    if _MARK.search(plain.rpartition("=")[2]) and not _MARK.search(typographic(gold)):
+    return _compare_marks(gold, answer)
+
+
+def _compare_prose(gold: str, true: str, answer: str, stated: str) -> tuple[Word, str]:
+    """The verdict on a true answer with the words `true`, by an answer with the words `stated`."""
+    if normalized(gold) == normalized(answer):
+        return "equal", ""
+    digits = [re.findall("[0-9]+", text) for text in (gold, answer)]
+    same_words = true.lower() == stated.lower() and digits[0] != digits[1]
+    if stated and not same_words and sorted(true.lower()) == sorted(stated.lower()):
+        return "answer_unparsable", "the same letters in another order: words, or products"
+    return _counted(gold, answer) or ("different", "")
+
+
+def _compare_marks(gold: str, answer: str) -> tuple[Word, str] | None:
+    """The verdict on an answer without words where a mark or a letter decides, or leaves open what it says."""
+    plain, true = typographic(answer), typographic(gold)
+    if _MARK.search(plain.rpartition("=")[2]) and not _MARK.search(true):
         return "answer_unparsable", "a base, a derivative or feet, which the true answer does not have"
     vague = _VAGUE.search(plain)
-    if vague and not _VAGUE.search(typographic(gold)):
+    if vague and not _VAGUE.search(true):
         return "answer_unparsable", f"{vague[0]} leaves open what it says"
     for number, other in ((answer, gold), (gold, answer)):
-        if _DECIMAL_COMMA.fullmatch(typographic(number).strip("$ ")) and numbers_of(other) and not numbers_of(number):
-            return _separated(typographic(number).strip("$ "), other)
-    if numbers_of(gold) and clocks[1]:
+        digits = typographic(number).strip("$ ")
+        if _DECIMAL_COMMA.fullmatch(digits) and numbers_of(other) and not numbers_of(number):
+            return _separated(digits, other)
+    if numbers_of(gold) and _clock(answer):
         return "answer_unparsable", "a time of day, a duration or a ratio"
     if numbers_of(gold) and _SCALED.search(plain):
         return "answer_unparsable", "a letter behind a number: thousands, millions or a unit"
@@ -110,6 +119,16 @@ def _clock(text: str) -> tuple[int, str] | None:
     if found is None or not (found[2] or found[3]):
         return None
     return 60 * int(found[1]) + int(found[2] or 0), (found[3] or "").lower()
+
+
+def _compare_times(gold: str, answer: str) -> tuple[Word, str] | None:
+    """The verdict on times of day, of which one has AM or PM; None on others."""
+    true, stated = _clock(gold), _clock(answer)
+    if true and stated and (true[1] or stated[1]):
+        return _same_time(*true, *stated)
+    if true and true[1] and numbers_of(answer):
+        return "answer_unparsable", "a number for a time of day"
+    return None
 
 
 def _same_time(gold: int, half: str, answer: int, other: str) -> tuple[Word, str]:

@@ -244,32 +244,20 @@ def _check_open(row: Mapping[str, Any], cells: Mapping[str, Any], where: str) ->
         DataError: there are columns with such names.
         UnreadableGoldError: the true answer is a letter or an index, and may name one of the texts of a column.
     """
-    like = {True: _LIKE_OPTIONS, False: _ANY_OPTIONS}
-    unknown = [
-        key
-        for key, value in row.items()
-        if not _is_empty(value) and like[isinstance(value, str | int | float)].fullmatch(_name(key))
-    ]
-    if unknown:
-        raise DataError(
-            f"{where}: {', '.join(unknown)}: options in a layout that is not known, found {', '.join(map(str, row))}; "
-            "write question, choices (a list of texts) and answer (a letter), or remove these columns if the question "
-            "is complete without them"
-        )
+    _check_columns(row, where)
     gold = next((cells[key] for key in ("ground_truth", *_AGREEING, *_OTHERS) if key in cells), None)
-    index = gold if isinstance(gold, int) and not isinstance(gold, bool) else None
-    letter = re.fullmatch(r"\(?([A-Ja-j])\)?\.?", str(gold).strip()) if index is None else None
-    if index is None and letter is None:
+    letter = re.fullmatch(r"\(?([A-Ja-j])\)?\.?", str(gold).strip())
+    if letter is not None:
+        asked = str(cells.get("question") or cells.get("prompt"))
+        if re.search(rf"(?<![A-Za-z]){letter[1]}\s*[).:]", asked):
+            return
+        place = ord(letter[1].upper()) - ord("A")
+    elif isinstance(gold, int) and not isinstance(gold, bool):
+        place = gold
+    else:
         return
-    asked = str(cells.get("question") or cells.get("prompt"))
-    if letter is not None and re.search(rf"(?<![A-Za-z]){letter[1]}\s*[).:]", asked):
-        return
-    place = ord(letter[1].upper()) - ord("A") if letter is not None else index
     columns = {key: value for key, value in row.items() if re.fullmatch("[A-Ja-j]", str(key))}
-    inner = [part for part in row.values() if isinstance(part, Mapping)]
-    deep = [part for one in inner for part in one.values() if isinstance(part, Mapping)]
-    lists = [(key, value) for part in (row, *inner, *deep) for key, value in part.items()]
-    for key, value in [(", ".join(columns), columns), *lists]:
+    for key, value in [(", ".join(columns), columns), *_cells_within(row)]:
         if _is_unknown_list(key, value, place, words=letter is None):
             raise UnreadableGoldError(
                 f"{where}: the true answer {gold!r} may name one of the texts in {key}; write the options as choices "
@@ -277,9 +265,35 @@ def _check_open(row: Mapping[str, Any], cells: Mapping[str, Any], where: str) ->
             )
 
 
-def _is_unknown_list(key: Any, value: Any, place: int | None, *, words: bool) -> bool:
+def _check_columns(row: Mapping[str, Any], where: str) -> None:
+    unknown = [key for key, value in row.items() if not _is_empty(value) and _may_be_options(key, value)]
+    if unknown:
+        raise DataError(
+            f"{where}: {', '.join(unknown)}: options in a layout that is not known, found {', '.join(map(str, row))}; "
+            "write question, choices (a list of texts) and answer (a letter), or remove these columns if the question "
+            "is complete without them"
+        )
+
+
+def _may_be_options(key: Any, value: Any) -> bool:
+    names = _LIKE_OPTIONS if isinstance(value, str | int | float) else _ANY_OPTIONS
+    return names.fullmatch(_name(key)) is not None
+
+
+def _cells_within(row: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    """The cells of a row, of the maps in it, and of the maps in these."""
+    found: list[tuple[Any, Any]] = []
+    maps: list[Mapping[Any, Any]] = [row]
+    for _ in range(3):
+        cells = [cell for one in maps for cell in one.items()]
+        found += cells
+        maps = [value for _, value in cells if isinstance(value, Mapping)]
+    return found
+
+
+def _is_unknown_list(key: Any, value: Any, place: int, *, words: bool) -> bool:
     found = None if isinstance(value, str) or _NO_OPTIONS.fullmatch(_name(key)) else _listed(value)
-    if found is None or place is None or not 0 <= place < len(found.texts) <= 10:
+    if found is None or not 0 <= place < len(found.texts) <= 10:
         return False
     return all(len(text) <= _LONGEST and (not words or re.search("[A-Za-z]{2}", text)) for text in found.texts)
 
@@ -368,12 +382,7 @@ def _answer(cells: Mapping[str, Any], options: _Options, where: str) -> int | No
 def _place(value: Any, options: _Options, where: str) -> int | None:
     """The option that a cell names: by label, number, letter or text; None for -1, which stands for no answer."""
     texts, labels, first = options
-    if isinstance(value, float) and value.is_integer():  # a column of integers with gaps, as pandas writes it
-        value = int(value)
-    if isinstance(value, list | tuple) and len(value) == 1:
-        value = value[0]
-    if isinstance(value, bool):  # of the options true and false
-        value = str(value)
+    value = _one_value(value)
     if not isinstance(value, str | int):
         raise DataError(f"{where} must be a letter, a number or the text of one option, this is {str(value)[:80]!r}")
     text = str(value).strip()
@@ -383,21 +392,50 @@ def _place(value: Any, options: _Options, where: str) -> int | None:
         return labels.index(text)
     if text == "-1":
         return None
-    readings = {k for k, option in enumerate(texts) if option.casefold() == text.casefold()} if value == text else set()
-    if re.fullmatch(r"[0-9]+", text):
-        place = -1 if first is None else int(text) - first
-        if not readings and not 0 <= place < len(texts):
-            counted = "the number of its first option is not known" if first is None else f"counted from {first}"
-            raise DataError(
-                f"{where} {text} names none of the {len(texts)} options ({counted}); write the letter of the right one"
-            )
-        readings |= {place} if 0 <= place < len(texts) else set()
-    else:
-        letter = re.fullmatch(r"\(?([A-Za-z])\)?[.:]?", text) or _LETTERED.fullmatch(text)
-        place = ord(letter[1].upper()) - ord("A") if letter is not None else -1
-        if letter is not None and 0 <= place < len(texts) and (letter.re is not _LETTERED or letter[2] == texts[place]):
-            readings.add(place)
+    readings = _readings(text, options, whole=value == text)
+    if not readings and _NUMBER.fullmatch(text):
+        counted = "the number of its first option is not known" if first is None else f"counted from {first}"
+        raise DataError(
+            f"{where} {text} names none of the {len(texts)} options ({counted}); write the letter of the right one"
+        )
     if len(readings) != 1:
         what = "names several options" if readings else f"names none of its {len(texts)} options"
         raise UnreadableGoldError(f"{where} {text[:80]!r} {what}")
     return readings.pop()
+
+
+def _one_value(value: Any) -> Any:
+    """The value of a cell: an integer as pandas writes a column with gaps, a list of one, `True` as a text."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list | tuple) and len(value) == 1:
+        value = value[0]
+    return str(value) if isinstance(value, bool) else value
+
+
+def _readings(text: str, options: _Options, *, whole: bool) -> set[int]:
+    """Places of the options that a text may name: as their text, if it is the whole cell, as a number or a letter."""
+    found = {k for k, option in enumerate(options.texts) if whole and option.casefold() == text.casefold()}
+    is_number = _NUMBER.fullmatch(text) is not None
+    place = _place_of_number(text, options) if is_number else _place_of_letter(text, options.texts)
+    return found if place is None else found | {place}
+
+
+_NUMBER = re.compile("[0-9]+")
+
+
+def _place_of_number(text: str, options: _Options) -> int | None:
+    if options.first is None:
+        return None
+    place = int(text) - options.first
+    return place if 0 <= place < len(options.texts) else None
+
+
+def _place_of_letter(text: str, texts: Sequence[str]) -> int | None:
+    """Place of the option that a letter names; a text behind the letter has to be that option's."""
+    alone = re.fullmatch(r"\(?([A-Za-z])\)?[.:]?", text)
+    letter = alone or _LETTERED.fullmatch(text)
+    place = ord(letter[1].upper()) - ord("A") if letter is not None else -1
+    if letter is None or not 0 <= place < len(texts):
+        return None
+    return place if alone or letter[2] == texts[place] else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import sympy
@@ -19,6 +20,7 @@ from guerdon.tasks.expressions import UnreadableError, expression
 from guerdon.tasks.forms import Based, Form, Group, Matrix, NamedValue, Ratio, Region, Relation, Scalar, region
 from guerdon.tasks.rounding import Rounding
 
+_MATRICES = (sympy.MatrixBase, sympy.MatrixExpr)
 _LONG = 10  # significant digits of a true answer that is a rounded value, whatever its question
 
 
@@ -65,9 +67,7 @@ def _unwrapped(gold: Form, answer: Form) -> tuple[Form, Form]:
 
 
 def _same_scalar(gold: Scalar, answer: Scalar, allowance: Allowance) -> bool:
-    if isinstance(gold.value, sympy.MatrixBase | sympy.MatrixExpr) or isinstance(
-        answer.value, sympy.MatrixBase | sympy.MatrixExpr
-    ):
+    if isinstance(gold.value, _MATRICES) or isinstance(answer.value, _MATRICES):
         return _same_matrix(gold, answer, allowance)
     if equal(gold.value, answer.value) or (
         allowance.tolerance > 0 and near(gold.value, answer.value, allowance.tolerance)
@@ -112,34 +112,71 @@ def _same_based(gold: Form, answer: Form, _: Allowance) -> bool:
 
 
 def _same_group(gold: Form, answer: Form, allowance: Allowance) -> bool:
-    left, right = (form if isinstance(form, Group) else Group("{}", (form,)) for form in (gold, answer))
-    for one, other in ((left, right), (right, left)):  # {(1, 2)} is (1, 2)
-        if one.brackets == "{}" and len(one.parts) == 1 and isinstance(one.parts[0], Group) and other.brackets != "{}":
-            return same(one.parts[0], other, allowance) if one is left else same(other, one.parts[0], allowance)
-    ordered = [group.brackets not in ("", "{}") for group in (left, right)]
-    if all(ordered) and {left.brackets, right.brackets} not in ({"()", "<>"}, {left.brackets}):
+    left, right = _as_group(gold), _as_group(answer)
+    if _holds_one_group(left) and right.brackets != "{}":  # {(1, 2)} is (1, 2)
+        return same(left.parts[0], right, allowance)
+    if _holds_one_group(right) and left.brackets != "{}":
+        return same(left, right.parts[0], allowance)
+    brackets = {left.brackets, right.brackets}
+    ordered = [_is_ordered(group) for group in (left, right)]
+    if all(ordered) and len(brackets) > 1 and brackets != {"()", "<>"}:
         return False
-    named = [all(isinstance(part, NamedValue) for part in group.parts) for group in (left, right)]
+    named = [_is_named(group) for group in (left, right)]
     if all(named):
         return _matched(left.parts, right.parts, allowance) and len(left.parts) == len(right.parts)
     if any(ordered) or any(named):
-        if len(left.parts) != len(right.parts):
-            return False
-        agree = all(same(g, a, allowance) for g, a in zip(left.parts, right.parts, strict=True))
-        a_set = any(ordered) and "{}" in (left.brackets, right.brackets)
-        if a_set and (agree or (not ordered[0] and _matched(left.parts, right.parts, allowance))):
-            raise UnreadableError("a tuple or an interval for a set, or a set for one of these")
-        if agree:
-            return True
-        if any(named) and not any(ordered) and _matched(left.parts, right.parts, allowance):
-            raise UnreadableError("the values of the true answer in another order, without their names")
-        return False
+        return _same_in_order(left, right, allowance)
+    return _same_in_any_order(left, right, allowance)
+
+
+def _as_group(form: Form) -> Group:
+    return form if isinstance(form, Group) else Group("{}", (form,))
+
+
+def _holds_one_group(group: Group) -> bool:
+    return group.brackets == "{}" and len(group.parts) == 1 and isinstance(group.parts[0], Group)
+
+
+def _is_ordered(group: Group) -> bool:
+    return group.brackets not in ("", "{}")
+
+
+def _is_named(group: Group) -> bool:
+    return all(isinstance(part, NamedValue) for part in group.parts)
+
+
+def _same_in_any_order(left: Group, right: Group, allowance: Allowance) -> bool:
+    """Whether each part of either group is in the other.
+
+    Raises:
+        UnreadableError: two lists of numbers, of which one has a number more often.
+    """
     if not _matched(left.parts, right.parts, allowance):
         return False
     scalars = all(isinstance(part, Scalar) for part in (*left.parts, *right.parts))
     if len(left.parts) != len(right.parts) and scalars and "{}" not in (left.brackets, right.brackets):
         raise UnreadableError("the true answer with some values more or less often")
     return True
+
+
+def _same_in_order(left: Group, right: Group, allowance: Allowance) -> bool:
+    """Whether two groups, of which one is ordered or has names, have the same parts in the same order.
+
+    Raises:
+        UnreadableError: one is a set, or they have the same parts in another order, without their names.
+    """
+    if len(left.parts) != len(right.parts):
+        return False
+    agree = all(same(g, a, allowance) for g, a in zip(left.parts, right.parts, strict=True))
+    one_is_ordered = _is_ordered(left) or _is_ordered(right)
+    one_is_a_set = one_is_ordered and "{}" in (left.brackets, right.brackets)
+    if one_is_a_set and (agree or (not _is_ordered(left) and _matched(left.parts, right.parts, allowance))):
+        raise UnreadableError("a tuple or an interval for a set, or a set for one of these")
+    if agree:
+        return True
+    if not one_is_ordered and _matched(left.parts, right.parts, allowance):
+        raise UnreadableError("the values of the true answer in another order, without their names")
+    return False
 
 
 def _matched(left: Sequence[Form], right: Sequence[Form], allowance: Allowance) -> bool:
@@ -149,33 +186,44 @@ def _matched(left: Sequence[Form], right: Sequence[Form], allowance: Allowance) 
 
 
 def _same_matrix(gold: Form, answer: Form, allowance: Allowance) -> bool:
-    rows = []
-    for form in (gold, answer):
-        if isinstance(form, Scalar) and isinstance(form.value, sympy.MatrixBase | sympy.MatrixExpr):
-            with boundary(UnreadableError, "no matrix"):
-                rows.append([[Scalar(cell) for cell in row] for row in form.value.doit().tolist()])
-        elif isinstance(form, Matrix):
-            rows.append([list(row) for row in form.rows])
-        elif isinstance(form, Group) and all(isinstance(part, Group) and part.brackets == "[]" for part in form.parts):
-            groups = [part.parts for part in form.parts if isinstance(part, Group)]  # [[1, 2], [3, 4]]
-            if len({len(parts) for parts in groups}) > 1:
-                return False
-            rows.append([[part for part in parts if isinstance(part, Scalar)] for parts in groups])
-        elif isinstance(form, Group) and form.brackets in ("()", "<>", "[]"):
-            rows.append([[part for part in form.parts if isinstance(part, Scalar)]])
-        else:
+    left = _cells(gold)
+    right = None if left is None else _cells(answer)
+    if left is None or right is None:
+        return False
+    if _is_vector(gold) or _is_vector(answer):  # a row and a column are the same vector
+        if not all(1 in (len(matrix), len(matrix[0])) for matrix in (left, right)):
             return False
-    vectors = [isinstance(form, Group) and not isinstance(form.parts[0], Group) for form in (gold, answer)]
-    if any(vectors):
-        rows = [[[cell for row in matrix for cell in row]] for matrix in rows if 1 in (len(matrix), len(matrix[0]))]
-        if len(rows) < 2:
-            return False
-    left, right = rows
+        left, right = [list(chain.from_iterable(left))], [list(chain.from_iterable(right))]
     if len(left) != len(right) or len(left[0]) != len(right[0]):
         return False
-    return all(
-        same(g, a, allowance) for row, other in zip(left, right, strict=True) for g, a in zip(row, other, strict=True)
-    )
+    for true_row, stated_row in zip(left, right, strict=True):
+        if not all(same(g, a, allowance) for g, a in zip(true_row, stated_row, strict=True)):
+            return False
+    return True
+
+
+def _cells(form: Form) -> list[list[Scalar]] | None:
+    """The rows of a matrix, however it is written; None where it is none."""
+    if isinstance(form, Scalar) and isinstance(form.value, _MATRICES):
+        with boundary(UnreadableError, "no matrix"):
+            return [list(map(Scalar, row)) for row in form.value.doit().tolist()]
+    if isinstance(form, Matrix):
+        return [list(row) for row in form.rows]
+    if not isinstance(form, Group):
+        return None
+    rows = [part for part in form.parts if isinstance(part, Group) and part.brackets == "[]"]
+    if len(rows) == len(form.parts):  # [[1, 2], [3, 4]]
+        rectangular = len({len(row.parts) for row in rows}) <= 1
+        return [_scalars(row) for row in rows] if rectangular else None
+    return [_scalars(form)] if form.brackets in ("()", "<>", "[]") else None
+
+
+def _scalars(group: Group) -> list[Scalar]:
+    return [part for part in group.parts if isinstance(part, Scalar)]
+
+
+def _is_vector(form: Form) -> bool:
+    return isinstance(form, Group) and not isinstance(form.parts[0], Group)
 
 
 def _same_ratio(gold: Form, answer: Form, allowance: Allowance) -> bool:

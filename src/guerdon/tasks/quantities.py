@@ -109,30 +109,36 @@ def pair(gold: str, answer: str, question: str = "") -> Pair:
         question: whose words count as units (see `numbers_of`).
     """
     true, stated = quantity(gold, question), quantity(answer, question)
-    bare = stated.unit is not None and stated.unit.name == "m" and bool(stated.unit.letters)
-    if bare and not true.unit and not _names_metres(question):
+    if true.unit is None and _may_be_millions(stated, question):
         stated = quantity(answer, question, letters=False)
-    conflict, ratio = "", Fraction(1)
-    one = true.unit if stated.unit is None else stated.unit if true.unit is None else None
-    if one is not None and one.name in units.VARIABLES and one.letters:  # `3t` against `3`
+    doubt = ""
+    named = [side.unit for side in (true, stated) if side.unit is not None]
+    if len(named) == 1 and named[0].name in units.VARIABLES and named[0].letters:  # `3t` against `3`
         if true.number is not None and true.number == stated.number:
-            conflict = f"{one.name!r} is a unit or a variable"
+            doubt = f"{named[0].name!r} is a unit or a variable"
         true, stated = quantity(gold, question, letters=False), quantity(answer, question, letters=False)
-    if true.unit and stated.unit:
-        found = units.ratio(true.unit, stated.unit)
-        conflict = "" if found else f"{stated.unit.name!r} is not the true answer's {true.unit.name!r}"
-        ratio = found or ratio
-    elif _angles(true, stated) or _angles(stated, true):
-        conflict = "degrees and radians"
-    elif (true.percent and stated.unit) or (stated.percent and true.unit):
-        conflict = "a percentage and a unit"
-    elif _is_clock(true, stated) or _is_clock(stated, true):
-        conflict = "a time of day or a ratio, and a duration"
-    elif true.unit is None or stated.unit is None:
-        named, other = (units.named(typographic(text)) for text in (gold, answer))
-        if named and other and named != other and (true.number is None or stated.number is None):
-            conflict = "the two name different units"
-    return Pair(true, stated, ratio, conflict)
+    if true.unit is None or stated.unit is None:
+        return Pair(true, stated, Fraction(1), _conflict_without_unit(gold, true, answer, stated) or doubt)
+    ratio = units.ratio(true.unit, stated.unit)
+    if ratio is None:
+        conflict = f"{stated.unit.name!r} is not the true answer's {true.unit.name!r}"
+        return Pair(true, stated, Fraction(1), conflict)
+    return Pair(true, stated, ratio, "")
+
+
+def _conflict_without_unit(gold: str, true: Quantity, answer: str, stated: Quantity) -> str:
+    """Why two answers, of which one has no unit, cannot be compared; "" where they can."""
+    if _angles(true, stated) or _angles(stated, true):
+        return "degrees and radians"
+    if (true.percent and stated.unit) or (stated.percent and true.unit):
+        return "a percentage and a unit"
+    if _is_clock(true, stated) or _is_clock(stated, true):
+        return "a time of day or a ratio, and a duration"
+    named, other = (units.named(typographic(text)) for text in (gold, answer))
+    both_numbers = true.number is not None and stated.number is not None
+    if named and other and named != other and not both_numbers:
+        return "the two name different units"
+    return ""
 
 
 def in_unit(text: str, ratio: Fraction) -> str | None:
@@ -212,41 +218,51 @@ def quantity(text: str, question: str = "", *, letters: bool = True) -> Quantity
     if mixed is not None:
         return Quantity(text, mixed[0], unit=mixed[1], mixed=True)
     percent = _PERCENT.search(plain[-20:]) is not None
-    if percent:
-        plain = _PERCENT.sub("", plain)
-    body, unit = plain, None
-    if not percent:
-        body, unit = _split(plain, question, letters=letters)
-        if unit is None and "," in plain:
-            body, unit = _split_list(plain, question, letters=letters)
-    front, behind = _MONEY_BEFORE.match(body), _MONEY_BEHIND.search(body[-3:])
-    if front and front[1] and front[3]:
+    body, unit = (_PERCENT.sub("", plain), None) if percent else _split(plain, question, letters=letters)
+    priced = _without_money(body, unit)
+    if priced is None:
         return Quantity(text)
-    if front:
-        sign = units.money(front[2])
-        body = f"{front[1]}{front[3]}{body[front.end() :]}"
-        if unit is not None and unit.name == "mm":  # $5mm: millions
-            return Quantity(text)
-        per = unit is not None and unit.name.startswith(("per", "/"))
-        unit = units.product(sign, unit) if per and unit is not None else unit or sign
-    elif behind and unit is None:
-        body, unit = _MONEY_BEHIND.sub("", body), units.money(behind[1])
+    body, unit = priced
     number = _number(units.unmarked(body))
-    recognised = percent or unit is not None
     if percent and number is None:
         return Quantity(text)
+    recognised = percent or unit is not None
     return Quantity(units.unmarked(body) if recognised else text, number, percent, unit)
 
 
+def _without_money(body: str, unit: Unit | None) -> tuple[str, Unit | None] | None:
+    """A value without its sign of money, and its unit with that; None where they are not certain."""
+    front, behind = _MONEY_BEFORE.match(body), _MONEY_BEHIND.search(body[-3:])
+    if front is None:
+        if behind and unit is None:
+            return _MONEY_BEHIND.sub("", body), units.money(behind[1])
+        return body, unit
+    if front[1] and front[3]:
+        return None
+    if unit is not None and unit.name == "mm":  # $5mm: millions
+        return None
+    value, sign = f"{front[1]}{front[3]}{body[front.end() :]}", units.money(front[2])
+    if unit is not None and unit.name.startswith(("per", "/")):
+        return value, units.product(sign, unit)
+    return value, unit or sign
+
+
 def _split(text: str, question: str, *, letters: bool) -> tuple[str, Unit | None]:
-    """Value and unit; the whole text and None where it does not end with a unit, or that is behind no value."""
+    """Value and unit, also of a list; the whole text and None where no unit ends it, or none that is behind a value."""
+    body, unit = _split_one(text, question, letters=letters)
+    if unit is None and "," in text:
+        return _split_list(text, question, letters=letters)
+    return body, unit
+
+
+def _split_one(text: str, question: str, *, letters: bool) -> tuple[str, Unit | None]:
     body, unit = units.split_unit(text, question)
     return (text, None) if unit is not None and not _is_value(body, unit, question, letters=letters) else (body, unit)
 
 
 def _split_list(text: str, question: str, *, letters: bool) -> tuple[str, Unit | None]:
-    """The same of a list whose parts have one unit (`3 cm, 4 cm`)."""
-    parts = [_split(part.strip(), question, letters=letters) for part in text.split(",")]
+    """Value and unit of a list whose parts have one unit (`3 cm, 4 cm`)."""
+    parts = [_split_one(part.strip(), question, letters=letters) for part in text.split(",")]
     first = parts[0][1]
     if first is None or any(unit is None or units.ratio(first, unit) != 1 for _, unit in parts):
         return text, None
@@ -292,6 +308,12 @@ def variables(question: str) -> frozenset[str]:
             if len(run[0]) <= 3
         )
     return frozenset(found)
+
+
+def _may_be_millions(stated: Quantity, question: str) -> bool:
+    """Whether there is a bare m behind a number, and nothing in the question names metres."""
+    unit = stated.unit
+    return unit is not None and unit.name == "m" and bool(unit.letters) and not _names_metres(question)
 
 
 @lru_cache(maxsize=64)

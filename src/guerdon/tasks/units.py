@@ -148,7 +148,7 @@ _SPACES = re.compile(r"\\[,;: ]|~(?=[A-Za-z\\])|(?<=[0-9A-Za-z}])~|\\q?quad(?![A
 _DEGREES = re.compile(r"\^\s?(?:\\circ(?![A-Za-z])|\{\s?\\circ\s?\})|\\degree(?![A-Za-z])|\\deg(?![A-Za-z])|\u00b0")
 _POWER = re.compile(r" ?\^ ?(?:\{ ?([-+]?[0-9]{1,2}) ?\}|([-+]?[0-9]{1,2}))")
 _FRACTION = re.compile(rf"\\[dt]?frac ?\{{ ?([A-Za-z]+{_BARE}?) ?\}} ?\{{ ?([A-Za-z]+{_BARE}?(?: ?\^[23])?) ?\}}\Z")
-_CONNECTORS = {"/": -1, "per": -1, "a": -1, "an": -1, "each": -1, "-": 1, "*": 1, "\u00b7": 1}
+_CONNECTORS = {"/": -1, "per": -1, "a": -1, "an": -1, "each": -1, "of": 1, "-": 1, "*": 1, "\u00b7": 1}
 
 
 def flat(text: str) -> str:
@@ -212,34 +212,8 @@ def _phrases(words: list[str]) -> list[str]:
 
 def _unit(words: list[str], asked: frozenset[str]) -> Unit | None:
     """The unit that these words are; None where one of them belongs to none."""
-    factors: list[tuple[str, int]] = []  # names of units and things, with their powers
-    letters: list[str] = []
-    sign = square = 1
-    described = pending = False  # behind `of`; something has to follow
-    for word in words:
-        name = unmarked(word)
-        small = name.lower()
-        if name[0] == "^" or (small in _POWERS and factors):
-            power = int(name[1:]) if name[0] == "^" else _POWERS[small]
-            if pending or not factors or not 0 < abs(power) <= 4 or factors[-1][0] not in _UNITS | _THINGS:
-                return None
-            factors[-1] = (factors[-1][0], factors[-1][1] * power)
-        elif small in _CONNECTORS and (factors or small == "per") and not pending:
-            sign, pending = _CONNECTORS[small], True
-        elif small == "of" and factors and not pending:
-            described = pending = True
-        elif small in _SQUARES and square == 1:
-            square, pending = _SQUARES[small], True
-        else:
-            known = None if described else _name(name)
-            known = known or _THINGS.get(small) or (small if small not in CHANGING and len(small) > 2 else None)
-            if known is None or (known == small and known not in _UNITS and _singular(small) not in asked):
-                return None
-            factors.append((known if known in _UNITS or known in _THINGS else _singular(known), sign * square))
-            if word in _LETTERS:
-                letters.append(word)
-            sign, square, pending = 1, 1, False
-    if pending or not 0 < len(factors) <= 6:
+    factors = _factors(words, asked)
+    if factors is None or not 0 < len(factors) <= 6:
         return None
     things = frozenset(name for name, power in factors if name not in _UNITS and power == 1)
     meanings = [Meaning(Fraction(1), frozenset())]
@@ -247,7 +221,57 @@ def _unit(words: list[str], asked: frozenset[str]) -> Unit | None:
         if name not in things:
             measures = _UNITS.get(name, (_base(name),))
             meanings = [_times(meaning, measure, power) for meaning in meanings for measure in measures]
-    return Unit(tuple(meanings), things, unmarked(" ".join(words)), tuple(letters))
+    letters = tuple(word for word in words if word in _LETTERS)
+    return Unit(tuple(meanings), things, unmarked(" ".join(words)), letters)
+
+
+def _factors(words: list[str], asked: frozenset[str]) -> list[tuple[str, int]] | None:
+    """Names of the units and things that are multiplied, with their powers; None where a word belongs to none."""
+    factors: list[tuple[str, int]] = []
+    sign = square = 1  # of the power of the next factor
+    described = pending = False  # behind `of`; something has to follow
+    for word in words:
+        name = unmarked(word)
+        small = name.lower()
+        power = _power(name)
+        if power is not None:
+            if pending or not factors or not 0 < abs(power) <= 4 or factors[-1][0] not in _UNITS | _THINGS:
+                return None
+            factors[-1] = (factors[-1][0], factors[-1][1] * power)
+        elif small in _CONNECTORS and (factors or small == "per") and not pending:
+            sign, pending = _CONNECTORS[small], True
+            described |= small == "of"
+        elif small in _SQUARES and square == 1:
+            square, pending = _SQUARES[small], True
+        else:
+            factor = _factor(name, asked, described=described)
+            if factor is None:
+                return None
+            factors.append((factor, sign * square))
+            sign, square, pending = 1, 1, False
+    return None if pending else factors
+
+
+def _power(word: str) -> int | None:
+    """The power to which a word raises the unit in front of it; None where it is something else."""
+    return int(word[1:]) if word[0] == "^" else _POWERS.get(word.lower())
+
+
+def _factor(name: str, asked: frozenset[str], *, described: bool) -> str | None:
+    """The unit or the thing that a word names; None where it is neither. Behind `of` it is a thing."""
+    small = name.lower()
+    unit = None if described else _name(name)
+    if unit is not None:
+        return unit
+    singular = _singular(small)
+    if small in _THINGS:
+        thing = _THINGS[small]
+        return thing if thing != small or singular in asked else None
+    if small in CHANGING or len(small) <= 2:
+        return None
+    if small in _UNITS:
+        return small
+    return singular if singular in asked else None
 
 
 def _name(word: str) -> str | None:

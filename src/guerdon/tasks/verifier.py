@@ -39,7 +39,7 @@ from guerdon.tasks.answer_words import (
 from guerdon.tasks.answers import answered, concluded, final_answer, final_answers, is_list, without_html
 from guerdon.tasks.code.code_tests import Sandbox, check_isolation, is_code, program_of, read_tests, run_tests
 from guerdon.tasks.prompts import Prompt
-from guerdon.tasks.quantities import in_unit, pair
+from guerdon.tasks.quantities import Pair, in_unit, pair
 from guerdon.tasks.reasoning import is_generated, step_truth
 from guerdon.tasks.rounding import Rounding, rounding_of
 from guerdon.tasks.units import is_rounded
@@ -227,15 +227,13 @@ class Verifier:
     def _check_math(self, response: str, prompt: Prompt) -> VerifierResult:
         response = without_html(answered(response))
         golds = final_answers(prompt.ground_truth) or [undecorated(prompt.ground_truth)]
-        gold, answers = ", ".join(golds), final_answers(response)
-        if not answers:
-            answers = [stated] if (stated := concluded(response, gold)) else []
+        gold = ", ".join(golds)
         many = len(golds) > 1 or is_list(gold)
-        answer = ", ".join(answers) if many else answers[-1] if answers else None
-        if _NO_GOLD.fullmatch(gold):
-            return VerifierResult("gold_unparsable", answer, f"the true answer is {gold!r}")
-        if not gold or len(gold) > (_MAX_CHARACTERS if final_answer(gold) or not prose(gold) else _MAX_WORDS):
-            return VerifierResult("gold_unparsable", answer, f"the true answer is {'too long' if gold else 'empty'}")
+        answers = _answers(response, gold)
+        answer = ", ".join(answers) if many else next(reversed(answers), None)
+        problem = _problem_of_gold(gold)
+        if problem:
+            return VerifierResult("gold_unparsable", answer, problem)
         if not answer:
             return VerifierResult("answer_unparsable", None, "no final answer in the response")
         if len(answer) > _MAX_CHARACTERS:
@@ -245,17 +243,18 @@ class Verifier:
         verdict, detail = self._compare(gold, answer, prompt.question)
         if verdict == "equal" and renamed(gold, answer, prompt.question):
             return VerifierResult("answer_unparsable", answer, "the values of other names")
-        if (
-            verdict == "different"
-            and re.search(r"[0-9]!\Z", answer)
-            and response.rstrip("*_ \n").endswith(f" {answer}")
-        ):
+        if verdict != "different":
+            return VerifierResult(verdict, answer, detail)
+        if _ends_as_exclamation(answer, response):
             return VerifierResult("answer_unparsable", answer, "a factorial, or the end of an exclamation")
-        if many and verdict == "different":
-            every = final_answers(response, every=True)
-            if len(every) > len(answers) and self._compare(gold, ", ".join(every), prompt.question)[0] == "equal":
-                return VerifierResult("answer_unparsable", answer, "boxes in several sentences")
+        if many and self._equals_more_boxes(gold, response, len(answers), prompt.question):
+            return VerifierResult("answer_unparsable", answer, "boxes in several sentences")
         return VerifierResult(verdict, answer, detail)
+
+    def _equals_more_boxes(self, gold: str, response: str, fewer: int, question: str) -> bool:
+        """Whether the boxes of all sentences, if they are more than so many, are the true answer."""
+        every = final_answers(response, every=True)
+        return len(every) > fewer and self._compare(gold, ", ".join(every), question)[0] == "equal"
 
     def _compare(self, gold: str, answer: str, question: str) -> tuple[Verdict, str]:
         """Verdict on an answer and, where there is none, why."""
@@ -266,19 +265,32 @@ class Verifier:
         if parts is not None:
             return self._compare_parts(*parts, question)
         gold, stated = plain_maths(gold), plain_maths(stated)
-        if (unread := ambiguous(gold, stated)) is not None:
+        unread = ambiguous(gold, stated)
+        if unread is not None:
             return unread
         both = pair(gold, without_approximation(stated, gold), question)
+        return (
+            self._compare_numbers(both, question)
+            or self._compare_texts(both.gold.text, both.answer.text, both.ratio == 1, question)
+            or self._compare_maths(both, question)
+        )
+
+    def _compare_numbers(self, both: Pair, question: str) -> tuple[Verdict, str] | None:
+        """Verdict on answers of which each is one number; None where one is not, or may be rounded."""
         if both.conflict:
             return "answer_unparsable", both.conflict
         same = both.same_number(self.tolerance)
-        rounding = None if same else rounding_of(question)
-        if same or (same is not None and rounding is None):
-            return ("equal" if same else "different"), ""
-        if same is None and both.gold.number is not None and both.answer.number is not None:
+        if same:
+            return "equal", ""
+        if same is False:
+            return ("different", "") if rounding_of(question) is None else None
+        if both.gold.number is not None and both.answer.number is not None:
             return "answer_unparsable", "a number whose unit the true answer does not name, or a rounded conversion"
-        gold, stated = both.gold.text, both.answer.text
-        if both.ratio == 1 and as_read(gold) == as_read(stated):
+        return None
+
+    def _compare_texts(self, gold: str, stated: str, one_unit: bool, question: str) -> tuple[Verdict, str] | None:
+        """Verdict on answers that are the same text, numbers in words, or other words; None where both are maths."""
+        if one_unit and as_read(gold) == as_read(stated):
             return "equal", ""
         figures = [in_figures(text, question) for text in (gold, stated)]
         if any(figures):
@@ -287,9 +299,11 @@ class Verifier:
                 return "equal", ""
             if not all(figures):
                 return "answer_unparsable", "a number in words, which may be one in figures"
-        words = compare_words(gold, stated)
-        if words is not None:
-            return words
+        return compare_words(gold, stated)
+
+    def _compare_maths(self, both: Pair, question: str) -> tuple[Verdict, str]:
+        """Verdict of the processes; none on an equation that does not state an answer."""
+        gold, stated = both.gold.text, both.answer.text
         sides = _EQUALS.split(stated)
         if len(sides) > 1 and not _EQUALS.search(gold) and "Poly(" not in stated and not _is_asked(sides[0], question):
             return "answer_unparsable", f"{sides[0].strip()[:80]!r} is not a name, nor in the question"
@@ -301,7 +315,7 @@ class Verifier:
         if scaled is None:
             return "answer_unparsable", "a unit that is not the true answer's, behind an equation or a list"
         gold, scaled = without_e(gold, scaled), without_e(scaled, gold)
-        verdict, detail = self._pool.compare(typographic(gold), typographic(scaled), rounding)
+        verdict, detail = self._pool.compare(typographic(gold), typographic(scaled), rounding_of(question))
         if verdict == "different" and is_rounded(both.ratio):
             return "answer_unparsable", "not exactly equal in the unit of the true answer"
         return verdict, detail
@@ -404,6 +418,29 @@ _NAME = re.compile(  # x, AB, area, \theta, |AB|
     r"\\?[A-Za-z]|[A-Z]+|(?!log|ln|sin|cos|tan|sqrt|exp|abs|floor|ceil)[A-Za-z]{3,}|\\[A-Za-z]+|\|[A-Z]{2}\|"
     r"|\\(?:overline|vec|hat|bar|angle|triangle|Delta|mathbf|mathcal|mathrm|text)\{?[A-Za-z ]+\}?"
 )
+
+
+def _answers(response: str, gold: str) -> list[str]:
+    """The answers that a response marks, or the one that it concludes with."""
+    marked = final_answers(response)
+    stated = None if marked else concluded(response, gold)
+    return [stated] if stated else marked
+
+
+def _problem_of_gold(gold: str) -> str:
+    """Why nothing can be compared with a true answer; "" where something can."""
+    if _NO_GOLD.fullmatch(gold):
+        return f"the true answer is {gold!r}"
+    if not gold:
+        return "the true answer is empty"
+    in_words = prose(gold) and not final_answer(gold)
+    most = _MAX_WORDS if in_words else _MAX_CHARACTERS
+    return "the true answer is too long" if len(gold) > most else ""
+
+
+def _ends_as_exclamation(answer: str, response: str) -> bool:
+    """Whether `7!` ends an answer and the response, so that it may be a factorial or not."""
+    return re.search(r"[0-9]!\Z", answer) is not None and response.rstrip("*_ \n").endswith(f" {answer}")
 
 
 def _is_asked(left: str, question: str) -> bool:

@@ -429,19 +429,9 @@ def prm_bench(
     other = need_steps(redundancy) if redundancy is not None else [None] * len(solutions)
     used: list[Score] = []
     for (solution, score), second in zip(paired(solutions, need_steps(scores)), other, strict=True):
-        category, truth = category_of(solution), step_labels(solution)
-        if category is None or not truth or None in truth:
-            raise DataError(f"solution {solution.id} lacks its category or the truth of a step: is this PRMBench?")
-        wrong_T = ~np.array(truth, dtype=np.bool_)
-        used_score = second if second is not None and category in REDUNDANT else score
+        row, used_score = _judged(solution, score, second)
+        rows.append(row)
         used.append(used_score)
-        if used_score.steps is None:
-            right_T = wrong_T  # misjudged in every step
-        else:
-            right_T = used_score.steps <= REDUNDANCY if used_score is second else used_score.steps > VALIDITY
-        cells = (right_T & ~wrong_T, right_T & wrong_T, ~right_T & wrong_T, ~right_T & ~wrong_T)
-        tp, fp, tn, fn = (int(cell.sum()) for cell in cells)
-        rows.append((category, (tp, fp, tn, fn), used_score.steps is None))
     pooled = [row for row in rows if row[0] != CORRECT]
     if not pooled:
         raise DataError("PRMBench needs solutions of a category other than correct")
@@ -452,16 +442,39 @@ def prm_bench(
         only_right = all(category == ONLY_RIGHT for category, _, _ in part)
         return _step_figures(kept, len(part) - len(kept), only_right=only_right, reps=reps, rng=rng)
 
+    by_category: dict[str, list[_Row]] = {}
+    for row in rows:
+        by_category.setdefault(row[0], []).append(row)
     measured = figures(pooled)
+    some_failed = any(failed for _, _, failed in pooled)
     return PRMBench(
         measured=measured,
-        failures_wrong=figures(pooled, wrong=True) if any(failed for _, _, failed in pooled) else measured,
-        categories={
-            name: figures([row for row in rows if row[0] == name]) for name in sorted({row[0] for row in rows})
-        },
+        failures_wrong=figures(pooled, wrong=True) if some_failed else measured,
+        categories={name: figures(by_category[name]) for name in sorted(by_category)},
         failures=failure_counts(used),
         thresholds={"validity": VALIDITY, "redundancy": None if redundancy is None else REDUNDANCY},
     )
+
+
+def _judged(solution: Solution, score: Score, redundancy: Score | None) -> tuple[_Row, Score]:
+    """A solution's row, and the score that it comes from: in the categories about redundancy that of redundancy.
+
+    A failed measurement misjudges every step.
+    """
+    category, truth = category_of(solution), step_labels(solution)
+    if category is None or not truth or None in truth:
+        raise DataError(f"solution {solution.id} lacks its category or the truth of a step: is this PRMBench?")
+    wrong_T = ~np.array(truth, dtype=np.bool_)
+    used = redundancy if redundancy is not None and category in REDUNDANT else score
+    if used.steps is None:
+        right_T = wrong_T
+    elif used is redundancy:
+        right_T = used.steps <= REDUNDANCY
+    else:
+        right_T = used.steps > VALIDITY
+    cells = (right_T & ~wrong_T, right_T & wrong_T, ~right_T & wrong_T, ~right_T & ~wrong_T)
+    tp, fp, tn, fn = (int(cell.sum()) for cell in cells)
+    return (category, (tp, fp, tn, fn), used.steps is None), used
 
 
 def category_of(solution: Solution) -> str | None:
@@ -560,20 +573,25 @@ def first_errors(solutions: Sequence[Solution], scores: Sequence[Score], thresho
         if truth is None:
             unknown += 1
             continue
-        predicted = None if score.steps is None else first_below(score.steps, threshold)
-        if predicted is None:
-            found = "failed"
-        elif truth < 0:
-            found = "clean" if predicted < 0 else "false_alarm"
-        elif predicted < 0:
-            found = "missed"
-        else:
-            found = "exact" if predicted == truth else "early" if predicted < truth else "late"
+        found = "failed"
+        if score.steps is not None:
+            found = _against_truth(first_below(score.steps, threshold), truth)
         counts["correct" if truth < 0 else "erroneous"][found] += 1
-    return {"unknown": unknown} | {
-        kind: {
-            what: {"count": count, "share": asdict(wilson_interval(count, sum(part.values())))}
-            for what, count in part.items()
+    report: dict[str, Any] = {"unknown": unknown}
+    for kind, part in counts.items():
+        total = sum(part.values())
+        report[kind] = {
+            what: {"count": count, "share": asdict(wilson_interval(count, total))} for what, count in part.items()
         }
-        for kind, part in counts.items()
-    }
+    return report
+
+
+def _against_truth(predicted: int, truth: int) -> str:
+    """What a predicted first error is; -1 is none."""
+    if truth < 0:
+        return "clean" if predicted < 0 else "false_alarm"
+    if predicted < 0:
+        return "missed"
+    if predicted == truth:
+        return "exact"
+    return "early" if predicted < truth else "late"

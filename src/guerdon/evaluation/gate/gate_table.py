@@ -126,40 +126,54 @@ def gate_table(rows: Iterable[tuple[str, Any]]) -> GateTable:
     places: dict[str, str] = {}
     for where, raw in rows:
         row = RowFields(raw, where)
-        one: dict[str, Any] = {column: row.text(column) for column in ("model", "kind", "task", "family")}
-        one |= {column: _shares(row, column, where) for column in ("baseline", "success")}
-        if len(one["baseline"]) != len(one["success"]):
-            raise DataError(
-                f"{where}: {len(one['baseline'])} values of baseline and {len(one['success'])} of success; give one of "
-                "each per seed, null where a run is missing"
-            )
-        if one["kind"] not in ("robot", "text"):
-            raise DataError(f"{where}: kind is {one['kind']!r}; it is robot or text")
-        if one["model"] in places:
-            raise DataError(f"{where}: {one['model']} is in {places[one['model']]} already; a reward model has one row")
-        places[one["model"]] = where
-        one |= {n: row.get(n, (int, float), "a number or null", np.nan) for n in raw if n.startswith(PREFIX)}
-        alarms = [alarm for alarm in row.get("exploited", list, "a list, one of each seed", []) if alarm is not None]
-        one["exploited"] = float(np.mean(alarms)) if alarms else np.nan
+        one = _runs(row, where)
+        model = one["model"]
+        if model in places:
+            raise DataError(f"{where}: {model} is in {places[model]} already; a reward model has one row")
+        places[model] = where
+        one |= _measured(row, raw)
         if np.isfinite(one["success"] - one["baseline"]).any():
             found.append(one)
+
+    def texts(column: str) -> Names:
+        return np.array([one[column] for one in found], dtype=np.str_)
+
     names = sorted({name for one in found for name in one if name.startswith(PREFIX)})
-    features = np.array([[one.get(name, np.nan) for name in names] for one in found], dtype=np.float64)
-    features = features.reshape(len(found), len(names))
-    models, kinds, tasks, families = (
-        np.array([one[column] for one in found], dtype=np.str_) for column in ("model", "kind", "task", "family")
-    )
+    features = np.full((len(found), len(names)), np.nan)
+    for i, one in enumerate(found):
+        features[i] = [one.get(name, np.nan) for name in names]
     return GateTable(
-        models,
-        kinds,
-        tasks,
-        families,
+        texts("model"),
+        texts("kind"),
+        texts("task"),
+        texts("family"),
         baseline_N_S=_padded([one["baseline"] for one in found]),
         success_N_S=_padded([one["success"] for one in found]),
         names=tuple(name.removeprefix(PREFIX) for name in names),
         features_N_F=np.where(np.isfinite(features), features, np.nan),
         exploited_N=np.array([one["exploited"] for one in found], dtype=np.float64),
     )
+
+
+def _runs(row: RowFields, where: str) -> dict[str, Any]:
+    """What a row says about the runs: the columns of texts, `baseline` and `success`."""
+    one: dict[str, Any] = {column: row.text(column) for column in ("model", "kind", "task", "family")}
+    one |= {column: _shares(row, column, where) for column in ("baseline", "success")}
+    if len(one["baseline"]) != len(one["success"]):
+        raise DataError(
+            f"{where}: {len(one['baseline'])} values of baseline and {len(one['success'])} of success; give one of "
+            "each per seed, null where a run is missing"
+        )
+    if one["kind"] not in ("robot", "text"):
+        raise DataError(f"{where}: kind is {one['kind']!r}; it is robot or text")
+    return one
+
+
+def _measured(row: RowFields, columns: Iterable[str]) -> dict[str, Any]:
+    """The features of a row, and in `exploited` the share of its seeds with an alarm, NaN where none is known."""
+    found = {n: row.get(n, (int, float), "a number or null", np.nan) for n in columns if n.startswith(PREFIX)}
+    alarms = [alarm for alarm in row.get("exploited", list, "a list, one of each seed", []) if alarm is not None]
+    return {**found, "exploited": float(np.mean(alarms)) if alarms else np.nan}
 
 
 def _padded(rows: Sequence[Float64]) -> Float64:

@@ -15,7 +15,7 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -72,11 +72,10 @@ def check_files(file: Path, out: Path, *, only_failed: bool) -> None:
         raise DataError(f"{file}: there is no such file")
     if out.suffix.lower() != file.suffix.lower():
         raise DataError(f"{out}: rows are written in the format they came in; end it in {file.suffix}")
-    if only_failed != out.exists():
-        raise DataError(
-            f"{out} does not exist; leave out --only-failed" if only_failed
-            else f"{out} exists; remove it, or score its rows without a reward again with --only-failed"
-        )  # fmt: skip
+    if only_failed and not out.exists():
+        raise DataError(f"{out} does not exist; leave out --only-failed")
+    if not only_failed and out.exists():
+        raise DataError(f"{out} exists; remove it, or score its rows without a reward again with --only-failed")
 
 
 class _Item(NamedTuple):
@@ -125,9 +124,43 @@ def score_file(
     part = out.with_name(f"{out.name}.part")
     check_files(file, out, only_failed=only_failed)
     given = out if only_failed else file
+    rows = _rows(given)
+    failed = [k for k, (_, row) in enumerate(rows) if not only_failed or _why_failed(row)]
+    if model.info.compares:
+        items = {k: _item(row, where, f"{k}") for k, (where, row) in enumerate(rows)}
+        wanted = _with_their_prompt(items, failed)
+    else:
+        items = {k: _item(rows[k][1], rows[k][0], f"{k}") for k in failed}
+        wanted = failed
+    cost = _cost(model, [items[k] for k in wanted])
+    if dry_run:
+        return "\n".join([*cost, f"{len(wanted)} of {len(rows)} rows would be scored"])
+    for line in cost:
+        log_line(line)
+    begun = {"source": sha256(given), "model": name, "aggregation": aggregation} | _identity(name, options or {})
+    asked = {k: items[k] for k in wanted}
+    found = _scored_rows(asked, model, part, begun, aggregation=aggregation, batch_size=batch_size)
+    _write(out, given, [row for _, row in rows], found)
+    part.unlink()
+    return _summary(f"wrote {out}: {len(wanted)} of {len(rows)} rows scored", found.values())
+
+
+def _summary(done: str, found: Iterable[Mapping[str, Any]]) -> str:
+    """What was done, with how many rows have no reward and why."""
+    lost = Counter(str(why).partition(":")[0] for values in found if (why := _why_failed(values)))
+    done = f"{done}, {lost.total()} with a missing reward"
+    if not lost:
+        return done
+    reasons = ", ".join(f"{n} {reason}" for reason, n in lost.most_common())
+    return f"{done} ({reasons}); --only-failed scores them again"
+
+
+def _rows(given: Path) -> list[tuple[str, Mapping[str, Any]]]:
+    """The rows of a file, each with its place for error messages."""
+    by_line = given.suffix in (".jsonl", ".ndjson")
     rows = []
     for number, row in logs.log_records(given):
-        where = f"{given}:{number}" if given.suffix in (".jsonl", ".ndjson") else f"{given}: row {number}"
+        where = f"{given}:{number}" if by_line else f"{given}: row {number}"
         if isinstance(row, DataError):
             raise row
         if not isinstance(row, Mapping):
@@ -135,36 +168,36 @@ def score_file(
         rows.append((where, row))
     if not rows:
         raise DataError(f"{given}: there is no row in it")
+    return rows
+
+
+def _scored_rows(
+    items: Mapping[int, _Item],
+    model: RewardModel,
+    part: Path,
+    begun: Mapping[str, Any],
+    *,
+    aggregation: Aggregation,
+    batch_size: int,
+) -> dict[int, dict[str, Any]]:
+    """The new columns of each item; those that an unfinished start with the same `begun` kept are not scored again."""
     compares = model.info.compares
-    failed = [k for k, (_, row) in enumerate(rows) if not only_failed or _why_failed(row)]
-    items = {k: _item(rows[k][1], rows[k][0], f"{k}") for k in (range(len(rows)) if compares else failed)}
-    wanted = _with_their_prompt(items, failed) if compares else failed
-    cost = _cost(model, [items[k] for k in wanted])
-    if dry_run:
-        return "\n".join([*cost, f"{len(wanted)} of {len(rows)} rows would be scored"])
-    for line in cost:
-        log_line(line)
-    begun = {"source": sha256(given), "model": name, "aggregation": aggregation} | _identity(name, options or {})
     with closing(AppendLog(part)) as log:
         if not log.rows:
             log.append(begun)
         elif log.rows[0] != begun:
             raise DataError(f"{part}: an unfinished start with another file, model or aggregation; finish or remove it")
         found: dict[int, dict[str, Any]] = {row["row"]: row["values"] for row in log.rows[1:]}
-        rest = [k for k in wanted if k not in found]
-        rest = _with_their_prompt({k: items[k] for k in wanted}, rest) if compares else rest
-        with closing(ProgressBar(len(wanted), what="rows scored", lines=10)) as bar:
+        rest = [k for k in items if k not in found]
+        if compares:
+            rest = _with_their_prompt(items, rest)
+        with closing(ProgressBar(len(items), what="rows scored", lines=10)) as bar:
             for batch in _batches(items, rest, batch_size, whole=compares):
                 for k, values in zip(batch, _scored(model, [items[k] for k in batch], aggregation), strict=True):
                     log.append({"row": k, "values": values})
                     found[k] = values
                 bar.advance(len(found), "")
-        _write(out, given, [row for _, row in rows], found)
-    part.unlink()
-    lost = Counter(str(why).partition(":")[0] for v in found.values() if (why := _why_failed(v)))
-    why = f" ({', '.join(f'{n} {reason}' for reason, n in lost.most_common())}); --only-failed scores them again"
-    done = f"wrote {out}: {len(wanted)} of {len(rows)} rows scored, {lost.total()} with a missing reward"
-    return done + (why if lost else "")
+    return found
 
 
 def _why_failed(row: Mapping[str, Any]) -> Any:
@@ -270,35 +303,60 @@ def _logged(row: Mapping[str, Any], layout: logs.LogLayout, name: str) -> Soluti
 
 
 def _plain_responses(row: Mapping[str, Any], where: str, name: str) -> _Item:
-    prompt, text = prompt_of(row), next((row[key] for key in _ANSWERS if row.get(key) is not None), None)
+    prompt = prompt_of(row)
+    text = next((row[key] for key in _ANSWERS if row.get(key) is not None), None)
     several = row.get("responses")
-    if is_preference(row) and several is None:
-        responses, (better, worse) = responses_in(row, where, name)
-        if row.get("chosen") is None:
-            one = len(responses) == 1
-            return _Item(responses, ("reward" if one else "rewards",), (None if one else len(responses),))
-        counts = tuple(n if isinstance(row[key], list | tuple) and n > 1 else None
-                       for key, n in (("chosen", better), ("rejected", worse)))  # fmt: skip
-        return _Item(responses, ("reward_chosen", "reward_rejected"), counts)
-    if several is not None and prompt is not None and isinstance(several, list | tuple):
-        texts = [one.get("response", one.get("text")) if isinstance(one, Mapping) else one for one in several]
-        found = [read_response(prompt, one, f"{name}-{k}", row) for k, one in enumerate(texts)]
-        return _Item(found, ("rewards",), (len(found),))
-    if row.get("messages") is not None or (prompt is not None and text is not None):
-        given = text if row.get("messages") is None else row["messages"]
-        return _Item([read_response(prompt, given, name, row)], ("reward",), (None,))
+    if several is None and is_preference(row):
+        return _preference(row, where, name)
+    if prompt is not None and isinstance(several, list | tuple):
+        return _listed(prompt, several, name, row)
+    if row.get("messages") is not None:
+        return _one_response(read_response(prompt, row["messages"], name, row))
+    if prompt is not None and text is not None:
+        return _one_response(read_response(prompt, text, name, row))
     for _, solution in solutions_from_rows([(where, row)], name):
         if isinstance(solution, Solution):
-            return _Item([solution], ("reward",), (None,))
-    if {"chosen", "rejected"} <= row.keys():
-        lost: list[Solution | Failure] = [Failure("no_value", "chosen or rejected is null")] * 2
-        return _Item(lost, ("reward_chosen", "reward_rejected"), (None, None))
-    if "messages" in row or (row.keys() & set(_ANSWERS) and row.keys() & set(PROMPTS)):
-        return _Item([Failure("no_value", "the prompt or the response is null")], ("reward",), (None,))
+            return _one_response(solution)
+    missing = _missing(row)
+    if missing is not None:
+        return missing
     raise DataError(
         f"{where}: nothing to score, found {', '.join(map(str, row))[:200]}; a row needs prompt and response (or "
         "responses), messages, chosen and rejected, or another layout of docs/preferences.md"
     )
+
+
+def _one_response(found: Solution | Failure) -> _Item:
+    return _Item([found], ("reward",), (None,))
+
+
+def _listed(prompt: Any, several: Sequence[Any], name: str, row: Mapping[str, Any]) -> _Item:
+    """Several responses to a prompt, each a text or a map with it."""
+    texts = [one.get("response", one.get("text")) if isinstance(one, Mapping) else one for one in several]
+    found = [read_response(prompt, text, f"{name}-{k}", row) for k, text in enumerate(texts)]
+    return _Item(found, ("rewards",), (len(found),))
+
+
+def _missing(row: Mapping[str, Any]) -> _Item | None:
+    """The responses of a row that has the columns of a pair or of one response, and nulls in them."""
+    if {"chosen", "rejected"} <= row.keys():
+        lost = Failure("no_value", "chosen or rejected is null")
+        return _Item([lost, lost], ("reward_chosen", "reward_rejected"), (None, None))
+    if "messages" in row or (row.keys() & set(_ANSWERS) and row.keys() & set(PROMPTS)):
+        return _one_response(Failure("no_value", "the prompt or the response is null"))
+    return None
+
+
+def _preference(row: Mapping[str, Any], where: str, name: str) -> _Item:
+    """The responses of a comparison: a better and a worse one or several of each, or a list with ratings."""
+    responses, (better, worse) = responses_in(row, where, name)
+    if row.get("chosen") is None:
+        if len(responses) == 1:
+            return _Item(responses, ("reward",), (None,))
+        return _Item(responses, ("rewards",), (len(responses),))
+    listed = [isinstance(row[key], list | tuple) and n > 1 for key, n in (("chosen", better), ("rejected", worse))]
+    counts = (better if listed[0] else None, worse if listed[1] else None)
+    return _Item(responses, ("reward_chosen", "reward_rejected"), counts)
 
 
 def _scored(model: RewardModel, items: Sequence[_Item], aggregation: Aggregation) -> list[dict[str, Any]]:
@@ -333,30 +391,44 @@ def _write(out: Path, given: Path, rows: Sequence[Mapping[str, Any]], found: Map
     whole = [_rescored(row, found[k]) if k in found else row for k, row in enumerate(rows)]
     names = [name for name in _COLUMNS if any(name in row for row in whole)]
     ending = out.suffix.lower()
-    if (changed := logs.with_records(given, whole)) is not None:
+    changed = logs.with_records(given, whole)
+    if changed is not None:
         write_bytes(out, changed)
     elif ending == ".parquet":
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        table = pq.read_table(given)
-        table = table.drop_columns([name for name in names if name in table.column_names])
-        for name in names:
-            column = [row.get(name) for row in whole]
-            numbers = pa.list_(pa.float64()) if any(isinstance(v, list) for v in column) else pa.float64()
-            table = table.append_column(
-                name, pa.array(column, pa.string() if name in (logs.FAILURE, "reward_failure") else numbers)
-            )
-        write_parquet(out, table)
+        _write_parquet(out, given, whole, names)
     elif ending in (".csv", ".tsv"):
-        text = io.StringIO()
         columns = [*dict.fromkeys(key for row in rows for key in row if key not in names), *names]
-        writer = csv.DictWriter(text, columns, delimiter="," if ending == ".csv" else "\t", lineterminator="\n")
-        writer.writeheader()
-        for row in whole:
-            writer.writerow({k: json.dumps(v) if isinstance(v, list) else v for k, v in row.items()})
-        write_bytes(out, text.getvalue().encode())
+        write_bytes(out, _table_text(whole, columns, delimiter="," if ending == ".csv" else "\t").encode())
     elif ending == ".json":
         write_bytes(out, (json.dumps(whole, ensure_ascii=False, indent=1, allow_nan=False) + "\n").encode())
     else:
         write_bytes(out, b"".join(map(json_line, whole)))
+
+
+def _write_parquet(out: Path, given: Path, whole: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    """The table of a file with the new columns at its end; its other columns keep their types."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(given)
+    table = table.drop_columns([name for name in names if name in table.column_names])
+    for name in names:
+        column = [row.get(name) for row in whole]
+        if name in (logs.FAILURE, "reward_failure"):
+            kind = pa.string()
+        elif any(isinstance(value, list) for value in column):
+            kind = pa.list_(pa.float64())
+        else:
+            kind = pa.float64()
+        table = table.append_column(name, pa.array(column, kind))
+    write_parquet(out, table)
+
+
+def _table_text(whole: Sequence[Mapping[str, Any]], columns: Sequence[str], *, delimiter: str) -> str:
+    """The rows as CSV or TSV, lists in them as JSON."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, delimiter=delimiter, lineterminator="\n")
+    writer.writeheader()
+    for row in whole:
+        writer.writerow({key: json.dumps(value) if isinstance(value, list) else value for key, value in row.items()})
+    return text.getvalue()

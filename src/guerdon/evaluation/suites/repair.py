@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -299,9 +299,45 @@ def play(
     Raises:
         ConfigError: the world left open whether a moment is a success.
     """
+    kept = _recorded(world, start, lead_L_A, actions_B_T_A, every=every)
+    shown = [] if states else [look for rows in kept.values() for look in rows.looks]
+    frames = iter(world.render(shown) if shown else ())
+    episodes: list[Episode | None] = [None] * len(actions_B_T_A)
+    for i, rows in kept.items():
+        episodes[i] = Episode(
+            id=f"{start}-{i}",
+            task=world.tasks[i],
+            frames=None if states else np.stack([next(frames) for _ in rows.looks]),
+            states=states_of(np.stack(rows.seen), world.own_columns) if states else None,
+            actions=np.stack(rows.actions),
+            success=np.zeros(len(rows.looks), np.bool_),
+            outcome=False,
+            meta=parts_of_rows(state_keys(world.own_columns), ()),
+        )
+    return episodes
+
+
+class _Rows(NamedTuple):
+    """What is recorded of one copy: looks at the world, what it observed, and the action that led to each."""
+
+    actions: list[FloatArray]
+    looks: list[Any]
+    seen: list[np.ndarray]
+
+    def add(self, action: FloatArray, look: Any, seen: np.ndarray) -> None:
+        self.actions.append(action)
+        self.looks.append(look)
+        self.seen.append(seen)
+
+
+def _recorded(
+    world: World, start: int, lead_L_A: FloatArray, actions_B_T_A: FloatArray, *, every: int
+) -> dict[int, _Rows]:
+    """The rows of each copy that neither succeeded nor broke and has more than one, as `play` says."""
     copies, length = actions_B_T_A.shape[:2]
     lead = len(lead_L_A)
     script = np.concatenate([np.broadcast_to(lead_L_A, (copies, *lead_L_A.shape)), actions_B_T_A], axis=1)
+    no_action = np.zeros_like(script[0, 0])
     playing = np.ones(copies, np.bool_)
     lost = np.zeros(copies, np.bool_)  # to success, or to a broken simulator
 
@@ -311,39 +347,24 @@ def play(
 
     world.rewind(start)
     begun = world.reset(capture=np.full(copies, lead == 0))
-    looks = [[begun.first_looks[i]] if lead == 0 else [] for i in range(copies)]
-    seen = [[begun.own_observations[i]] if lead == 0 else [] for i in range(copies)]
-    taken = [[np.zeros_like(script[0, 0])] if lead == 0 else [] for i in range(copies)]
+    recorded = [_Rows([], [], []) for _ in range(copies)]
+    if lead == 0:
+        for i, rows in enumerate(recorded):
+            rows.add(no_action, begun.first_looks[i], begun.own_observations[i])
     moves = iter(script.swapaxes(0, 1))
     for step in steps(world, lambda _: next(moves), begun.observations, capture=capture):
         now, wanted = step.transition, capture(step.rows)
         if (playing & now.mask & ~now.success_known).any():
             raise ConfigError("guerdon evaluate --attack needs a world that reports success at every step")
         lost |= playing & (now.success | now.failed)
-        for i in np.flatnonzero(playing & ~lost & (wanted | (now.done & (step.rows > lead)))).tolist():
-            taken[i].append(script[i, step.rows[i] - 1] if looks[i] else np.zeros_like(script[0, 0]))
-            looks[i].append(now.looks[i])
-            seen[i].append(np.array(now.own_final[i]))
+        ended = now.done & (step.rows > lead)
+        for i in np.flatnonzero(playing & ~lost & (wanted | ended)).tolist():
+            led_here = script[i, step.rows[i] - 1] if recorded[i].looks else no_action
+            recorded[i].add(led_here, now.looks[i], np.array(now.own_final[i]))
         playing &= ~(now.done | lost)
         if not playing.any() or int(step.rows.max()) >= lead + length:
             break
-    kept = [i for i in range(copies) if not lost[i] and len(looks[i]) > 1]
-    frames = iter(world.render([look for i in kept for look in looks[i]]) if kept and not states else ())
-    return [
-        Episode(
-            id=f"{start}-{i}",
-            task=begun_task,
-            frames=None if states else np.stack([next(frames) for _ in looks[i]]),
-            states=states_of(np.stack(seen[i]), world.own_columns) if states else None,
-            actions=np.stack(taken[i]),
-            success=np.zeros(len(looks[i]), np.bool_),
-            outcome=False,
-            meta=parts_of_rows(state_keys(world.own_columns), ()),
-        )
-        if i in kept
-        else None
-        for i, begun_task in enumerate(world.tasks)
-    ]
+    return {i: rows for i, rows in enumerate(recorded) if not lost[i] and len(rows.looks) > 1}
 
 
 def _valued(model: RewardModel, played: Sequence[Episode | None]) -> list[Found[Episode] | None]:

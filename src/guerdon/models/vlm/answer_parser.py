@@ -33,7 +33,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol
 
 from guerdon.models.explained_score import ParseStatus, Scale
 from guerdon.tasks.replies import own_part
@@ -762,34 +762,71 @@ def _resolve(text: Text, form: Form, depth: int) -> ParsedAnswer | Failure:
     segments = segments_of(text, form)
     if isinstance(segments, Failure):
         return segments
-    deciding = next((k for k in ("strong", "weak", "bare", "statement") if any(s.kind == k for s in segments)), None)
-    if deciding is None:
+    at = _deciding(segments)
+    if not at:
         return Failure(form.missing, f"no answer in a form that is read: {_shown(text.words)}")
-    values = [_value(s, form, depth) for s in segments]
-    at = [i for i, s in enumerate(segments) if s.kind == deciding]
-    for i in at:
-        found = values[i]
-        if isinstance(found, Failure):
-            return found
-        if found is None or cast(ParsedAnswer, values[at[0]]).value != found.value:
-            return Failure("several_answers", f"different answers: {_shown(text.words)}")
-    chosen = cast(ParsedAnswer, values[at[0]])
-    marked = deciding in ("strong", "weak")
-    status: ParseStatus = "fallback" if deciding == "statement" else chosen.status
+    kind = segments[at[0]].kind
+    marked = kind in ("strong", "weak")
+    values = [_value(segment, form, depth) for segment in segments]
+    several = Failure("several_answers", f"different answers: {_shown(text.words)}")
+    chosen = _one_value([values[i] for i in at], several)
+    if isinstance(chosen, Failure):
+        return chosen
     if marked and at[0] > 0 and not segments[at[0] - 1].leads_to(segments[at[0]]):
         return Failure(form.missing, f"{_shown(segments[at[0] - 1].words)} leads to the answer")
-    for i, segment in enumerate(segments):
-        if i in at or (marked and i < at[-1]):
-            continue
-        found = values[i]
-        if found is not None:
-            if isinstance(found, Failure) or found.value != chosen.value:
-                return Failure("several_answers", f"different answers: {_shown(text.words)}")
-        elif not _agrees(form, segment, chosen.value):
+    beside = _beside(segments, values, at, marked=marked)
+    doubt = _doubt(beside, chosen, form, several)
+    if doubt is not None:
+        return doubt
+    uncertain = kind == "statement" or (not marked and any(found is None for _, found in beside))
+    return ParsedAnswer(chosen.value, "fallback" if uncertain else chosen.status, chosen.words)
+
+
+_Found = ParsedAnswer | Failure | None  # what a segment gives by itself
+
+
+def _deciding(segments: Sequence[AnswerSegment]) -> list[int]:
+    """Places of the segments whose value is the answer: those of the surest kind that is there."""
+    for kind in ("strong", "weak", "bare", "statement"):
+        at = [i for i, segment in enumerate(segments) if segment.kind == kind]
+        if at:
+            return at
+    return []
+
+
+def _one_value(found: Sequence[_Found], several: Failure) -> ParsedAnswer | Failure:
+    """The value that all of these segments give; `several` where they differ or one gives none."""
+    first, *others = found
+    if first is None:
+        return several
+    if isinstance(first, Failure):
+        return first
+    for one in others:
+        if isinstance(one, Failure):
+            return one
+        if one is None or one.value != first.value:
+            return several
+    return first
+
+
+def _beside(
+    segments: Sequence[AnswerSegment], found: Sequence[_Found], at: Sequence[int], *, marked: bool
+) -> list[tuple[AnswerSegment, _Found]]:
+    """The segments that have to agree with the answer: those behind a marked one, or all others."""
+    first = at[-1] if marked else 0
+    return [(segments[i], found[i]) for i in range(first, len(segments)) if i not in at]
+
+
+def _doubt(
+    beside: Sequence[tuple[AnswerSegment, _Found]], chosen: ParsedAnswer, form: Form, several: Failure
+) -> Failure | None:
+    """Why what stands beside an answer does not agree with it; None where it does."""
+    for segment, found in beside:
+        if found is None and not _agrees(form, segment, chosen.value):
             return Failure(form.missing, f"{_shown(segment.words)} next to the answer {_shown(chosen.words)}")
-        elif not marked:
-            status = "fallback"
-    return ParsedAnswer(chosen.value, status, chosen.words)
+        if isinstance(found, Failure) or (found is not None and found.value != chosen.value):
+            return several
+    return None
 
 
 def _value(segment: AnswerSegment, form: Form, depth: int) -> ParsedAnswer | Failure | None:

@@ -24,7 +24,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 from urllib.parse import quote
 
 import numpy as np
@@ -461,12 +461,9 @@ def _read_item(item: Any, episode: Episode, info: RewardInfo, name: str) -> Expl
         return failed(Failure("bad_reply", f"no item but {_shown(item)}"))
     if item.get("id") != name:
         return failed(Failure("bad_reply", f"item {_shown(item.get('id'))} where {name} was asked about"))
-    said = item.get("failure")
-    only_steps = isinstance(said, Mapping) and said.get("reason") == NO_TOTAL and item.get("step_scores") is not None
-    if said is not None and not only_steps:
-        fields = said if isinstance(said, Mapping) else {"reason": said}
-        detail = fields.get("detail")
-        return failed(server_failure(fields.get("reason"), _shown(detail) if detail else ""))
+    failure = _failure_of(item)
+    if failure is not None:
+        return failed(failure)
     steps = _read_steps(item.get("step_scores"), len(episode), info)
     if isinstance(steps, Failure):
         return failed(steps)
@@ -477,15 +474,35 @@ def _read_item(item: Any, episode: Episode, info: RewardInfo, name: str) -> Expl
         what = "score" if info.granularity == "total" else "step_scores"
         return failed(Failure("bad_reply", f"neither {what} nor a failure"))
     text, tokens, spread = item.get("text"), item.get("n_tokens"), item.get("spread")
-    if spread is not None and (not isinstance(spread, int | float) or not 0 <= spread < math.inf):
+    if spread is not None and not _is_spread(spread):
         return failed(Failure("bad_reply", f"spread is {_shown(spread)}, not a number from 0"))
     return ExplainedScore(
         Score(steps=steps, total=total, spread=spread),
         text=text if isinstance(text, str) else "",
-        tokens=tokens if isinstance(tokens, int) and not isinstance(tokens, bool) and tokens >= 0 else 0,
+        tokens=tokens if _is_count(tokens) else 0,
         truncated=item.get("truncated") is True,
         parse_status=_status(item),
     )
+
+
+def _failure_of(item: Mapping[str, Any]) -> Failure | None:
+    """The failure that an item states; None also where only its total is missing."""
+    said = item.get("failure")
+    if said is None:
+        return None
+    fields = said if isinstance(said, Mapping) else {"reason": said}
+    if fields.get("reason") == NO_TOTAL and isinstance(said, Mapping) and item.get("step_scores") is not None:
+        return None
+    detail = fields.get("detail")
+    return server_failure(fields.get("reason"), _shown(detail) if detail else "")
+
+
+def _is_spread(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and 0 <= value < math.inf
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def read_score(found: Any, info: RewardInfo) -> ExplainedScore:

@@ -25,7 +25,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 _OUTPUT = 1 << 18  # bytes that an output may have too much
 _MODULES = {"bisect", "collections", "copy", "datetime", "functools", "heapq", "itertools", "json", "math", "operator",
@@ -264,38 +264,90 @@ def _undefined(text: str) -> set[str]:
 
 def _from_text(text: str, beside: Mapping[str, Any]) -> list[CodeTest]:
     """Tests in Python: a function `check`, functions and classes of pytest and unittest, or assertions."""
-    setup = [beside.get("test_imports") or "", beside.get("test_setup_code") or ""]
-    text = "\n".join([*("\n".join(part) if isinstance(part, list) else str(part) for part in setup), text]).strip("\n")
+    text = _with_setup(text, beside)
     tree = ast.parse(text)
-    body = [s for s in tree.body if not (isinstance(s, ast.ImportFrom) and s.module == "__future__")]
     _check_imports(tree)
     entry = _entry(beside)
-    base = _request(beside, entry)
-    (own,) = base["hidden"]
-    free = _undefined(text)
-    context = free & (_defined(base["context"]) - {own})
-    modules = {name for name in free - context if name in _MODULES and find_spec(name)}
-    named = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
-    known = {own} if own else set(beside.get("defines") or ())
-    ours = (free - context - modules) | ((known & named) - modules - (_defined(text) - {own}))
-    imported = any(_imports_solution(s) for s in ast.walk(tree))
-    star = "*" in _imported(tree)
-    if (own or imported) and (strange := sorted(n for n in ours - known if n[0].islower())) and not star:
-        raise ValueError(f"{strange[0]} is used, which neither the tests nor the prompt define; the program could")
-    header = [*(f"import {n}" for n in sorted(modules)), *(f"from _context import {n}" for n in sorted(context))]
-    header += [f"from solution import {name}" for name in sorted(ours)] if not star else []
-    known_as = ours | _imported(tree)
-    called = {name for name in known_as if name.lstrip("_")[:1].isupper()} - _compared(tree, known_as)
-    called &= set(beside.get("classes", called))
-    parts = _Parts("\n".join(header), ours, base | {"classes": sorted(called)})
+    parts = _parts_of(text, entry, beside)
+    body = [s for s in tree.body if not (isinstance(s, ast.ImportFrom) and s.module == "__future__")]
     tests = [s for s in body if _is_test(s)]
     if tests:
         return parts.functions(body, tests)
-    if any(isinstance(s, ast.FunctionDef) and s.name == "check" for s in body) and not _calls_at_top(body, "check"):
-        if not entry:
-            raise ValueError("check(candidate) needs entry_point, the name of the function")
-        return [parts.whole(body, entry=entry)]
-    return parts.assertions(body, free_choice=not (own or imported))
+    has_check = any(isinstance(s, ast.FunctionDef) and s.name == "check" for s in body)
+    if not has_check or _calls_at_top(body, "check"):
+        return parts.assertions(body)
+    if not entry:
+        raise ValueError("check(candidate) needs entry_point, the name of the function")
+    return [parts.whole(body, entry=entry)]
+
+
+def _with_setup(text: str, beside: Mapping[str, Any]) -> str:
+    """A text of tests behind the imports and helpers that other columns have."""
+    texts = []
+    for column in ("test_imports", "test_setup_code"):
+        given = beside.get(column) or ""
+        texts.append("\n".join(given) if isinstance(given, list) else str(given))
+    return "\n".join([*texts, text]).strip("\n")
+
+
+class _UsedNames(NamedTuple):
+    """Names that a text of tests uses and does not define: modules of Python, of the task's prompt, of the program."""
+
+    modules: set[str]
+    context: set[str]
+    ours: set[str]
+
+    def header(self, *, star: bool) -> str:
+        """Their imports; none of the program's where the tests import all of its names (`star`)."""
+        lines = [f"import {name}" for name in sorted(self.modules)]
+        lines += [f"from _context import {name}" for name in sorted(self.context)]
+        if not star:
+            lines += [f"from solution import {name}" for name in sorted(self.ours)]
+        return "\n".join(lines)
+
+
+def _used_names(text: str, own: str, known: set[str], context: str) -> _UsedNames:
+    """The names that a text uses.
+
+    Args:
+        text: of the tests.
+        own: the function that is tested, "" where that is not said.
+        known: what the program is known to define.
+        context: the definitions of the task's prompt.
+    """
+    free = _undefined(text)
+    of_context = free & (_defined(context) - {own})
+    modules = {name for name in free - of_context if name in _MODULES and find_spec(name)}
+    named = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+    known_and_named = (known & named) - modules - (_defined(text) - {own})  # also where Python has such a name
+    return _UsedNames(modules, of_context, (free - of_context - modules) | known_and_named)
+
+
+def _parts_of(text: str, entry: str, beside: Mapping[str, Any]) -> _Parts:
+    """What the tests of a text have in common.
+
+    Raises:
+        ValueError: they use a function that nothing defines, although something says which one is tested.
+    """
+    tree = ast.parse(text)
+    base = _request(beside, entry)
+    (own,) = base["hidden"]
+    known = {own} if own else set(beside.get("defines") or ())
+    used = _used_names(text, own, known, base["context"])
+    imported = _imported(tree)
+    says_what_is_tested = bool(own) or any(_imports_solution(node) for node in ast.walk(tree))
+    strange = sorted(name for name in used.ours - known if name[0].islower())
+    if strange and says_what_is_tested and "*" not in imported:
+        raise ValueError(f"{strange[0]} is used, which neither the tests nor the prompt define; the program could")
+    classes = _classes_called(tree, used.ours | imported)
+    classes &= set(beside.get("classes", classes))
+    header = used.header(star="*" in imported)
+    return _Parts(header, used.ours, base | {"classes": sorted(classes)}, free_choice=not says_what_is_tested)
+
+
+def _classes_called(tree: ast.Module, ours: set[str]) -> set[str]:
+    """Names of the program that are spelled as classes, without those whose value the tests compare."""
+    return {name for name in ours if name.lstrip("_")[:1].isupper()} - _compared(tree, ours)
 
 
 @dataclass(frozen=True)
@@ -306,11 +358,13 @@ class _Parts:
         header: imports in front of every test.
         ours: names of the program.
         base: what every request has.
+        free_choice: whether nothing says which of these names is tested.
     """
 
     header: str
     ours: set[str]
     base: Mapping[str, Any]
+    free_choice: bool
 
     def whole(self, body: Iterable[ast.stmt], **given: Any) -> CodeTest:
         text = "\n".join([self.header, *map(ast.unparse, body)])
@@ -332,14 +386,13 @@ class _Parts:
             found.append(self.whole(kept, name=test.name, pytest=needs or (uses and _has_fixtures(body))))
         return found
 
-    def assertions(self, body: Sequence[ast.stmt], *, free_choice: bool) -> list[CodeTest]:
+    def assertions(self, body: Sequence[ast.stmt]) -> list[CodeTest]:
         """Each assertion after the statements before it; where those call the program, after earlier assertions too."""
         helpers = {s.name for s in body if isinstance(s, ast.FunctionDef) and _has_assert(s)}
-        checks = [_has_assert(s) if not isinstance(s, ast.FunctionDef | ast.ClassDef) and not _is_main(s)
-                  else False for s in body]  # fmt: skip
-        checks = [c or any(_calls_at_top([s], name) for name in helpers) for c, s in zip(checks, body, strict=True)]
-        before = {n for s, c in zip(body, checks, strict=True) if not c for n in self._names(s)}
-        stateful = any(self._names(s) for s, c in zip(body, checks, strict=True) if not c and not _is_definition(s))
+        checks = [_is_check(s, helpers) for s in body]
+        others = [s for s, check in zip(body, checks, strict=True) if not check]
+        before = {name for s in others for name in self._names(s)}
+        stateful = any(self._names(s) for s in others if not _is_definition(s))
         done: list[ast.stmt] = []
         tests = []
         for statement, check in zip(body, checks, strict=True):
@@ -350,9 +403,10 @@ class _Parts:
                 continue
             called = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name)}
             if not called - (set(dir(builtins)) - self.ours):
-                raise ValueError(f"no function of the program is called in {ast.unparse(statement)[:80]!r}; name it "
-                                 "in entry_point")  # fmt: skip
-            if free_choice:
+                raise ValueError(
+                    f"no function of the program is called in {ast.unparse(statement)[:80]!r}; name it in entry_point"
+                )
+            if self.free_choice:
                 self._check_one(statement, before)
             tests.append(self.whole([*done, statement]))
             if stateful:
@@ -385,6 +439,12 @@ def _is_test(statement: ast.stmt) -> bool:
             statement.name.startswith("Test") and any(_is_test(inner) for inner in statement.body)
         )
     return isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef) and statement.name.startswith("test")
+
+
+def _is_check(statement: ast.stmt, helpers: Iterable[str]) -> bool:
+    """Whether a statement asserts something, or calls one of the functions that do."""
+    asserts = not _is_definition(statement) and not _is_main(statement) and _has_assert(statement)
+    return asserts or any(_calls_at_top([statement], name) for name in helpers)
 
 
 def _is_definition(statement: ast.stmt) -> bool:
