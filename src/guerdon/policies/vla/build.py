@@ -105,12 +105,6 @@ class _Projected(nn.Module):
 
 
 OPENPI = "openpi"
-FAMILIES = {
-    "token": "guerdon.policies.vla.token:TokenVLA",
-    "flow": "guerdon.policies.vla.flow:FlowVLA",
-    "regression": "guerdon.policies.vla.regression:RegressionVLA",
-}
-"""Subclasses of `VLAPolicy` by the name of `policy.family`, as texts `module:object`."""
 READERS = {
     "openvla": (("token", "regression"), "guerdon.policies.vla.published:read_openvla"),
     "smolvla": (("flow",), "guerdon.policies.vla.published:read_smolvla"),
@@ -164,7 +158,7 @@ def build_vla(
         else:
             network, weights = deferred(make)
             network.shards = Shards(network, weights=weights, **sharding(settings))  # type: ignore[assignment]
-    family: type[VLAPolicy] = loaded(FAMILIES[settings.family])
+    family: type[VLAPolicy] = loaded(settings.decoding.policy)
     bf16 = computes_in_bf16(settings, device)
     if settings.use_quantization:
         if distributed.peers() > 1:
