@@ -124,8 +124,8 @@ def vla_part(*, folder: Path, tiny: bool) -> dict[str, float]:
     import numpy as np
 
     from guerdon.compute.devices import resolve_device
+    from guerdon.policies.vla.build import tiny_token_network
     from guerdon.policies.vla.policy import bounds_as_statistics, hashed_words
-    from guerdon.policies.vla.tiny import tiny_token_network
     from guerdon.policies.vla.token import TokenVLA
     from guerdon.settings.vla_policy import TinyVLASettings, VLAPolicySettings
 

@@ -89,7 +89,7 @@ def compare(task: str, observation: str) -> tuple[float, float, float, float]:
 
 def demonstrate(task: str, mode: str, episodes: int = 20, limit: int = 200) -> tuple[int, list[int]]:
     """How many planned episodes succeed within the limit, and their steps until then."""
-    from guerdon.policies.robots.maniskill_expert import ManiSkillExpert
+    from guerdon.policies.robots.experts import ManiSkillExpert
     from guerdon.worlds.maniskill import ManiSkillVectorEnv
 
     env = ManiSkillVectorEnv(task, 1, control_mode=mode, max_episode_steps=limit)

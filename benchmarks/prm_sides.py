@@ -307,8 +307,7 @@ def train_once(
     from guerdon.settings.text_policy import TextPolicySettings
     from guerdon.settings.train import StepwiseTrainSettings
     from guerdon.train.reward_trainer import RewardTrainer
-    from guerdon.train.text import start_model
-    from guerdon.train.text_data import Lessons, make_lessons
+    from guerdon.train.text import Lessons, make_lessons, start_model
 
     torch.set_num_threads(1)
     train, *tests = (read_solutions(Path(data) / f"{name}.jsonl") for name in ("train", *parts))

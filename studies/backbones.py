@@ -35,8 +35,7 @@ from guerdon.models.scores import score_episodes
 from guerdon.settings.study import Study
 from guerdon.statistics.intervals import Interval
 from guerdon.statistics.training_runs import paired_difference, stratified_t_interval
-from guerdon.train.frame_networks import FEATURES
-from guerdon.train.images import train_image_model
+from guerdon.train.images import FEATURES, train_image_model
 from guerdon.types import Episode, Score
 
 FILE = Path(__file__).with_suffix(".yaml")

@@ -10,12 +10,12 @@ from pathlib import Path
 import gymnasium
 
 from corridor import Corridor
-from guerdon.engines import weight_transfer
+from guerdon.engines import ray_collector
 
 ID = "guerdon-tests/Receiver-v0"
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 _folders = set()
-_broadcast = weight_transfer._Member.broadcast
+_broadcast = ray_collector._Member.broadcast
 
 
 class Receiver(Corridor):
@@ -47,6 +47,6 @@ def _carry_out_an_order():
             os.kill(os.getpid(), _SIGNALS[order.name[:4]])
 
 
-weight_transfer._Member.broadcast = _mortal
-weight_transfer._BUCKET = 64  # so that the first tensor fills some
+ray_collector._Member.broadcast = _mortal
+ray_collector._BUCKET = 64  # so that the first tensor fills some
 gymnasium.register(ID, Receiver)

@@ -35,7 +35,7 @@ from guerdon.settings.reward_models import ConstantModelSettings, SequenceClassi
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings, TinyModelSettings
 from guerdon.settings.train import ResNetTrainSettings, StepwiseTrainSettings
 from guerdon.settings.vlm import TinyVLMSettings
-from guerdon.train.frame_networks import seeded_scorer
+from guerdon.train.images import seeded_scorer
 from guerdon.train.trainer import BaseTrainer
 from pretend_cuda import pretended
 

@@ -391,7 +391,7 @@ def test_a_study_is_read_where_a_run_is_assembled_and_nowhere_below():
 VERIFIERS = (  # files in which "verdict" is the word of a verifier, or the type of reward model
     "tasks/*.py", "tasks/code/*.py", "processes/subprocess_worker.py", "evaluation/searching/search_study.py",
     "labels/candidates.py", "models/text/verdict.py", "models/text/text_model.py", "models/text/adapters/families.py",
-    "plan/gpu.py", "settings/train.py", "train/text_data.py",
+    "plan/gpu.py", "settings/train.py", "train/text.py",
 )  # fmt: skip
 OTHER_VERDICTS = {  # what stands in prompts with stored replies, and in replies of models
     "labels/labelers.py": ["verdicts, in order, as JSON"],
@@ -399,7 +399,7 @@ OTHER_VERDICTS = {  # what stands in prompts with stored replies, and in replies
     "models/judges/judge.py": ["Give the reason before the verdict"],
 }
 NO_EPISODES = (  # files in which "outcome" had another meaning than of an episode: result, conclusion, measure, effect
-    "comparison/jobs.py", "comparison/report.py", "comparison/report_charts.py", "comparison/report_tables.py",
+    "comparison/jobs.py", "comparison/report_charts.py", "comparison/report_tables.py",
     "comparison/results.py", "pages/formats.py", "pages/charts.py", "evaluation/gate/forecast.py",
     "evaluation/gate/gate_card.py", "evaluation/gate/gate_table.py", "statistics/intervals.py",
     "statistics/learning_curves.py", "evaluation/searching/search.py", "network/retry.py",

@@ -6,10 +6,16 @@ import pytest
 import yaml
 from synthetic_study import STEPS, comparison_table, rising, write_card, write_run, write_study, write_video
 
-from guerdon.comparison.report import config_differences, terms_of, write_report, write_single_report
+from guerdon.comparison.report import (
+    choose_videos,
+    config_differences,
+    fit_videos,
+    terms_of,
+    write_report,
+    write_single_report,
+)
 from guerdon.comparison.report_charts import curve_panels
 from guerdon.comparison.report_tables import markdown_table
-from guerdon.comparison.report_videos import choose_videos, fit_videos
 from guerdon.comparison.results import arm_styles, read_study
 from guerdon.errors import DataError
 from guerdon.pages.formats import WORDS

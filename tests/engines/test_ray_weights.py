@@ -75,7 +75,7 @@ def test_a_collector_lost_during_a_broadcast_changes_no_number(order, tmp_path, 
 
 def test_broadcasts_that_fail_again_and_again_are_given_up(tmp_path, capfd, monkeypatch):
     expected = recorded(run(robots(tmp_path, "local"))[0])
-    monkeypatch.setattr("guerdon.engines.weight_transfer.TCPStore", _closed_store)
+    monkeypatch.setattr("guerdon.engines.ray_collector.TCPStore", _closed_store)
     assert recorded(run(robots(tmp_path, "ray", **on_ray(2, weight_transfer="collective", weight_timeout=2)))[0]) == (
         expected
     )

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from torch.distributed import TCPStore
 
 from guerdon.engines.ray_cluster import PlacedActor
-from guerdon.engines.weight_transfer import (
+from guerdon.engines.ray_collector import (
     Broadcast,
     Received,
     WeightReceiver,
@@ -127,7 +127,7 @@ def test_weights_that_arrive_altered_are_refused_and_the_next_ones_taken(store, 
             made[1][5] ^= 1
         return made[-1]
 
-    monkeypatch.setattr("guerdon.engines.weight_transfer.packed", altered)
+    monkeypatch.setattr("guerdon.engines.ray_collector.packed", altered)
     with ThreadPoolExecutor(1) as threads:
         for number, why in ((1, "a part of the weights arrived altered"), (2, "")):
             order = broadcast(store, number, number, size=2)
@@ -161,7 +161,7 @@ def test_a_group_that_is_not_formed_in_time_is_given_up(store):
 )
 def test_nccl_is_for_processes_with_a_gpu_of_their_own(gpus, wanted, backend, said, monkeypatch, capfd):
     """The choice alone, with made-up GPUs; that of the learner is `a`."""
-    monkeypatch.setattr("guerdon.engines.weight_transfer.gpu_of", lambda device: "a")
+    monkeypatch.setattr("guerdon.engines.ray_collector.gpu_of", lambda device: "a")
     ray = SimpleNamespace(get=lambda calls, timeout: calls)
     settings = ClusterSettings(collectors=2, collector_gpus=0.5, weight_transfer=wanted)
     sender = WeightSender(ray, settings, torch.device("cuda"))

@@ -11,12 +11,11 @@ import recorded_robots
 import robot_episodes as robot
 import torch
 
-from guerdon.episodes.progress_files import read_progress
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError, DataError, RewardFailure
 from guerdon.integrations.frame_batches import FrameRewards, uint8_frames
 from guerdon.integrations.lerobot import LeRobotReward, SuccessClassifier, write_progress_file
-from guerdon.train.rabc import progress_changes, rabc_weights, spread
+from guerdon.train.rabc import progress_changes, rabc_weights, read_progress, spread
 from guerdon.types import Episode
 
 INJECTED = {"model_type": "robot_episodes:Injected"}

@@ -18,7 +18,7 @@ from transformers import (
     Qwen2ForTokenClassification,
 )
 
-from guerdon.models.text.adapters.steps import layer, pack, pad
+from guerdon.models.text.adapters.families import layer, pack, pad
 from guerdon.models.text.text_inputs import Reading, split_steps
 from guerdon.policies.batches.packing import packs
 from guerdon.policies.language.tiny_text import byte_tokenizer

@@ -9,7 +9,7 @@ from guerdon.episodes.solutions import Solution
 from guerdon.models.text.adapters import load_adapter
 from guerdon.models.text.text_inputs import read_steps
 from guerdon.policies.batches.tokens import prompt_ids, response_ids
-from guerdon.train.text_data import hash_of
+from guerdon.train.text import hash_of
 from guerdon.types import Episode
 
 SYSTEM, HELLO = {"role": "system", "content": "Be exact."}, {"role": "user", "content": "Hello"}

@@ -12,7 +12,7 @@ from guerdon.compute.devices import seeded
 from guerdon.models.images.backbone import ImageScorer
 from guerdon.policies.language.tiny_text import build_model, build_tokenizer
 from guerdon.policies.pretrained.deferred import deferred
-from guerdon.policies.vla.tiny import tiny_flow_network, tiny_token_network
+from guerdon.policies.vla.build import tiny_flow_network, tiny_token_network
 from guerdon.settings.text_policy import TinyModelSettings
 from guerdon.settings.vla_policy import TinyVLASettings
 from sharded_steps import Built

@@ -6,7 +6,7 @@ import pytest
 
 from guerdon.collect import stepping
 from guerdon.collect.stepping import video as episode_video
-from guerdon.comparison.report_videos import choose_videos, fit_videos
+from guerdon.comparison.report import choose_videos, fit_videos
 from guerdon.comparison.results import RunRecord
 from guerdon.rl.videos import write_video
 from guerdon.settings.world import GymnasiumSettings

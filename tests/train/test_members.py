@@ -14,8 +14,7 @@ from guerdon.models.text.text_load import load_text_model
 from guerdon.models.text.text_model import read_card
 from guerdon.settings.train import TEXT_MODELS, TrainSettings
 from guerdon.train.reward_trainer import loss_sum, resampled
-from guerdon.train.text import check_training, train_text_model
-from guerdon.train.text_data import Lessons
+from guerdon.train.text import Lessons, check_training, train_text_model
 
 torch.set_num_threads(1)
 LETTERS = {name: value for name, value in TINY.items() if name != "alphabet"}

@@ -13,14 +13,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guerdon.episodes.progress_files import read_progress
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError, DataError, TooManyFailuresError
 from guerdon.policies.robots.control import load_policy
 from guerdon.settings.study import Study
 from guerdon.train import rabc
 from guerdon.train.bc import gather_pairs, residual_std, train_bc, weighted_loss
-from guerdon.train.rabc import model_hash, progress_changes, rabc_weights, spread
+from guerdon.train.rabc import model_hash, progress_changes, rabc_weights, read_progress, spread
 from guerdon.types import Episode, Failure, RewardInfo, Score
 
 torch.set_num_threads(1)

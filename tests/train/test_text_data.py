@@ -19,13 +19,13 @@ from guerdon.settings.train import (
     StepwiseTrainSettings,
     VerdictTrainSettings,
 )
-from guerdon.train.text import start_model
-from guerdon.train.text_data import (
+from guerdon.train.text import (
     data_paths,
     hash_of,
     make_lessons,
     read_data,
     split_questions,
+    start_model,
     step_targets,
 )
 

@@ -23,8 +23,7 @@ from guerdon.settings.train import (
     VerdictTrainSettings,
 )
 from guerdon.train.reward_trainer import RewardTrainer, planned_steps
-from guerdon.train.text import start_model, train_text_model
-from guerdon.train.text_data import make_lessons, split_questions
+from guerdon.train.text import make_lessons, split_questions, start_model, train_text_model
 from guerdon.types import Episode
 
 torch.set_num_threads(1)

@@ -5,7 +5,7 @@ import numpy as np
 from guerdon.episodes.solutions import Solution
 from guerdon.labels.data_set import with_rewards
 from guerdon.settings.study import Study
-from guerdon.train.text_data import TextData
+from guerdon.train.text import TextData
 
 TINY = {"alphabet": "0123456789+=?;", "hidden_size": 32, "layers": 1, "heads": 2, "intermediate": 64}
 

@@ -24,7 +24,7 @@ from guerdon.compute.devices import seeded
 from guerdon.compute.sharding import Shards
 from guerdon.errors import NonFiniteError
 from guerdon.policies.batches.passes import slices
-from guerdon.train import frame_networks, images, vlm
+from guerdon.train import images, vlm
 from guerdon.train.images import FrameTrainer, train_image_model
 from guerdon.train.sft import train_sft
 from guerdon.train.text import train_text_model
@@ -72,7 +72,7 @@ def train_images(folder, *, dies=None, pretrained=False, **options):
         if alone:
             stack.enter_context(mock.patch.object(images, "even_parts", lambda n: slices(n, -(-n // 2))))
         else:
-            stack.enter_context(mock.patch.object(frame_networks, "Shards", partial(sharded, chosen)))
+            stack.enter_context(mock.patch.object(images, "Shards", partial(sharded, chosen)))
             stack.enter_context(mock.patch.object(FrameTrainer, "_move_model_to_device", mock.Mock(side_effect=Moved)))
         train_image_model(chosen, test_images.square_episodes(6), data_hash="abc")
 

@@ -18,7 +18,7 @@ from PIL import Image
 from guerdon.collect.control import ControlCollector
 from guerdon.episodes.read import read_episodes, summarize
 from guerdon.errors import ConfigError
-from guerdon.policies.robots.libero_expert import LiberoExpert
+from guerdon.policies.robots.experts import LiberoExpert
 from guerdon.settings.policy import MLPPolicySettings
 from guerdon.settings.world import DataCollectionSettings, LiberoSettings
 from guerdon.types import Observes

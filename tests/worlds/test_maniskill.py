@@ -20,7 +20,7 @@ from guerdon.collect.control import ControlCollector
 from guerdon.config import loading as config
 from guerdon.episodes.read import read_episodes, summarize
 from guerdon.errors import ConfigError, MissingDependencyError
-from guerdon.policies.robots.maniskill_expert import ManiSkillExpert
+from guerdon.policies.robots.experts import ManiSkillExpert
 from guerdon.settings.collect import ActorShare, CollectSettings
 from guerdon.settings.policy import MLPPolicySettings
 from guerdon.settings.study import Study

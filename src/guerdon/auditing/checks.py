@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from types import ModuleType
+from importlib import import_module
 
-from guerdon.auditing import program_checks, robot_checks, text_checks, time_checks, value_checks
-from guerdon.auditing.curve_checks import curves_disagree
 from guerdon.auditing.finding import SEVERITIES, Audit
 from guerdon.auditing.log_view import Checked, MissingColumn, View, needed
 from guerdon.auditing.rows import Rows
 from guerdon.auditing.second import SecondReward
-from guerdon.auditing.value_checks import missing_rewards
+from guerdon.auditing.value_checks import curves_disagree, missing_rewards
 from guerdon.statistics.training_runs import holm
 
 ALPHA = 0.03  # after Holm's correction
@@ -26,8 +24,9 @@ BY_TRUTH = ("truth", "drift", "agreement")
 Check = Callable[[View], Checked]
 
 
-def _checks(*modules: ModuleType) -> dict[str, Check]:
+def _checks(*names: str) -> dict[str, Check]:
     """The functions `check_NAME` of these modules by name, in their order."""
+    modules = [import_module(f"guerdon.auditing.{name}") for name in names]
     return {
         name.removeprefix("check_"): function
         for module in modules
@@ -36,8 +35,8 @@ def _checks(*modules: ModuleType) -> dict[str, Check]:
     }
 
 
-OF_RESPONSES = _checks(time_checks, value_checks, text_checks, program_checks)
-OF_ROBOTS = _checks(robot_checks)
+OF_RESPONSES = _checks("time_checks", "value_checks", "text_checks", "program_checks")
+OF_ROBOTS = _checks("robot_checks")
 
 
 def audit(rows: Rows, *, seed: int = 0, marks: SecondReward | None = None) -> Audit:
@@ -61,7 +60,7 @@ def audit(rows: Rows, *, seed: int = 0, marks: SecondReward | None = None) -> Au
     if marks is not None and marks.reward_N is not None and view.truth_M is None:
         marked = view.marked(marks.name, marks.reward_N)
     make("nan", partial(missing_rewards, rows), has_rows=len(rows))
-    checks = OF_ROBOTS if rows.steps is not None else OF_RESPONSES | {"early_end": robot_checks.check_early_end}
+    checks = OF_ROBOTS if rows.steps is not None else OF_RESPONSES | {"early_end": OF_ROBOTS["early_end"]}
     for name, check in checks.items():
         make(name, partial(check, marked if name in BY_TRUTH else view), has_rows=len(view))
     if rows.curves and unchecked.pop("truth", ""):

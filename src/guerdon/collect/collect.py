@@ -28,9 +28,15 @@ from guerdon.errors import ConfigError
 from guerdon.plan.estimate import estimate_collect
 from guerdon.plan.stages import section
 from guerdon.policies.robots.control import ControlPolicy, load_policy
-from guerdon.policies.robots.experts import NoisyActor, RandomActor, RandomChoices, StateExpert, expert_of
-from guerdon.policies.robots.libero_expert import LiberoExpert
-from guerdon.policies.robots.maniskill_expert import ManiSkillExpert
+from guerdon.policies.robots.experts import (
+    LiberoExpert,
+    ManiSkillExpert,
+    NoisyActor,
+    RandomActor,
+    RandomChoices,
+    StateExpert,
+    expert_of,
+)
 from guerdon.policies.robots.robot import Action, RobotPolicy
 from guerdon.processes.progress import ProgressBar
 from guerdon.settings.collect import ActorShare, CollectSettings

@@ -25,7 +25,7 @@ from guerdon.files.json_files import read_lines
 from guerdon.pages.durations import duration
 from guerdon.pages.table import ResultTable
 from guerdon.plan.estimate import EVALUATION, estimate_bc, total_bytes, total_seconds
-from guerdon.plan.stages import stage
+from guerdon.plan.stages import loaded, stage
 from guerdon.processes.cores import usable_cores
 from guerdon.processes.progress import ProgressBar
 from guerdon.secrets import hide
@@ -36,6 +36,7 @@ from guerdon.settings.reward_models import JudgeModelSettings
 from guerdon.settings.study import Study
 from guerdon.tasks.prompt_files import check_prompts
 
+RAY_JOBS = "guerdon.engines.ray_jobs:RayJobs"
 _Planned = tuple[Job, Study, Mapping[str, Any]]  # a job, its configuration and what it takes
 
 
@@ -257,9 +258,7 @@ def run_study(plan: StudyPlan) -> tuple[Path, str]:
         warn()
         place = None
         if plan.study.engine == "ray":
-            from guerdon.engines.ray_jobs import RayJobs
-
-            place = RayJobs(plan.study.cluster)
+            place = loaded(RAY_JOBS)(plan.study.cluster)
         try:
             results = run_jobs(
                 plan.jobs, folder / "jobs", parallel=plan.parallel, say=report_end, place=place, gpus=plan.gpus

@@ -12,6 +12,7 @@ from guerdon.collect.shards import AheadCollector, Join, ShardedCollector, Share
 from guerdon.compute.devices import resolve_device
 from guerdon.engines.reward_models import Load, RayRewardModels, RewardModels
 from guerdon.episodes.write import EpisodeWriter
+from guerdon.plan.stages import loaded
 from guerdon.rewards.source import RewardSource, SourceTerms
 from guerdon.rl.episode_stats import EpisodeStats
 from guerdon.rl.videos import EpisodeVideos
@@ -19,6 +20,8 @@ from guerdon.settings.cluster import ClusterSettings
 from guerdon.settings.reward_source import SourceSettings
 from guerdon.settings.runner import RunnerSettings
 from guerdon.types import Collected, Metrics, Rewards, Rollout
+
+RAY_COLLECTOR = "guerdon.engines.ray_collector:RayCollector"
 
 _Policy = TypeVar("_Policy", contravariant=True)
 
@@ -152,10 +155,9 @@ def run_collector(
         MissingDependencyError: Ray is not installed.
     """
     if cluster is not None:
-        from guerdon.engines.ray_collector import RayCollector
-
+        place = loaded(RAY_COLLECTOR)
         where = resolve_device(device)
-        placed = RayCollector(cluster, make, shards, join, share, writer, threads=runner.threads, device=where)
+        placed = place(cluster, make, shards, join, share, writer, threads=runner.threads, device=where)
 
     def build() -> Any:
         if cluster is not None:

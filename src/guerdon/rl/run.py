@@ -18,11 +18,14 @@ from guerdon.config.loading import holds, to_yaml
 from guerdon.errors import ConfigError, GuerdonError
 from guerdon.files import atomic, provenance
 from guerdon.files.atomic import held
+from guerdon.plan.stages import loaded
 from guerdon.rl.checkpoint import latest_checkpoint
 from guerdon.rl.loop import Loop
 from guerdon.rl.reward_warnings import reward_warnings
 from guerdon.settings.data import run_prompts
 from guerdon.settings.study import Study
+
+RAY_LEARNERS = "guerdon.engines.ray_learners:lead"
 
 
 def run_folder(study: Study) -> Path:
@@ -59,9 +62,7 @@ def run(study: Study, *, resume: bool = False) -> tuple[Path, dict[str, Any]]:
         with _failure_noted(folder):
             if study.engine == "local" or learners == 1:
                 return folder, _loop(study, folder, resume=resume).run()
-            from guerdon.engines.ray_learners import lead
-
-            summary = lead(
+            summary = loaded(RAY_LEARNERS)(
                 study.cluster,
                 study.runner,
                 lambda again: _loop(study, folder, resume=resume or again).run(),

@@ -1,6 +1,6 @@
 """The HTTP application: the routes of all wire formats behind one middleware, with one format of errors.
 
-A new wire format is a module with `routes`, an `APIRouter`, and an entry in `FORMATS`.
+A new wire format is a module with an `APIRouter`, and an entry in `FORMATS` that names it.
 
     app = build_app(models, settings)
 """
@@ -18,16 +18,22 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from guerdon import __version__
-from guerdon.serve import routes
+from guerdon.plan.stages import loaded
 from guerdon.serve.errors import ServeError, error_body
 from guerdon.serve.media import Media
 from guerdon.serve.middleware import RequestMiddleware
 from guerdon.serve.served_models import ServedModels
-from guerdon.serve.wires import wire_chat, wire_openrlhf, wire_seed, wire_vllm
 from guerdon.serve.wires.wire import UrlOptions, unknown_key
 from guerdon.settings.serve import ServeSettings
 
-FORMATS = (routes, wire_openrlhf, wire_vllm, wire_seed, wire_chat)
+FORMATS = (
+    "guerdon.serve.routes:routes",
+    "guerdon.serve.wires.wire_openrlhf:routes",
+    "guerdon.serve.wires.wire_vllm:routes",
+    "guerdon.serve.wires.wire_seed:routes",
+    "guerdon.serve.wires.wire_chat:routes",
+)
+"""The routes of each wire format, as texts `module:object`."""
 CODES = {404: "not_found", 405: "method_not_allowed", 408: "timeout", 413: "too_large", 429: "busy"}
 SHOWN = 5
 
@@ -58,8 +64,8 @@ def build_app(models: ServedModels, settings: ServeSettings) -> FastAPI:
         redoc_url=None,
     )
     app.state.models, app.state.media = models, media
-    for module in FORMATS:
-        app.router.routes.extend(module.routes.routes)  # routers that are included cost a lookup per request
+    for format_routes in FORMATS:
+        app.router.routes.extend(loaded(format_routes).routes)  # an included router costs a lookup per request
     app.add_exception_handler(ServeError, _serve_error)
     app.add_exception_handler(RequestValidationError, validation_error)
     app.add_exception_handler(HTTPException, _http_error)

@@ -313,7 +313,7 @@ class _TextTrainSettings(ModelKeys, _TextFitSettings):
     """What all reward models of text share."""
 
     stage: ClassVar = "train.text"
-    data: ClassVar = "guerdon.train.text_data:TextData"
+    data: ClassVar = "guerdon.train.text:TextData"
     data_path: str | tuple[str, ...] | None = Field(
         None,
         description="solutions in any format that is read: files, folders of files, folders that `datasets` saved, hub "

@@ -7,7 +7,7 @@ VLAPolicySettings(vla_path="checkpoints/smolvla", family="flow", num_steps=5)
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -52,6 +52,7 @@ class TinyVLASettings(Settings):
 class TokenDecodingSettings(Settings):
     """Actions as discrete tokens: OpenVLA (2406.09246) and OpenVLA-OFT (2502.19645)."""
 
+    policy: ClassVar = "guerdon.policies.vla.token:TokenVLA"
     family: Literal["token"] = Field("token", description="discrete action tokens, as OpenVLA and OpenVLA-OFT")
     temperature: float = Field(1.0, gt=0, description="divides the logits, for sampling and for log-probabilities")
     temperature_eval: float = Field(
@@ -69,6 +70,7 @@ class FlowDecodingSettings(Settings):
 
     stored = True
 
+    policy: ClassVar = "guerdon.policies.vla.flow:FlowVLA"
     family: Literal["flow"] = Field("flow", description="an action expert that removes noise, as SmolVLA, pi0, pi0.5")
     num_steps: int = Field(5, ge=1, description="denoising steps")
     noise_method: Literal["flow_sde", "flow_noise"] = Field(
@@ -92,6 +94,7 @@ class FlowDecodingSettings(Settings):
 class RegressionDecodingSettings(Settings):
     """Actions by the L1 regression head of OpenVLA-OFT (2502.19645), with a distribution around what it predicts."""
 
+    policy: ClassVar = "guerdon.policies.vla.regression:RegressionVLA"
     family: Literal["regression"] = Field(
         "regression", description="actions from the L1 regression head of OpenVLA-OFT"
     )

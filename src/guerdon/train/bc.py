@@ -32,6 +32,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,7 +61,7 @@ from guerdon.settings.vla_policy import VLAPolicySettings
 from guerdon.train.rabc import SampleWeights, sample_weights
 from guerdon.train.trainer import TrainingFolder
 from guerdon.types import BoolArray, Episode, FloatArray, IntArray
-from guerdon.worlds.build import build_world
+from guerdon.worlds.build import build_world, first_world
 from guerdon.worlds.eye import resized
 from guerdon.worlds.observation import ObservationSpec, columns_as_rows
 from guerdon.worlds.spaces import ObservedColumn, chosen_columns, state_keys
@@ -594,3 +597,31 @@ def _errors(policy: RobotPolicy, pairs: Pairs, size: int) -> tuple[np.ndarray, F
     if weights is not None and pairs.mask is not None:
         weights = np.broadcast_to(weights[:, None], pairs.mask.shape)[pairs.mask]
     return np.concatenate(parts), weights
+
+
+def check_bc(study: Study) -> None:
+    """Refuse what `guerdon train policy=bc` refuses at its start; frames are decoded of one episode.
+
+    Raises:
+        StudyError: the study has no `bc` section.
+        ConfigError: the policy or the frames do not fit the environment.
+        DataError: the data are there and cannot be cloned.
+        MissingDependencyError: the simulator is not installed.
+    """
+    settings: BCSettings = section(study, "bc")
+    check_fresh(study)
+    whole, pixels = clones_whole(study), study.policy.type == "cnn"
+    if Path(settings.data_path).exists():
+        if whole or pixels:
+            list(islice(episodes_to_clone(study, settings, with_frames=True), 1))
+        if not whole:
+            episodes = episodes_to_clone(study, settings, with_frames=False)
+            pairs = gather_pairs(map(_black, episodes) if pixels else episodes, pixels=pixels)
+            split_pairs(pairs, settings.val_split, study.runner.seed)
+    if whole:
+        with closing(first_world(study.env)):
+            pass
+
+
+def _black(episode: Episode) -> Episode:
+    return replace(episode, frames=np.zeros((len(episode), 1, 1, 3), np.uint8))

@@ -25,12 +25,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import EarlyStoppingCallback, EvalPrediction, Trainer
 
 from guerdon.compute import distributed
-from guerdon.compute.devices import resolve_device
+from guerdon.compute.devices import resolve_device, seeded
 from guerdon.compute.packaged import local_model
-from guerdon.compute.sharding import recompute
+from guerdon.compute.sharding import Shards, recompute
+from guerdon.episodes.read import camera_key, dataset_hash, read_episodes
 from guerdon.episodes.targets import frame_targets, no_labels, no_marks
 from guerdon.errors import ConfigError, DataError
 from guerdon.models.images.backbone import (
@@ -38,24 +40,20 @@ from guerdon.models.images.backbone import (
     ImageScorer,
     batch_normalizations,
     calibrating,
+    inference_copy,
+    random_shift,
     residual_layers,
+    to_input,
     to_pixels,
 )
 from guerdon.models.images.image import ImageModelConfig, save_checkpoint, state_columns, state_rows
 from guerdon.models.images.quality import frame_quality
+from guerdon.policies.batches.passes import slices
 from guerdon.policies.batches.precision import uses_bf16
 from guerdon.policies.pretrained.deferred import deferred
 from guerdon.processes.progress import doing
+from guerdon.settings.collect import CollectSettings
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings, VLMTrainSettings
-from guerdon.train.frame_networks import (
-    BATCH,
-    FrameNetwork,
-    HeadNetwork,
-    even_parts,
-    feature_batch,
-    frame_features,
-    seeded_scorer,
-)
 from guerdon.train.trainer import (
     FREE,
     BalancedSampler,
@@ -65,7 +63,155 @@ from guerdon.train.trainer import (
     epoch_order,
     joint_hash,
 )
-from guerdon.types import BoolArray, Episode, FloatArray, IntArray
+from guerdon.types import BoolArray, ByteArray, Episode, FloatArray, IntArray
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What trainers of image reward models fit: a whole network, or its head on features that are computed once.
+#
+# features_N_d = frame_features(scorer, pixels_N_H_W_C, "none", bf16=False)
+# network = HeadNetwork(scorer)
+# network(**feature_batch(features_N_d, targets_N, rows))["loss"].backward()
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+BATCH = 64  # frames per pass through a network that is not trained
+FEATURES: dict[bytes, FloatArray] = {}  # of the frames that were asked for last, by their hash
+
+
+def seeded_scorer(
+    settings: ResNetTrainSettings | ProgressTrainSettings, states_N_S: FloatArray | None = None
+) -> ImageScorer:
+    """The network before its first step; the seed decides its random weights.
+
+    Args:
+        settings: of the training.
+        states_N_S: what a network on states is trained on, which it standardises by.
+    """
+    with seeded(settings.seed):
+        scorer = ImageScorer(
+            settings.arch,
+            hidden_dim=settings.hidden_dim,
+            dropout=settings.dropout,
+            pretrained_path=settings.backbone_path,
+            freeze_backbone=settings.backbone_frozen,
+            state_size=None if states_N_S is None else states_N_S.shape[1],
+            sharded=distributed.peers() > 1,
+        )
+    if states_N_S is not None:
+        scorer.backbone.standardise(states_N_S)
+    return scorer
+
+
+def frame_features(scorer: ImageScorer, pixels_N_H_W_C: ByteArray, normalize: Any, *, bf16: bool) -> FloatArray:
+    """What the backbone of a scorer makes of frames, without any training: (N, d) float32.
+
+    Equal frames pass through it once. The features are kept until other ones are asked for, by the hash of frame,
+    backbone and preprocessing, so that success and progress models of one data set share them.
+
+    Args:
+        scorer: on the device where it computes.
+        pixels_N_H_W_C: uint8.
+        normalize: see `to_input`.
+        bf16: compute in bfloat16, as `inference_copy` does.
+    """
+    network, device = inference_copy(scorer, bf16=bf16), next(scorer.parameters()).device
+    weights = hashlib.blake2b(f"{normalize} {bf16} {pixels_N_H_W_C.shape[1:]}".encode(), digest_size=32)
+    for tensor in scorer.backbone.state_dict().values():
+        weights.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    hashes = [hashlib.blake2b(p.data, digest_size=16, key=weights.digest()).digest() for p in pixels_N_H_W_C]
+    missing = {name: i for i, name in enumerate(hashes) if name not in FEATURES}
+    found = {name: FEATURES[name] for name in hashes if name in FEATURES}
+    rows = np.array(list(missing.values()), np.int64)
+    with torch.inference_mode():
+        for part in np.array_split(rows, math.ceil(len(rows) / BATCH)) if len(rows) else []:
+            inputs = to_input(torch.from_numpy(pixels_N_H_W_C[part]).to(device), normalize)
+            rows_of_part = network.features(inputs).cpu().numpy()
+            found |= {hashes[i]: row for i, row in zip(part, rows_of_part, strict=True)}
+    features_N_d = np.stack([found[name] for name in hashes])
+    FEATURES.clear()
+    FEATURES.update(zip(hashes, features_N_d, strict=True))  # views: kept once
+    return features_N_d
+
+
+def feature_batch(features_N_d: FloatArray, targets_N: FloatArray, rows: Sequence[int] | IntArray) -> dict[str, Tensor]:
+    """Features and targets of these rows."""
+    index = np.asarray(rows)
+    return {"features": torch.from_numpy(features_N_d[index]), "labels": torch.from_numpy(targets_N[index])}
+
+
+def even_parts(rows: int) -> list[slice]:
+    """Even parts of a batch for the processes; none of one row, of which batch normalisation has no variance."""
+    found = slices(rows, distributed.even(rows, None))
+    if len(found) > 1 and found[-1].stop - found[-1].start == 1:
+        found[-2:] = [slice(found[-2].start, rows)]
+    return found
+
+
+class FrameNetwork(nn.Module):
+    """Bytes or states in; binary cross-entropy (with soft targets) and logits out.
+
+    With several processes that train together, the weights are sharded.
+
+    Args:
+        scorer: the network.
+        normalize: see `to_input`.
+        augment: shift training frames randomly.
+        weights: of a scorer on torch's device `meta`, as of `Shards`.
+        offload: as of `Shards`.
+    """
+
+    def __init__(
+        self,
+        scorer: ImageScorer,
+        normalize: Any,
+        augment: bool,
+        weights: Mapping[str, Tensor] | None = None,
+        *,
+        offload: bool = False,
+    ) -> None:
+        super().__init__()
+        self.scorer = scorer
+        self.normalize, self.augment = normalize, augment
+        self.shards: Shards | None = None
+        if distributed.peers() > 1:
+            self.shards = Shards(scorer, weights=weights, offload=offload)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All weights and statistics; shards are put together in the first process."""
+        return {name: distributed.gathered(value) for name, value in self.state_dict().items()}
+
+    def load_tensors(self, state: dict[str, Tensor]) -> None:
+        """Return to what `tensors` gave."""
+        for name, value in self.state_dict().items():
+            with torch.no_grad():
+                distributed.put(value, state[name])
+
+    def forward(self, pixels: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Loss (a scalar) and logits (N,) for uint8 pixels (N, H, W, 3) or states (N, S), and labels (N,) in [0, 1]."""
+        if self.training and self.augment:
+            pixels = random_shift(pixels)
+        inputs = to_input(pixels, self.normalize)
+        logits = self.scorer(inputs) if self.shards is None else self.shards.run(lambda: self.scorer(inputs))
+        return {"loss": F.binary_cross_entropy_with_logits(logits.float(), labels), "logits": logits}
+
+
+class HeadNetwork(nn.Module):
+    """Features of frames in; binary cross-entropy (with soft targets) and logits out.
+
+    Args:
+        scorer: the network whose head is trained.
+    """
+
+    def __init__(self, scorer: ImageScorer) -> None:
+        super().__init__()
+        self.head = scorer.head
+        self.tensors, self.load_tensors = self.state_dict, self.load_state_dict
+
+    def forward(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Loss (a scalar) and logits (N,) for features (N, d) and labels (N,) in [0, 1]."""
+        logits = self.head(features).squeeze(1)
+        return {"loss": F.binary_cross_entropy_with_logits(logits.float(), labels), "logits": logits}
+
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Calibration of a success classifier on held-out frames: Platt scaling, written into its last layer.
@@ -403,8 +549,6 @@ def read_data(settings: Settings | VLMTrainSettings) -> tuple[Iterator[Episode],
 
     Data sets number their episodes alike: the hash of its set stands in front of each id, but for those of the first.
     """
-    from guerdon.episodes.read import dataset_hash, read_episodes
-
     hashes = [dataset_hash(path) for path in settings.data_paths]
     frames = not sees_states(settings)
 
@@ -692,3 +836,36 @@ class FrameTrainer(BaseTrainer):
         values = 1 / (1 + np.exp(-np.clip(logits, -500, 500)))
         found = frame_quality(values, np.asarray(prediction.label_ids).reshape(-1), self._threshold)
         return {name: value for name, value in found.items() if value is not None}
+
+
+def check_episodes(name: str, settings: Settings | VLMTrainSettings, collect: CollectSettings | None) -> None:
+    """Refuse episodes that a reward model cannot be trained on, or that cannot be split; missing paths are skipped.
+
+    Args:
+        name: of the model.
+        settings: its section.
+        collect: the section of the study.
+
+    Raises:
+        DataError: a path holds something else than a LeRobot data set, without the camera or the labels that are
+            needed, or too few episodes to hold some out.
+    """
+    paths = [Path(path) for path in settings.data_paths]
+    if all(path.exists() for path in paths):
+        needs_task = isinstance(settings, VLMTrainSettings)
+        rows = label_rows(_without_frames(settings), settings, lambda *_: None, needs_task=needs_task)
+        rows.check_labels(settings)
+        rows.check_split(settings.val_split)
+        return
+    to_come = collect if collect and paths == [Path(collect.save_dir)] else None
+    if to_come is not None and to_come.episodes < 2 and settings.val_split > 0:
+        raise DataError(f"train.{name}: {too_few(to_come.episodes)}")
+
+
+def _without_frames(settings: Settings | VLMTrainSettings) -> Iterator[Episode]:
+    """Episodes with a black pixel for each frame that training would decode."""
+    for number, path in enumerate(settings.data_paths):
+        camera = None if sees_states(settings) else camera_key(path, settings.camera)
+        for episode in read_episodes(path, with_frames=False):
+            frames = None if camera is None else np.zeros((len(episode), 1, 1, 3), np.uint8)
+            yield replace(episode, id=f"{number}/{episode.id}", frames=frames)

@@ -112,7 +112,7 @@ class ImageTraining:
         Raises:
             DataError: as `train_image_model`.
         """
-        from guerdon.train.dry_run import check_episodes
+        from guerdon.train.images import check_episodes
 
         check_episodes(self.name, study.image_models[self.name], study.collect)
 
@@ -144,7 +144,7 @@ class VLMTraining:
         Raises:
             DataError: as `train_vlm`.
         """
-        from guerdon.train.dry_run import check_episodes
+        from guerdon.train.images import check_episodes
 
         check_episodes(self.name, study.vlm_models[self.name], study.collect)
 
@@ -226,7 +226,7 @@ class BCStage:
             GuerdonError: as `check_bc`.
         """
         section(study, "bc")  # said before anything heavy is imported
-        from guerdon.train.dry_run import check_bc
+        from guerdon.train.bc import check_bc
 
         check_bc(study)
 

@@ -56,7 +56,7 @@ from guerdon.settings.vlm import VLM_NAMES, VLMSettings, VLMType, implied_by
 from guerdon.types import ALL_FRAMES, ByteArray, Episode, Failure, RewardInfo, Score
 
 if TYPE_CHECKING:
-    from guerdon.models.vlm.robometer import Heads, RobometerBackend
+    from guerdon.models.vlm.vlm_transformers import Heads, RobometerBackend
 
 CARD, BASE, ADAPTER = "vlm.json", "base", "adapter"
 ASKED = ("question", "input", "nframes", "max_pixels", "fps", "chat_template_kwargs")  # what training fixes
@@ -155,7 +155,7 @@ class VLMRewardModel:
     def _heads(self) -> RobometerBackend | None:
         if self.kind != "robometer":
             return None
-        from guerdon.models.vlm.robometer import RobometerBackend
+        from guerdon.models.vlm.vlm_transformers import RobometerBackend
 
         assert isinstance(self.backend, RobometerBackend)
         return self.backend
@@ -468,7 +468,7 @@ def load_vlm(
     fixed = {} if card is None else {"question": card.asked["question"]}
     heads = None
     if kind == "robometer" and given.get("path") is not None:
-        from guerdon.models.vlm.robometer import read_robometer_config
+        from guerdon.models.vlm.vlm_transformers import read_robometer_config
 
         heads = read_robometer_config(given["path"])
         given = {"question": heads.question, "nframes": heads.max_frames, **given}

@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from guerdon.compute import distributed
 from guerdon.compute.devices import resolve_device
 from guerdon.compute.sharding import Shards
 from guerdon.errors import CheckpointError, ConfigError
+from guerdon.plan.stages import loaded
 from guerdon.policies.pretrained.deferred import deferred
-from guerdon.policies.vla.flow import FlowVLA
 from guerdon.policies.vla.policy import (
     VLAPolicy,
     bounds_as_statistics,
@@ -28,21 +30,87 @@ from guerdon.policies.vla.policy import (
     sharding,
 )
 from guerdon.policies.vla.prismatic import PrismaticNetwork
-from guerdon.policies.vla.published import Published, read_config, read_openvla, read_smolvla
-from guerdon.policies.vla.published_pi0 import OPENPI, is_openpi, read_pi0
-from guerdon.policies.vla.regression import RegressionVLA
-from guerdon.policies.vla.smolvla import SmolVLANetwork
-from guerdon.policies.vla.tiny import tiny_flow_network, tiny_token_network
-from guerdon.policies.vla.token import TokenVLA
-from guerdon.settings.vla_policy import VLAPolicySettings
+from guerdon.policies.vla.published import Published, is_openpi, read_config
+from guerdon.policies.vla.smolvla import ExpertSize, SmolVLANetwork
+from guerdon.policies.vla.vision import ConvTower, DinoSiglipTowers, EfficientNetTower, ViTSize
+from guerdon.settings.vla_policy import TinyVLASettings, VLAPolicySettings
 
-FAMILIES: dict[str, type[VLAPolicy]] = {"token": TokenVLA, "flow": FlowVLA, "regression": RegressionVLA}
-READERS: dict[str, tuple[tuple[str, ...], Callable[..., Published]]] = {
-    "openvla": (("token", "regression"), read_openvla),
-    "smolvla": (("flow",), read_smolvla),
-    "pi0": (("flow",), read_pi0),
-    "pi05": (("flow",), read_pi0),
-    OPENPI: (("flow",), read_pi0),
+# ---------------------------------------------------------------------------------------------------------------------
+# Small vision-language-action networks made in code, with the interface of the large ones: seconds on a CPU.
+#
+# They are the networks of the published models at another size, and may look through convolutions, which learn from
+# far fewer pictures than a vision transformer.
+#
+#     network = tiny_token_network(TinyVLASettings(), proprio_size=4)
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+_PATCH = 8  # pixels of the small vision transformers
+
+
+def tiny_tower(tiny: TinyVLASettings) -> nn.Module:
+    """What a small model looks with."""
+    if tiny.vision == "cnn":
+        return ConvTower(tiny.image_size)
+    if tiny.vision == "efficientnet_lite0":
+        return EfficientNetTower()
+    first = ViTSize(tiny.image_size, _PATCH, width=32, depth=3, heads=4, mlp=64, prefix=5, scaled=True)
+    second = ViTSize(tiny.image_size, _PATCH, width=32, depth=3, heads=4, mlp=64)
+    return DinoSiglipTowers((first, second))
+
+
+def tiny_llama(tiny: TinyVLASettings, vocabulary: int) -> Any:
+    """The configuration of a small Llama."""
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=vocabulary, hidden_size=tiny.hidden_size, intermediate_size=2 * tiny.hidden_size,
+        num_hidden_layers=tiny.layers, num_attention_heads=tiny.heads, num_key_value_heads=tiny.heads,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+
+
+def tiny_token_network(tiny: TinyVLASettings, proprio_size: int, numbers: int = 0) -> PrismaticNetwork:
+    """A small network of action tokens, or with an `L1Head` for so many numbers of an action."""
+    vocabulary = tiny.words + tiny.n_action_bins
+    return PrismaticNetwork(
+        tiny_tower(tiny), tiny_llama(tiny, vocabulary), vocabulary=vocabulary, bins=tiny.n_action_bins,
+        image_size=tiny.image_size, proprio_size=proprio_size, fused=tiny.vision == "vit",
+        numbers=numbers,
+    )  # fmt: skip
+
+
+def tiny_flow_network(tiny: TinyVLASettings, actions: int, proprio_size: int) -> SmolVLANetwork:
+    """A small network with an action expert."""
+    size = ExpertSize(max_state_dim=max(proprio_size, 1), max_action_dim=actions, expert_width_multiplier=1.0)
+    see = _Projected(tiny_tower(tiny), tiny.hidden_size)
+    config = tiny_llama(tiny, tiny.words)
+    return SmolVLANetwork(see, config, size, image_size=tiny.image_size, proprio_size=proprio_size)
+
+
+class _Projected(nn.Module):
+    """Features of a tower in the width of a language model."""
+
+    def __init__(self, tower: nn.Module, width: int) -> None:
+        super().__init__()
+        self.tower = tower
+        self.projector = nn.Linear(int(tower.width), width)  # type: ignore[arg-type]
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        found: Tensor = self.projector(self.tower(pixels))
+        return found
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+OPENPI = "openpi"
+READERS = {
+    "openvla": (("token", "regression"), "guerdon.policies.vla.published:read_openvla"),
+    "smolvla": (("flow",), "guerdon.policies.vla.published:read_smolvla"),
+    "pi0": (("flow",), "guerdon.policies.vla.published_pi0:read_pi0"),
+    "pi05": (("flow",), "guerdon.policies.vla.published_pi0:read_pi0"),
+    OPENPI: (("flow",), "guerdon.policies.vla.published_pi0:read_pi0"),
 }
 """By the kind in a checkpoint's `config.json`: the families that it may have, and what reads it."""
 
@@ -90,7 +158,7 @@ def build_vla(
         else:
             network, weights = deferred(make)
             network.shards = Shards(network, weights=weights, **sharding(settings))  # type: ignore[assignment]
-    family = FAMILIES[settings.family]
+    family: type[VLAPolicy] = loaded(settings.decoding.policy)
     bf16 = computes_in_bf16(settings, device)
     if settings.use_quantization:
         if distributed.peers() > 1:
@@ -118,4 +186,5 @@ def _reader(settings: VLAPolicySettings) -> Callable[..., Published]:
     families, reader = READERS[kind]
     if settings.family not in families:
         raise ConfigError(f"{folder} is a checkpoint of {kind}: set policy.family to {' or '.join(families)}")
-    return reader
+    read: Callable[..., Published] = loaded(reader)
+    return read

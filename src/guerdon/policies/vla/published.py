@@ -89,6 +89,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     return json_object(file)
 
 
+def is_openpi(config: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` is the one that openpi writes, which names no kind of model."""
+    return {"action_horizon", "paligemma_variant"} <= config.keys() and not {"type", "model_type"} & config.keys()
+
+
 def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int) -> Published:
     """An OpenVLA or OpenVLA-OFT checkpoint: with action tokens or an L1 regression head, with or without FiLM.
 

@@ -5,7 +5,7 @@ network, encode, statistics = read_pi0(settings, actions=7, proprio_size=8)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from guerdon.policies.vla.published import (
     check_lerobot,
     fill_exactly,
     folders,
+    is_openpi,
     published_weights,
     read_config,
     without_weights,
@@ -214,7 +215,6 @@ SIGLIP = {
     "patch_size": 14,
 }  # fmt: skip
 """PaliGemma's vision transformer."""
-OPENPI = "openpi"
 _TOKENIZER = "google/paligemma-3b-pt-224"
 _VIEWS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")  # of openpi; those that are missing are masked
 _PALIGEMMA, _EXPERT = "paligemma_with_expert.paligemma.", "paligemma_with_expert.gemma_expert."
@@ -227,11 +227,6 @@ _NAMES = {
     "action_time_mlp_": "time_mlp_",
 }
 _WORDS, _ADAPTIVE = "text.embed_tokens.weight", "expert.norm.dense.weight"  # the latter of pi0.5 alone
-
-
-def is_openpi(config: Mapping[str, Any]) -> bool:
-    """Whether a `config.json` is the one that openpi writes, which names no kind of model."""
-    return {"action_horizon", "paligemma_variant"} <= config.keys() and not {"type", "model_type"} & config.keys()
 
 
 def read_pi0(settings: VLAPolicySettings, *, actions: int, proprio_size: int) -> Published:
