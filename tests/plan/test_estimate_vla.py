@@ -318,5 +318,5 @@ def test_each_run_is_an_arm_of_the_comparison(arm):
         return
     reward = json.loads(json.dumps(config["reward"]).replace(":18081/", ":18080/"))  # a comparison has both servers
     assert alone.reward == type(alone.reward).model_validate(reward)
-    assert alone.reward.sources["remote"].remote.fail_on_request_error
+    assert alone.reward.sources["remote"].model.remote.fail_on_request_error
     assert "memory at most" in stage("run").estimate(alone)
