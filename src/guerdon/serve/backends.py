@@ -39,7 +39,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from guerdon.compute.devices import visible_gpus
 from guerdon.config.loading import validate
 from guerdon.config.registry import Registry
 from guerdon.errors import ConfigError, DataError, GuerdonError, boundary, did_you_mean
@@ -232,6 +231,8 @@ def _end_all(copies: dict[int, ModelCopy], lock: threading.Lock) -> None:
 
 def gpu_of(number: int) -> str | None:
     """The GPU of a copy, if the server sees several."""
+    from guerdon.compute.devices import visible_gpus  # imports torch
+
     visible = visible_gpus()
     return visible[number % len(visible)] if len(visible) > 1 else None
 
