@@ -6,8 +6,8 @@ It reads texts and imports nothing of guerdon, so it measures any state of the p
 - the names of `guerdon.__all__`, and the modules from which README, docs (without docs/extend.md and docs/api) and
   examples import, apart from `guerdon` and `guerdon.integrations.*`;
 - modules at the top, folders, rooms (folders of a folder), and how many folders import how many others;
-- guerdon modules that exactly one file of the package imports, and those that only pass on names. An import inside a
-  function or for types counts; a text `module:object` is data and does not;
+- guerdon modules that exactly one file of the package imports, and those that only pass on names; `__init__.py` is
+  neither. An import inside a function or for types counts; a text `module:object` is data and does not;
 - for each folder its code lines, tokens per code line, and conditional expressions per 1,000 code lines. Comments,
   layout and docstrings are neither tokens nor lines; a string over several lines counts with each. An f-string is one
   token for Python 3.11 and several for later ones: compare numbers of one version;
@@ -324,7 +324,8 @@ def layout(root: Path, project: Path) -> list[str]:
 def lonely_modules(root: Path) -> list[str]:
     """Modules with one importer, and those that only pass on names."""
     lonely = imported_by_one(root)
-    passing = [module_name(path, root) for path in sorted(root.rglob("*.py")) if only_passes_on(parsed(read(path)))]
+    modules = sorted(path for path in root.rglob("*.py") if path.name != "__init__.py")
+    passing = [module_name(path, root) for path in modules if only_passes_on(parsed(read(path)))]
     return [
         f"modules that one file imports: {len(lonely)}",
         *(f"  {module} <- {importer}" for module, importer in lonely.items()),
