@@ -146,6 +146,18 @@ def test_a_model_of_texts_is_evaluated_and_scores_a_file(folder):
     assert scored.path == Path("scored.jsonl")
 
 
+def test_a_judge_marks_a_sample_of_an_audit(folder):
+    rows = [{"prompt": f"{n}?", "response": "x" * n, "reward": n % 3} for n in range(30)]
+    Path("marked.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    found = guerdon.audit("marked.jsonl", judge="test_front_door:Length", sample=20)
+    assert found.rows == 30
+    assert "agreement" not in found.audit.unchecked
+    with pytest.raises(ConfigError, match="max_usd"):
+        guerdon.audit("marked.jsonl", max_usd=1)
+    with pytest.raises(ConfigError, match="one second reward"):
+        guerdon.audit("marked.jsonl", judge="test_front_door:Length", second="marked.jsonl")
+
+
 def test_a_table_is_pandas_where_it_is_installed_and_arrow_otherwise(monkeypatch):
     table = ResultTable([{"a": 1, "b": 0.5}, {"a": 2}])
     assert table.to_arrow().to_pydict() == {"a": [1, 2], "b": [0.5, None]}

@@ -104,8 +104,11 @@ def audit(
     *,
     columns: Mapping[str, str] | None = None,
     second: str | Path | None = None,
+    judge: str | None = None,
+    sample: int = 400,
     output: str | Path | None = None,
     seed: int = 0,
+    **options: Any,
 ) -> AuditResult:
     """Find what is wrong with the rewards of a run that is already there, as `guerdon audit`.
 
@@ -113,26 +116,42 @@ def audit(
         path: a log: a file or a folder.
         columns: names of columns by what they hold, where they are not recognised: `{"reward": "score"}`.
         second: another reward of the same rows, or reference data.
+        judge: a model as of `score`, whose marks of a sample are the second reward.
+        sample: rows that the judge marks, at most.
         output: the page; by default NAME.audit.html in the working directory.
         seed: of samples and permutations.
+        options: of the judge, such as `max_usd`.
 
     Raises:
-        ConfigError: a column has no known role, or the page is no HTML file.
+        CheckpointError: the judge cannot be loaded.
+        ConfigError: a column has no known role, the page is no HTML file, or both `judge` and `second` are given.
         DataError: the log cannot be read.
     """
     from guerdon.auditing.command import audit_log, page_of
     from guerdon.auditing.page import write_page
 
+    if judge is None and options:
+        raise ConfigError(
+            f"{next(iter(options))}: of a judge, and there is none; add judge=..., or remove it"
+        )
+    if judge is not None and second is not None:
+        raise ConfigError(f"judge={judge!r}: second is the one second reward; leave out one of them")
     log = Path(path)
     page = page_of(log, None if output is None else Path(output))
     other = None if second is None else Path(second)
-    rows, found, compared = audit_log(log, columns=columns or {}, second=other, seed=seed)
+    rows, found, compared = audit_log(
+        log, columns=columns or {}, second=other, judge=judge, options=options, sample=sample, seed=seed
+    )
     write_page(page, rows, found, compared, log=log)
     return AuditResult(found, len(rows), rows.layout, page)
 
 
 def evaluate(
-    model: str | RewardModel, data: str | Path, *overrides: str, output: str | Path | None = None
+    model: str | RewardModel,
+    data: str | Path,
+    *overrides: str,
+    labels: str | Path | None = None,
+    output: str | Path | None = None,
 ) -> EvaluatedCard:
     """Evaluate a reward model on a file or a data set, as `guerdon evaluate --model MODEL --data DATA`.
 
@@ -140,6 +159,7 @@ def evaluate(
         model: a folder, a hub id, the address of a server, `package.module:factory`, a rubric file, or a model.
         data: preferences, steps of solutions, labels of people, or a LeRobot data set.
         overrides: dotted, of the section `evaluate`: `"evaluate.reps=200"`.
+        labels: responses with labels of people, of a model of texts.
         output: folder of the card; None: nothing is kept.
 
     Raises:
@@ -151,7 +171,7 @@ def evaluate(
     from guerdon.evaluation.stages import EvaluateStage
 
     path = model if isinstance(model, str) else f"{type(model).__module__}:{type(model).__qualname__}"
-    study = study_of(path, str(data), overrides)
+    study = study_of(path, str(data), overrides, None if labels is None else str(labels))
     folder = None if output is None else Path(output)
     return EvaluateStage(model=model, output=folder).work(study)[0]
 
@@ -162,6 +182,7 @@ def score(
     *,
     output: str | Path | None = None,
     aggregation: Aggregation = "min",
+    only_failed: bool = False,
     **options: Any,
 ) -> ScoringResult:
     """Score the rows of a file or a log, as `guerdon score`, or episodes.
@@ -171,6 +192,7 @@ def score(
         data: a file, a log or a LeRobot data set, of which a copy with rewards is written; or episodes or solutions.
         output: the copy; needed with a path.
         aggregation: how the values of steps become one.
+        only_failed: score again only rows of the copy that have no reward.
         options: of a model that is given by its path.
 
     Raises:
@@ -187,10 +209,10 @@ def score(
     from guerdon.evaluation.scoring.score_logs import check_paths, load_scoring_model, score_path
 
     log, copy = Path(data), Path(output)
-    check_paths(log, copy, only_failed=False)
+    check_paths(log, copy, only_failed=only_failed)
     judge = load_scoring_model(log, model, options) if isinstance(model, str) else model
     name = model if isinstance(model, str) else judge.info.name
-    summary = score_path(log, judge, copy, name=name, options=options, aggregation=aggregation)
+    summary = score_path(log, judge, copy, name=name, options=options, aggregation=aggregation, only_failed=only_failed)
     return ScoringResult(summary, copy, table=_rows_of(copy))
 
 
