@@ -156,3 +156,8 @@ def test_money_and_percentages():
     assert same_number("$5", "€5") is None
     assert same_number("15 apples", "15%", 0.0, "How many apples?") is None
     assert same_number("15%", "0.15") is True
+
+
+@cases("text", ["5 m^n", "5 cm^a", "5 m^", "5 m^²", "5 s^-x"])
+def test_a_power_that_is_no_number_is_no_unit(text):
+    assert same_number("5", text) is None

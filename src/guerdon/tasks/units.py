@@ -253,8 +253,10 @@ def _factors(words: list[str], asked: frozenset[str]) -> list[tuple[str, int]] |
 
 
 def _power(word: str) -> int | None:
-    """The power to which a word raises the unit in front of it; None where it is something else."""
-    return int(word[1:]) if word[0] == "^" else _POWERS.get(word.lower())
+    """The power to which a word raises the unit in front of it, 0 where it is no number; None where it is no power."""
+    if word[0] != "^":
+        return _POWERS.get(word.lower())
+    return int(word[1:]) if re.fullmatch(r"-?[0-9]+", word[1:]) else 0
 
 
 def _factor(name: str, asked: frozenset[str], *, described: bool) -> str | None:
