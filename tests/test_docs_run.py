@@ -18,10 +18,7 @@ ELSEWHERE = {  # examples that cannot run here as they are, and where their cont
     "docs/evaluation.md": "needs a trained text model; tests/evaluation",
     "docs/extend.md": "needs its package installed; tests/extend",
     "docs/judges.md": "needs a rubric and an endpoint; tests/serve/test_judges.py",
-    "docs/labels.md": "needs labelled data; tests/episodes/test_solution_files.py",
-    "docs/preferences.md": "needs trained models; tests/train/test_preference_models.py averages them",
     "docs/reward_models_text.md": "needs a trained text model; tests/models",
-    "docs/vlm.md": "needs a vision-language model; tests/models/test_vlm_prm.py",
 }
 
 

@@ -48,7 +48,8 @@ def test_a_full_disk_has_a_path():
 
 def test_a_file_that_does_not_fit_is_named_and_leaves_no_half(tmp_path):
     code = (
-        "import resource, sys; from pathlib import Path; from guerdon import atomic, cli\n"
+        "import resource, sys; from pathlib import Path; from guerdon import cli\n"
+        "from guerdon.files import atomic\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "cli.app = lambda **_: atomic.write_text(Path(sys.argv[1]), 'x' * 100_000)\n"
         "cli.main()"

@@ -31,7 +31,7 @@ OWN = [
 
 @pytest.fixture(scope="module")
 def gsm8k():
-    spec = importlib.util.spec_from_file_location("gsm8k_example", ROOT / "examples" / "gsm8k.py")
+    spec = importlib.util.spec_from_file_location("gsm8k_example", ROOT / "studies" / "gsm8k.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look it up
     spec.loader.exec_module(module)
