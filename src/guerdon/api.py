@@ -131,9 +131,7 @@ def audit(
     from guerdon.auditing.page import write_page
 
     if judge is None and options:
-        raise ConfigError(
-            f"{next(iter(options))}: of a judge, and there is none; add judge=..., or remove it"
-        )
+        raise ConfigError(f"{next(iter(options))}: of a judge, and there is none; add judge=..., or remove it")
     if judge is not None and second is not None:
         raise ConfigError(f"judge={judge!r}: second is the one second reward; leave out one of them")
     log = Path(path)
