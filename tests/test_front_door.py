@@ -125,6 +125,24 @@ def test_scores_of_a_file_need_a_copy_and_those_of_episodes_none(folder):
         guerdon.score(model, [], output="copy")
 
 
+class Rows:
+    """A value above 1 for each row, and no total."""
+
+    info = guerdon.RewardInfo(name="rows", range=(0.0, 3.0), modality="state", frames_needed=0)
+
+    def score(self, episodes):
+        return [guerdon.Score(steps=np.full(len(one), 3.0, np.float32)) for one in episodes]
+
+
+def test_rows_of_a_robot_are_not_made_one_reward(folder):
+    found = guerdon.score(Rows(), guerdon.read_episodes("episodes", limit=2))
+    assert found.table["reward"] == [None, None]
+    assert found.table["failure"] == [None, None]
+    assert found.table["steps"] == [[3.0] * 6] * 2
+    with pytest.raises(ConfigError, match="value would do nothing"):
+        guerdon.score(Rows(), [], value=1)
+
+
 class Length:
     """Longer responses are better."""
 

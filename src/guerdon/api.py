@@ -8,7 +8,8 @@ guerdon.compare("study.yaml").arms
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,7 +97,7 @@ def load_reward_model(
 
     if checkpoint_path is not None or load.is_name(model):
         return load.load_reward_model(model, checkpoint_path, device=device, **options)
-    return load.load_model_at(model, **options if device is None else {**options, "device": device})
+    return load.load_model_at(model, device=device, **options)
 
 
 def audit(
@@ -105,7 +106,7 @@ def audit(
     columns: Mapping[str, str] | None = None,
     second: str | Path | None = None,
     judge: str | None = None,
-    sample: int = 400,
+    sample: int | None = None,
     output: str | Path | None = None,
     seed: int = 0,
     **options: Any,
@@ -117,7 +118,7 @@ def audit(
         columns: names of columns by what they hold, where they are not recognised: `{"reward": "score"}`.
         second: another reward of the same rows, or reference data.
         judge: a model as of `score`, whose marks of a sample are the second reward.
-        sample: rows that the judge marks, at most.
+        sample: rows that the judge marks, at most; None: 400.
         output: the page; by default NAME.audit.html in the working directory.
         seed: of samples and permutations.
         options: of the judge, such as `max_usd`.
@@ -127,18 +128,19 @@ def audit(
         ConfigError: a column has no known role, the page is no HTML file, or both `judge` and `second` are given.
         DataError: the log cannot be read.
     """
-    from guerdon.auditing.command import audit_log, page_of
+    from guerdon.auditing.command import MARKED, audit_log, page_of
     from guerdon.auditing.page import write_page
 
-    if judge is None and options:
-        raise ConfigError(f"{next(iter(options))}: of a judge, and there is none; add judge=..., or remove it")
+    of_judge = options if sample is None else {**options, "sample": sample}
+    if judge is None and of_judge:
+        raise ConfigError(f"{next(iter(of_judge))}: of a judge, and there is none; add judge=..., or remove it")
     if judge is not None and second is not None:
         raise ConfigError(f"judge={judge!r}: second is the one second reward; leave out one of them")
     log = Path(path)
     page = page_of(log, None if output is None else Path(output))
     other = None if second is None else Path(second)
     rows, found, compared = audit_log(
-        log, columns=columns or {}, second=other, judge=judge, options=options, sample=sample, seed=seed
+        log, columns=columns or {}, second=other, judge=judge, options=options, sample=sample or MARKED, seed=seed
     )
     write_page(page, rows, found, compared, log=log)
     return AuditResult(found, len(rows), rows.layout, page)
@@ -176,7 +178,7 @@ def evaluate(
 
 def score(
     model: str | RewardModel,
-    data: str | Path | Sequence[Episode | Solution],
+    data: str | Path | Iterable[Episode | Solution],
     *,
     output: str | Path | None = None,
     aggregation: Aggregation = "min",
@@ -184,6 +186,9 @@ def score(
     **options: Any,
 ) -> ScoringResult:
     """Score the rows of a file or a log, as `guerdon score`, or episodes.
+
+    The `reward` of an episode of texts is its total or what `aggregation` makes of its steps; of a robot's episode the
+    total, None where the model judges rows only.
 
     Args:
         model: a folder, a hub id, the address of a server, `package.module:factory`, a rubric file, or a model.
@@ -195,22 +200,21 @@ def score(
 
     Raises:
         CheckpointError: the model cannot be loaded.
-        ConfigError: `output` is missing, or given with episodes; or an option is wrong.
+        ConfigError: `output` is missing, or given with episodes; or an option is wrong, or would do nothing.
         DataError: the data cannot be read, or the copy exists.
     """
+    if options and not isinstance(model, str):
+        raise ConfigError(f"{next(iter(options))} would do nothing for a model that is loaded; remove it")
     if not isinstance(data, str | Path):
         if output is not None:
             raise ConfigError("output is for the copy of a file; the scores of episodes are returned")
         return _score_episodes(model, data, aggregation, options)
     if output is None:
         raise ConfigError(f"name the copy of {data} that gets the rewards: score(model, data, output=...)")
-    from guerdon.evaluation.scoring.score_logs import check_paths, load_scoring_model, score_path
+    from guerdon.evaluation.scoring.score_logs import ScoreSettings, ScoreStage
 
-    log, copy = Path(data), Path(output)
-    check_paths(log, copy, only_failed=only_failed)
-    judge = load_scoring_model(log, model, options) if isinstance(model, str) else model
-    name = model if isinstance(model, str) else judge.info.name
-    summary = score_path(log, judge, copy, name=name, options=options, aggregation=aggregation, only_failed=only_failed)
+    copy = Path(output)
+    summary = ScoreStage().work(ScoreSettings(Path(data), model, copy, options, only_failed, aggregation))
     return ScoringResult(summary, copy, table=_rows_of(copy))
 
 
@@ -287,29 +291,36 @@ def _source(study: Study, overrides: Sequence[str]) -> tuple[Path, Sequence[str]
 
 
 def _score_episodes(
-    model: str | RewardModel, data: Sequence[Episode | Solution], aggregation: Aggregation, options: Mapping[str, Any]
+    model: str | RewardModel, data: Iterable[Episode | Solution], aggregation: Aggregation, options: Mapping[str, Any]
 ) -> ScoringResult:
     """The scores of episodes or solutions, in their order."""
-    from guerdon.models.scores import score_episodes, solution_value
+    from guerdon.models.scores import score_episodes
 
     episodes = [one if isinstance(one, Episode) else one.as_episode() for one in data]
-    judge = load_reward_model(model, **options) if isinstance(model, str) else model
-    scores = score_episodes(judge, episodes)
-    rows = []
-    for episode, found in zip(episodes, scores, strict=True):
-        value = solution_value(found, aggregation)
-        failed = isinstance(value, Failure)
-        steps = None if found.steps is None else found.steps.tolist()
-        rows.append(
-            {
-                "id": episode.id,
-                "reward": None if failed else value,
-                "failure": str(value) if failed else None,
-                "steps": steps,
-            }
-        )
+    with ExitStack() as stack:
+        judge = model
+        if isinstance(judge, str):
+            judge = load_reward_model(judge, **options)
+            stack.callback(getattr(judge, "close", lambda: None))  # a judge's files of replies and costs
+        scores = score_episodes(judge, episodes)
+    rows = [_row(*pair, aggregation) for pair in zip(episodes, scores, strict=True)]
     failures = sum(row["failure"] is not None for row in rows)
     return ScoringResult(f"scored {len(rows)} episodes, {failures} failed", None, tuple(scores), ResultTable(rows))
+
+
+def _row(episode: Episode, score: Score, aggregation: Aggregation) -> dict[str, Any]:
+    """An episode's reward, or why it has none, and the values of its rows."""
+    from guerdon.models.scores import solution_value
+
+    steps = None if score.steps is None else score.steps.tolist()
+    value: float | Failure | None = score.total
+    if episode.texts is not None:
+        value = solution_value(score, aggregation)
+    elif score.failure is not None:
+        value = score.failure
+    if isinstance(value, Failure):
+        return {"id": episode.id, "reward": None, "failure": str(value), "steps": steps}
+    return {"id": episode.id, "reward": value, "failure": None, "steps": steps}
 
 
 def _rows_of(path: Path) -> ResultTable:

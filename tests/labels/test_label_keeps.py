@@ -7,7 +7,7 @@ import pytest
 from judge_server import FakeClock, judge_server, judgements, steps_asked
 from label_studies import rows, study_of
 
-from guerdon.endpoints.endpoint import GUESSES, VAIN
+from guerdon.endpoints.endpoint import GUESSES, MAX_FAILED_GUESSES
 from guerdon.errors import ConfigError, TooManyFailuresError
 from guerdon.labels.label import label
 from guerdon.network.retry import Clock
@@ -181,6 +181,8 @@ def test_method_2_stops_at_a_dead_judge_after_the_first_answers(policy, tmp_path
         study = study_of(policy, tmp_path, method=2, labeler="judge", judge=judge_of(server), num_rollouts=20)
         with pytest.raises(TooManyFailuresError, match=r"20 rejected: 400: as told") as stopped:
             label(study, clock=fake())
-        assert 20 <= len(server.requests) <= 20 + VAIN * len(GUESSES)  # the first ones are tried without settings, too
+        assert (
+            20 <= len(server.requests) <= 20 + MAX_FAILED_GUESSES * len(GUESSES)
+        )  # the first ones are tried without settings, too
     assert stopped.value.exit_code == 3
     assert "min_steps" not in str(stopped.value)

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
-from guerdon.endpoints.endpoint import GUESSES, VAIN, AcceptedSettings
+from guerdon.endpoints.endpoint import GUESSES, MAX_FAILED_GUESSES, AcceptedSettings
 from guerdon.endpoints.llm_client import HttpLLMClient, LLMRequest
 from guerdon.files.append_log import Cache, Ledger
 from guerdon.models.vlm.vlm_chat import OpenAIBackend
@@ -204,10 +204,12 @@ def test_of_settings_that_an_error_does_not_name_the_harmless_ones_are_left_out_
 def test_guesses_that_do_not_help_are_not_remembered_and_end():
     with strict(azure, "model") as server:
         model = backend(server, concurrency=1)
-        for k in range(VAIN + 2):
+        for k in range(MAX_FAILED_GUESSES + 2):
             (found,) = model.generate(questions(1), GenerationOptions(7, temperature=0.5, seed=3))
             assert found.reason == "rejected"
-            assert len(server.requests) == (1 + len(GUESSES)) * min(k + 1, VAIN) + max(k + 1 - VAIN, 0)
+            assert len(server.requests) == (1 + len(GUESSES)) * min(k + 1, MAX_FAILED_GUESSES) + max(
+                k + 1 - MAX_FAILED_GUESSES, 0
+            )
         assert server.requests[-1].keys() == server.requests[0].keys()
 
 

@@ -27,7 +27,7 @@ End = Literal["end", "length", "refusal", "tool", "error", "unknown"]
 
 ENDS: dict[str, End] = {
     "stop": "end",  # OpenAI, vLLM, Gemini
-    "end": "end",  # a judge of one's own
+    "end": "end",  # a user-defined judge
     "end_turn": "end",  # Anthropic
     "stop_sequence": "end",  # Anthropic
     "eos": "end",  # Together

@@ -63,7 +63,7 @@ GUESSES = (
 """The order in which settings are left out where an error names none: those first whose value changes least."""
 _FIELDS = ("param", "loc", "parameter", "field")  # of an error: which field of the request it is about
 _ECHOES = ("input", "ctx", "url", "request", "body")  # fields of an error that repeat the request
-VAIN = 3  # requests that are rejected without each guess, after which none is made
+MAX_FAILED_GUESSES = 3  # requests that are rejected without each guess, after which none is made
 NEUTRAL = {"repetition_penalty": 1.0}
 """Values that disable what vLLM and SGLang read from a checkpoint's generation config, at any temperature."""
 NEUTRAL_WARM = {"top_p": 1.0, "top_k": -1, "min_p": 0.0}
@@ -93,7 +93,7 @@ class AcceptedSettings:
         self._lock = threading.Lock()
         self._instead: dict[str, str | None] = dict.fromkeys(leave_out)
         self._some_accepted = False
-        self._in_vain = 0
+        self._failed_guesses = 0
 
     def left_out(self, name: str) -> bool:
         """Whether requests are sent without this setting."""
@@ -135,12 +135,12 @@ class AcceptedSettings:
             changes = self._without(sorted(refused & sent.keys()), guessed)
             self._remember(changes, sent)
             return changes
-        if self._some_accepted or self._in_vain >= VAIN:
+        if self._some_accepted or self._failed_guesses >= MAX_FAILED_GUESSES:
             return {}
         for name in GUESSES:
             if name in sent and (changes := self._without([name], guessed)):
                 return changes
-        self._in_vain += 1
+        self._failed_guesses += 1
         return {}
 
     def accept(self, body: Mapping[str, Any], guessed: Changes) -> None:

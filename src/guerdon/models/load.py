@@ -110,12 +110,13 @@ def _built(settings: RewardModelSettings, *, modality: str | None) -> RewardMode
     return built
 
 
-def load_model_at(path: str, **options: Any) -> RewardModel:
+def load_model_at(path: str, *, device: str | None = None, **options: Any) -> RewardModel:
     """A reward model by where it is.
 
     Args:
         path: the folder of a model that is trained or published, a hub id, the address of a server,
             `package.module:factory` or a rubric file.
+        device: where it computes; None: on the GPU when there is one.
         **options: further keys of its type; of a factory its arguments.
 
     Raises:
@@ -123,9 +124,11 @@ def load_model_at(path: str, **options: Any) -> RewardModel:
         CheckpointError: as `load_reward_model`.
     """
     if is_factory(path):
-        return load_reward_model(path, params=options)
+        return load_reward_model(path, device=device, params=options)
     if "://" not in path:
-        return load_reward_model(kind_at(path), path, **options)
+        return load_reward_model(kind_at(path), path, device=device, **options)
+    if device is not None:
+        raise ConfigError(f"device would do nothing for {path}, which computes on the server; remove it")
     served = load_reward_model("remote", remote=remote_at(path), **options)
     return load_reward_model(TEXT, path, **options) if served.info.modality == "text" else served
 

@@ -7,7 +7,7 @@
 
     stage("train", only=("success",), resume=True).work(study)
 
-What a command can be told beside its study (`only`, `resume`, ...) are fields of the stage. A stage is imported when it
+Options of a command apart from its study (`only`, `resume`, ...) are fields of the stage. A stage is imported when it
 is asked for: this module knows their names and nothing else of them.
 """
 

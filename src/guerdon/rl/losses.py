@@ -1,4 +1,4 @@
-"""What a gradient step minimises beside the policy loss, and how its terms are added: pure functions of tensors.
+"""Losses of a gradient step other than the policy loss, and how terms are added: pure functions of tensors.
 
 `aggregation_weights` turns the terms of a gradient step into its loss (those of the policy: `policy_losses`). What
 stands in masked places must be finite and does not matter otherwise.

@@ -257,7 +257,7 @@ class PolicyLoss:
         """The terms of R rows of K decisions, each tensor (R, K).
 
         Raises:
-            ConfigError: a loss of one's own returned something else, terms of another shape, or terms without gradient.
+            ConfigError: a user-defined loss returned something else, terms of another shape, or terms without gradient.
             DataError: its terms are NaN where what it was given is not.
         """
         arguments = self._terms.arguments(log_probs, old_log_probs, advantages, mask)

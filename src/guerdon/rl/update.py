@@ -332,14 +332,14 @@ def update_policy(
         max_length: the length limit of a response (`loss_agg: constant`).
 
     Returns:
-        Means over the gradient steps that were taken, None where there was none; of a policy loss of one's own
+        Means over the gradient steps that were taken, None where there was none; of a user-defined policy loss
         also the numbers that it gives (`policy_loss/<name>`); `rollout_gap_*`: how far the acting policy's
         log-probabilities are from those that were sampled with; the counts `updates` and `skipped_updates` (losses or
         gradients that were not finite).
 
     Raises:
         NonFiniteError: too many in a row were not.
-        ConfigError: a policy loss of one's own does not return what it must.
+        ConfigError: a user-defined policy loss does not return what it must.
     """
     total, largest_gap, taken, skipped = _Sums(), 0.0, 0, 0
     names = _metric_names(batch, settings)
@@ -385,7 +385,7 @@ def update_policy(
             continue
         taken += 1
         total.add({**facts, "grad_norm": norm})
-    names += [name for name in total if name not in names]  # numbers of a loss of one's own
+    names += [name for name in total if name not in names]  # numbers of a user-defined loss
     metrics: Metrics = {name: total[name] / taken if name in total else None for name in names}
     if batch.behaviour is not None:
         metrics["rollout_gap_max"] = largest_gap

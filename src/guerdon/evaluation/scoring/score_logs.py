@@ -43,7 +43,7 @@ class ScoreSettings:
 
     Attributes:
         file: rows, a folder of files of a trainer, or a LeRobot data set.
-        model: what `load_scoring_model` takes.
+        model: what `load_scoring_model` takes, or a model.
         output: the copy with the rewards.
         options: of the model.
         only_failed: see `score_file`.
@@ -51,7 +51,7 @@ class ScoreSettings:
     """
 
     file: Path
-    model: str
+    model: str | RewardModel
     output: Path
     options: Mapping[str, Any] = field(default_factory=dict)
     only_failed: bool = False
@@ -79,14 +79,17 @@ class ScoreStage:
 
     def _scored(self, settings: ScoreSettings, *, dry_run: bool) -> str:
         self.check(settings)
-        model = load_scoring_model(settings.file, settings.model, settings.options)
         with ExitStack() as stack:
-            stack.callback(getattr(model, "close", lambda: None))  # a judge's files of replies and costs
+            if isinstance(settings.model, str):
+                model, name = load_scoring_model(settings.file, settings.model, settings.options), settings.model
+                stack.callback(getattr(model, "close", lambda: None))  # a judge's files of replies and costs
+            else:
+                model, name = settings.model, settings.model.info.name
             return score_path(
                 settings.file,
                 model,
                 settings.output,
-                name=settings.model,
+                name=name,
                 options=settings.options,
                 only_failed=settings.only_failed,
                 aggregation=settings.aggregation,
