@@ -117,6 +117,11 @@ def test_a_verb_takes_a_study_that_is_loaded(folder):
         guerdon.compare(study)
 
 
+def test_a_misspelt_name_gets_the_nearest_one(folder):
+    with pytest.raises(ConfigError, match="did you mean 'progress'"):
+        guerdon.load_reward_model("progres")
+
+
 def test_scores_of_a_file_need_a_copy_and_those_of_episodes_none(folder):
     model = guerdon.load_reward_model("constant", value=0.5)
     with pytest.raises(ConfigError, match="output="):

@@ -95,7 +95,8 @@ def load_reward_model(
     """
     from guerdon.models import load
 
-    if checkpoint_path is not None or load.is_name(model):
+    word = model.isidentifier() and not Path(model).exists()  # a name, perhaps misspelt: hub ids have a slash
+    if checkpoint_path is not None or load.is_name(model) or word:
         return load.load_reward_model(model, checkpoint_path, device=device, **options)
     return load.load_model_at(model, device=device, **options)
 
