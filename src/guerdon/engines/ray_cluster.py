@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from guerdon.config.registry import MODULES_FOLDER
 from guerdon.errors import ClusterError, ConfigError, GuerdonError, boundary, needs
 from guerdon.processes.progress import log_line
 from guerdon.settings.cluster import ClusterSettings
@@ -92,12 +93,13 @@ def raise_cause(error: Any) -> NoReturn:
 class ClusterWorker:
     """What runs in an actor: the base of the kinds of `Actors`."""
 
-    def enter(self, folder: str, modules: Sequence[str], threads: int) -> int:
+    def enter(self, folder: str, modules: Sequence[str], users_modules: str | None, threads: int) -> int:
         """Make the process like that of the run, where the machine has its folders: the first call of an actor.
 
         Args:
             folder: relative paths are resolved from here.
             modules: folders that modules are imported from.
+            users_modules: the folder that `guerdon.config.registry.users_modules` searches; None: there is none.
             threads: of torch.
 
         Returns:
@@ -106,6 +108,8 @@ class ClusterWorker:
         if Path(folder).is_dir():
             os.chdir(folder)
         sys.path += [path for path in modules if path not in sys.path and Path(path).is_dir()]
+        if users_modules is not None:
+            os.environ[MODULES_FOLDER] = users_modules
         torch.set_num_threads(threads)
         return os.getpid()
 
@@ -194,7 +198,7 @@ class Actors:
         self._worker, self._kind, self._cluster = worker, kind, cluster
         self._name = f"{'further ' if here else ''}{kind.replace('_', ' ')}"
         self._build = [self.ray.put(one) for one in build]
-        self._process = (str(Path.cwd()), list(sys.path), threads)
+        self._process = (str(Path.cwd()), list(sys.path), os.environ.get(MODULES_FOLDER), threads)
         self._losses = losses()
         self.replaced = 0
         self._actors: list[PlacedActor] = []

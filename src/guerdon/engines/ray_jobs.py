@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from guerdon.config.registry import MODULES_FOLDER
 from guerdon.engines.ray_cluster import connected, losses, raise_cause
 from guerdon.errors import ClusterError, ConfigError, GuerdonError
 from guerdon.processes.progress import log_line
@@ -57,6 +58,7 @@ class RayJobs:
             self.end()
             raise
         variables = {name: os.environ.get(name, "1") for name in _THREADS}
+        variables |= {name: os.environ[name] for name in (MODULES_FOLDER, "PYTHONSAFEPATH") if name in os.environ}
         variables |= {"RAY_ADDRESS": self._ray.get_runtime_context().gcs_address}  # for actors of the job itself
         self._place = (str(Path.cwd()), list(sys.path), variables)
 

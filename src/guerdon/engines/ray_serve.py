@@ -22,6 +22,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from guerdon.config.loading import to_plain, validate
+from guerdon.config.registry import MODULES_FOLDER
 from guerdon.engines.ray_cluster import connected, free_port
 from guerdon.errors import ConfigError, needs
 from guerdon.processes.progress import doing, heartbeat
@@ -122,10 +123,10 @@ def _serve_until_signal(serve: Any, settings: ServeSettings, port: int) -> None:
 def _application(serve: Any, settings: ServeSettings) -> Any:
     """The deployment: what a replica builds, and how many of them there are."""
     wanted = settings.ray or RayServeSettings()
-    plain, modules = to_plain(settings), list(sys.path)
+    plain, modules, users_modules = to_plain(settings), list(sys.path), os.environ.get(MODULES_FOLDER)
 
     def app() -> FastAPI:
-        return _replica(plain, modules)
+        return _replica(plain, modules, users_modules)
 
     return serve.deployment(
         serve.ingress(app)(),
@@ -144,9 +145,11 @@ def _application(serve: Any, settings: ServeSettings) -> Any:
     ).bind()
 
 
-def _replica(plain: Mapping[str, Any], modules: list[str]) -> FastAPI:
+def _replica(plain: Mapping[str, Any], modules: list[str], users_modules: str | None) -> FastAPI:
     """The application of one replica; its models load before it gets requests."""
     sys.path += [path for path in modules if path not in sys.path]
+    if users_modules is not None:
+        os.environ[MODULES_FOLDER] = users_modules
     settings = validate(ServeSettings, plain, origin="a replica")
     loaders = {name: model_loader(name, model) for name, model in settings.models.items()}
     models = ServedModels(

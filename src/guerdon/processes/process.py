@@ -15,12 +15,13 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import typer
 
+from guerdon.config.registry import MODULES_FOLDER
 from guerdon.errors import REFUSALS, ConfigError, GuerdonError, refused_by_system
 from guerdon.processes.progress import log_line
 from guerdon.processes.streams import keep_streams, lost_output
@@ -65,7 +66,7 @@ def command() -> Iterator[Command]:
     done = Command()
     try:
         _check_words()
-        _find_modules_here()
+        _offer_modules_here()
         yield done
     except GuerdonError as error:
         _fail(str(error), error.exit_code)
@@ -102,14 +103,16 @@ def _check_words() -> None:
             ) from error
 
 
-def _find_modules_here() -> None:
-    """Put the working directory on the module path, as `python -m guerdon` does."""
-    try:
-        here = os.getcwd()
-    except OSError:  # reported by `check_start`
+def _offer_modules_here() -> None:
+    """Let `users_modules` find modules in the working directory, unless Python runs with `-P`.
+
+    No process that this one starts imports from there by itself, also none that a library starts.
+    """
+    os.environ["PYTHONSAFEPATH"] = "1"
+    if sys.flags.safe_path:
         return
-    if not {"", here} & set(sys.path):
-        sys.path.append(here)
+    with suppress(OSError):  # the directory is gone, which `check_start` reports
+        os.environ[MODULES_FOLDER] = os.getcwd()
 
 
 def check_start() -> None:

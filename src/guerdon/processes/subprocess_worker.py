@@ -44,7 +44,7 @@ from typing import Any, Self
 from guerdon.errors import MissingDependencyError
 
 _VARIABLE = "GUERDON_PARENT"  # descriptor and inode of the pipe, for the child
-_PLAIN = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
+_PLAIN = ("PATH", "PYTHONPATH", "PYTHONSAFEPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
 
 
 class WorkerError(Exception):

@@ -10,6 +10,7 @@ import importlib
 import re
 from contextlib import suppress
 
+from guerdon.config.registry import users_modules
 from guerdon.errors import ConfigError, boundary
 
 GAMES = {
@@ -38,7 +39,8 @@ def time_limit(env_id: str) -> int | None:
     from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id
 
     module, _, name = env_id.rpartition(":")
-    with suppress(ConfigError), boundary(ConfigError, module):  # making the environment says what is wrong with it
+    # where the import fails, making the environment says what is wrong
+    with suppress(ConfigError), boundary(ConfigError, module), users_modules():
         if module:
             importlib.import_module(module)
     try:

@@ -15,6 +15,7 @@ from gymnasium.envs.registration import find_highest_version, get_env_id, parse_
 from gymnasium.utils import RecordConstructorArgs
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
+from guerdon.config.registry import users_modules
 from guerdon.episodes.images import rgb_picture
 from guerdon.errors import ConfigError, DataError, GuerdonError, MissingDependencyError, boundary
 from guerdon.processes.progress import log_once
@@ -158,7 +159,7 @@ def make_gymnasium_env(
         return named_copy(env, index, num_envs, env_id)
 
     mode = AutoresetMode[autoreset.upper()]
-    with gymnasium_errors(ConfigError, f"env.task {env_id!r} could not be made"):
+    with gymnasium_errors(ConfigError, f"env.task {env_id!r} could not be made"), users_modules():
         env = CopiesVectorEnv([partial(one, i) for i in range(num_envs)], autoreset_mode=mode)
         return plain(env, f"env.task {env_id!r}")
 
