@@ -99,7 +99,7 @@ class Turnstile:
         """A client that has sent a request (all but its last bytes), and does not read the answer."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         connection = connection or self.connect()
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {content_type}\r\nContent-Length: {len(data)}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\nContent-Length: {len(data)}\r\n\r\n"
         connection.sendall(head.encode() + data[: len(data) - cut])
         return connection
 
@@ -314,7 +314,7 @@ def test_an_answer_is_no_disconnection(turnstile):
         turnstile.let_go()
         assert answered(connection) == 200
     data = json.dumps(body).encode()
-    connection.sendall(b"POST /v1/rewards HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+    connection.sendall(b"POST /v1/rewards HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
     for part in (data[:10], data[10:]):
         connection.sendall(b"%x\r\n%s\r\n" % (len(part), part))
     connection.sendall(b"0\r\n\r\n")

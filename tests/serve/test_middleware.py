@@ -161,7 +161,7 @@ def connect(running):
     return socket.create_connection((host, int(port)), timeout=10)
 
 
-HEAD = f"POST /v1/rewards HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n"
+HEAD = f"POST /v1/rewards HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n"
 
 
 def test_a_body_that_claims_too_much_is_refused_before_it_comes(guarded):
@@ -228,7 +228,9 @@ def test_a_slow_body_is_given_up(guarded):
         assert fields["connection"] == "close"
 
 
-@pytest.mark.parametrize("said", [b"", b"POST /v1/rewards HT", b"POST /v1/rewards HTTP/1.1\r\nHost: x\r\nX-Slow: "])
+@pytest.mark.parametrize(
+    "said", [b"", b"POST /v1/rewards HT", b"POST /v1/rewards HTTP/1.1\r\nHost: localhost\r\nX-Slow: "]
+)
 def test_a_connection_that_says_nothing_is_closed(guarded, said):
     with connect(guarded) as connection:
         connection.sendall(said)
@@ -238,7 +240,7 @@ def test_a_connection_that_says_nothing_is_closed(guarded, said):
 def test_a_connection_that_goes_on_is_not_closed(guarded):
     with connect(guarded) as connection:
         for _ in range(3):
-            connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert answer_of(connection)[0] == 200
             time.sleep(0.3)  # in all longer than a head may take
 
@@ -307,6 +309,24 @@ def test_pages_of_other_sites_are_refused_where_there_is_no_token(toy_server):
         assert toy_server.post("/v1/rewards", ITEM, headers={"Origin": origin}).status_code == status
 
 
+def test_without_a_token_a_request_names_this_machine(toy_server):
+    """A page whose own name resolves to 127.0.0.1 gets nothing, whatever it asks for."""
+    port = toy_server.url.rpartition(":")[2]
+    own = socket.gethostname()
+    for host, status in (
+        ("evil.example", 403), (f"evil.example:{port}", 403), ("localhost.evil.example", 403), ("127.0.0.1.nip.io", 403),
+        ("[", 403), ("", 403), ("localhost", 200), ("LOCALHOST.", 200), (f"127.0.0.1:{port}", 200), ("[::1]:80", 200),
+        ("10.0.0.7", 200), (own, 200), (own.upper(), 200),
+    ):  # fmt: skip
+        for path in ("/v1/rewards", "/metrics", "/ready"):
+            assert toy_server.get(path, headers={"Host": host}).status_code == status, (host, path)
+        assert toy_server.get("/health", headers={"Host": host}).status_code == 200
+
+
+def test_with_a_token_any_host_is_served(guarded):
+    assert guarded.get("/ready", headers={"Host": "rewards.example"}).status_code == 200
+
+
 def test_too_many_requests_at_a_time(server, tmp_path):
     gate = tmp_path / "gate"
     gate.touch()
@@ -317,7 +337,7 @@ def test_too_many_requests_at_a_time(server, tmp_path):
     body = json.dumps(ITEM)
     for connection in connections:
         connection.sendall(
-            f"POST /v1/rewards HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            f"POST /v1/rewards HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
         )
     until = time.monotonic() + 30

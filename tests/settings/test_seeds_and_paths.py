@@ -7,7 +7,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from guerdon.compute.generators import small_seed
-from guerdon.config.loading import load
+from guerdon.config.loading import load, validate
 from guerdon.errors import ConfigError
 from guerdon.settings.base import Settings
 from guerdon.settings.study import Study
@@ -108,3 +108,37 @@ def test_the_home_folder_is_expanded_or_refused(monkeypatch):
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # of a user without an entry
     with pytest.raises(ConfigError, match="no home folder"):
         read("work_dir=~/y")
+
+
+LEADING_OUT = ("..", ".", "", "/absolute", "a/../../x", "a//b", "a/", "a\nb")
+BELOW = ("run", "a/b/seed0", "...", "a..b", "étude ☃", "ALE/Pong-v5", "module:Name-v0")
+
+
+def named(name):
+    """Configurations with a name that becomes a folder, and the key that is wrong where the name is."""
+    arms = {"arms": {"A": {"label": "a"}}, "seeds": [0], "baseline": "A"}
+    robot = {"env": {"type": "gymnasium", "task": "tiny_world:Dot-v1"}}
+    model = {"model_type": "constant", "value": 1.0}
+    yield "runner.logger.experiment_name", robot | {"runner": {"logger": {"experiment_name": name}}}
+    yield "env.task", {"env": {"type": "own_worlds:make", "task": name}}
+    yield "compare.arms", robot | {"compare": arms | {"arms": {name: {"label": "a"}}, "baseline": name}}
+    yield "compare.tasks", robot | {"compare": arms | {"tasks": [name]}}
+    yield "compare.tasks", robot | {"compare": arms | {"tasks": {name: {}}}}
+    yield "reward.sources", robot | {"reward": {"use_reward_model": True, "sources": {name: {"model": model}}}}
+    yield "evaluate.remote", robot | {"evaluate": {"data_path": "d", "remote": {name: {"endpoint": "http://h"}}}}
+    yield "train", robot | {"train": {name: {"type": "resnet", "save_dir": "s", "data_path": "d"}}}
+
+
+@cases("name", LEADING_OUT)
+def test_no_name_leads_out_of_its_folder(name):
+    for key, given in named(name):
+        with pytest.raises(ConfigError, match="not the name of a folder inside another one") as refused:
+            validate(Study, given, origin="f.yaml")
+        assert f"f.yaml: {key}" in str(refused.value)
+
+
+@cases("name", BELOW)
+def test_names_of_folders_in_each_other_are_taken(name):
+    for key, given in named(name):
+        if key != "env.task":  # a factory of one's own must be there
+            validate(Study, given, origin="f.yaml")

@@ -15,8 +15,10 @@ from __future__ import annotations
 import asyncio
 import binascii
 import hmac
+import ipaddress
 import json
 import math
+import socket
 import time
 from contextlib import suppress
 from typing import Any
@@ -51,6 +53,7 @@ class RequestMiddleware:
     def __init__(self, app: ASGIApp, *, settings: ServeSettings, models: ServedModels) -> None:
         self.app, self.limits, self.models = app, settings.limits, models
         self._token = None if settings.token is None else settings.token.encode()
+        self._own_names = _LOCAL | own_names() | {settings.host.lower()}
         self._working = 0
         self.bytes = 0  # of all bodies that are being received or processed
 
@@ -95,6 +98,8 @@ class RequestMiddleware:
             raise _Refused(401, "unauthorized", problem)
         if self._token is None and _cross_site(headers):
             raise _Refused(403, "forbidden", "requests from web pages of other sites are refused")
+        if self._token is None and (problem := self._host_problem(headers)) is not None:
+            raise _Refused(403, "forbidden", problem)
         if reads:
             return await self.app(scope, exchange.plain_receive, exchange.send)
         if self.models.draining:
@@ -138,6 +143,40 @@ class RequestMiddleware:
         if scheme.lower() not in ("bearer", "basic") or not secret:
             return MISSING
         return None if known else WRONG
+
+    def _host_problem(self, headers: Headers) -> str | None:
+        """The problem with the host that a request names, where no token is asked for.
+
+        A page of another site can have its own name resolve to this machine (DNS rebinding); its requests name that
+        site. Addresses in numbers cannot be rebound. A request of HTTP/1.0 may name no host, and no browser sends such.
+        """
+        for given in headers.getlist("host"):
+            try:
+                host = (urlsplit(f"//{given}").hostname or "").rstrip(".")
+            except ValueError:
+                return "the header Host is not a host with a port"
+            if host not in self._own_names and not _is_address(host):
+                return (
+                    f"the header Host names {host[:100]!r}, which is not this machine: address it by localhost, by "
+                    "its IP address or its host name, or start the server with a token"
+                )
+        return None
+
+
+def own_names() -> frozenset[str]:
+    """Names of this machine, in small letters."""
+    whole = socket.gethostname().lower()
+    short = whole.partition(".")[0]
+    return frozenset({whole, short, f"{short}.local"} - {"", ".local"})
+
+
+def _is_address(host: str) -> bool:
+    """Whether a host is an IP address rather than a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def encoding_problem(headers: Headers) -> str | None:

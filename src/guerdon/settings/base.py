@@ -210,6 +210,22 @@ def _is_device(given: str) -> str:
     return given
 
 
+def folder_name(given: str) -> str:
+    """The name itself.
+
+    Raises:
+        ValueError: as a path it is absolute, leads out of its folder, or has a part without a name.
+    """
+    parts = given.split("/")
+    if {"", ".", ".."} & set(parts) or not given.isprintable():
+        raise ValueError(
+            f"{given!r} is not the name of a folder inside another one: write names, with / between folders"
+        )
+    return given
+
+
+FolderName = Annotated[str, AfterValidator(folder_name)]
+"""A name that becomes a folder, or folders in each other: it never leads out of the folder where it is made."""
 Device = Annotated[str, AfterValidator(_is_device)]
 """Where a part computes; `guerdon.compute.devices.resolve_device` says which device that is here."""
 DEVICE: Any = Field("auto", description="where it computes: auto (a GPU where there is one), cpu, cuda or cuda:1")

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 from pydantic import Field, field_validator, model_validator
 
 from guerdon.errors import ConfigError
-from guerdon.settings.base import DEVICE, SET, Because, Device, Seed, Settings, only_with, refuse
+from guerdon.settings.base import DEVICE, SET, Because, Device, FolderName, Seed, Settings, only_with, refuse
 from guerdon.settings.data import TaskSettings
 from guerdon.settings.remote import RemoteSettings
 from guerdon.settings.train import TEXT_MODELS
@@ -79,7 +79,7 @@ class EvaluateSettings(Settings):
     data_path: str | None = Field(None, description="held-out episodes; null: each model's own validation split")
     reps: int = Field(1000, ge=100, description="bootstrap replications")
     seed: Seed = Field(0, description="of everything that is drawn")
-    remote: dict[str, RemoteSettings] = Field(
+    remote: dict[FolderName, RemoteSettings] = Field(
         default_factory=dict,
         description="models on a reward server, evaluated, too, by name",
     )
@@ -178,7 +178,7 @@ class EvaluateTextSettings(Settings):
     """`evaluate` of a language study: on what reward models for text are judged, and how."""
 
     type: Literal["text"] = Field("text", description="language models; follows from policy.type")
-    models: dict[str, ThirdPartySettings] = Field(
+    models: dict[FolderName, ThirdPartySettings] = Field(
         default_factory=dict,
         description="evaluated with those of the train section, by name: a path, or a path with its adapter",
     )

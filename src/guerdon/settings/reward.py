@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import Field, model_validator
 
 from guerdon.settings.aliases import PRMOptions, prm_words
-from guerdon.settings.base import ByName, Settings, refuse
+from guerdon.settings.base import ByName, FolderName, Settings, refuse
 from guerdon.settings.prime import PrimeSettings
 from guerdon.settings.reward_models import PrimeModelSettings, relative
 from guerdon.settings.reward_source import (
@@ -61,7 +61,7 @@ class RewardSettings(Settings):
         description="parts in which frozen reward models score a batch. The numbers of a run depend on it in the last "
         "digits, and not on how many reward workers of a cluster share the parts out",
     )
-    sources: dict[str, SourceByModel] = Field(
+    sources: dict[FolderName, SourceByModel] = Field(
         default_factory=dict, description="several reward models, by name, each with the keys of a source"
     )
     truth: str | None = Field(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from guerdon.settings.base import Because, Seed, Settings, only_with
+from guerdon.settings.base import Because, FolderName, Seed, Settings, only_with
 
 _SHOWN = Because(True, "wandb and trackio off")
 
@@ -18,7 +18,7 @@ class LoggerSettings(Settings):
     """`runner.logger`: a run writes to `log_path/experiment_name`."""
 
     log_path: str = Field("runs/study", description="folder of runs; by default work_dir")
-    experiment_name: str = Field("run", description="folder of this run inside it")
+    experiment_name: FolderName = Field("run", description="folder of this run inside it")
     tensorboard: bool = Field(True, description="write TensorBoard logs, too")
     wandb: bool = Field(False, description="log to Weights & Biases, too; WANDB_MODE=offline sends nothing")
     trackio: bool = Field(False, description="log to Trackio, too: dashboards on this machine")

@@ -7,19 +7,19 @@ compare: the arms, seeds and tasks of a study.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from guerdon.config.loading import load
 from guerdon.config.tree import Tree
 from guerdon.errors import ConfigError
 from guerdon.settings.algorithm import ControlAlgorithmSettings, RobotAlgorithmSettings, TextAlgorithmSettings
 from guerdon.settings.aliases import guide_names
-from guerdon.settings.base import Seed, Settings, refuse
+from guerdon.settings.base import FolderName, Seed, Settings, folder_name, refuse
 from guerdon.settings.cluster import ClusterSettings
 from guerdon.settings.collect import CollectSettings
 from guerdon.settings.data import DataSettings
@@ -73,7 +73,9 @@ class ArmSettings(Settings):
 class CompareSettings(Settings):
     """`compare`: arms x seeds x tasks."""
 
-    arms: dict[str, ArmSettings] = Field(description="by name; the override compare.arms=[a, b] chooses some of them")
+    arms: dict[FolderName, ArmSettings] = Field(
+        description="by name; the override compare.arms=[a, b] chooses some of them"
+    )
     baseline: str = Field(description="the arm that others are compared with")
     seeds: tuple[Seed, ...] = Field((0, 1, 2), description="one run per arm, task and seed")
     tasks: tuple[str, ...] | dict[str, dict[str, Any]] = Field(
@@ -87,6 +89,13 @@ class CompareSettings(Settings):
         description="of intervals, conclusions and p-values for the number of arms that are compared with the "
         "baseline: none, or Holm's step-down method",
     )
+
+    @field_validator("tasks")
+    @classmethod
+    def _are_folders(cls, tasks: Sequence[str] | Mapping[str, Any]) -> Any:
+        for task in tasks:
+            folder_name(task)
+        return tasks
 
     def at_task(self, name: str) -> dict[str, Any]:
         """What the study changes for a task."""
@@ -134,7 +143,7 @@ class Study(Settings):
     label: LabelSettings | None = Field(None, description="labels of the steps of a language model's solutions")
     search: SearchSettings | None = Field(None, description="answers to questions, chosen by a reward model")
     collect: CollectSettings | None = Field(None, description="episodes to collect")
-    train: dict[str, TrainSettings] = Field(default_factory=dict, description="reward models to fit, by name")
+    train: dict[FolderName, TrainSettings] = Field(default_factory=dict, description="reward models to fit, by name")
     bc: BCSettings | None = Field(None, description="behaviour cloning of collected episodes")
     evaluate: (
         Annotated[EvaluateSettings | EvaluateTextSettings, Field(discriminator="type", description="on what, how")]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from guerdon.config.registry import Registry
-from guerdon.settings.base import PARAMS, SET, Because, ByName, Named, Settings, only_with, refuse
+from guerdon.settings.base import PARAMS, SET, Because, ByName, FolderName, Named, Settings, only_with, refuse
 from guerdon.settings.gymnasium_ids import known_id, time_limit
 
 WORLDS = Registry(
@@ -53,7 +53,7 @@ class EnvSettings(Settings):
 
     stored = True
 
-    task: str = Field(description="name of the task; of gymnasium: an id")
+    task: FolderName = Field(description="name of the task; of gymnasium: an id")
     task_ids: tuple[str, ...] | tuple[int, ...] | None = Field(
         None,
         description="several tasks with the same actions instead of one, by name: episodes play them in turn, and "
@@ -193,7 +193,7 @@ class MetaWorldSettings(EnvSettings):
 
     success_key: ClassVar[str | None] = None  # Meta-World reports `success` at every step
     type: Literal["metaworld"] = Field("metaworld", description="a Meta-World task")
-    task: str = Field("window-close", description="name of the task")
+    task: FolderName = Field("window-close", description="name of the task")
     max_episode_steps: int = Field(200, ge=1, description="time limit of an episode")
     camera: str = Field("corner", description="Meta-World camera that rendered frames come from")
     render_workers: int = Field(0, ge=0, description="rendering processes; 0 renders in the run's own")
@@ -255,7 +255,7 @@ class LiberoSettings(EnvSettings):
     task_suite_name: Literal["libero_10", "libero_spatial", "libero_object", "libero_goal", "libero_90"] = Field(
         "libero_10", validation_alias=AliasChoices("task_suite_name", "suite"), description="the suite"
     )
-    task: str = Field("0", description="number of the task in its suite, or its name")
+    task: FolderName = Field("0", description="number of the task in its suite, or its name")
     task_ids: tuple[int, ...] | None = Field(
         None,
         description="several tasks instead of one, by number; each gets an equal share of the copies, in order, or "
@@ -389,7 +389,7 @@ class ManiSkillSettings(EnvSettings):
 
     success_key: ClassVar[str | None] = None  # ManiSkill reports `success` at every step, where the task has one
     type: Literal["maniskill"] = Field("maniskill", description="a ManiSkill 3 task")
-    task: str = Field("PickCube-v1", description="id of the task, as ManiSkill registers it")
+    task: FolderName = Field("PickCube-v1", description="id of the task, as ManiSkill registers it")
     task_text: str | None = Field(
         None, description="the task in words; null: guerdon's table (docs/maniskill.md), else the id in words"
     )
