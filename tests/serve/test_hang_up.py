@@ -99,7 +99,8 @@ class Turnstile:
         """A client that has sent a request (all but its last bytes), and does not read the answer."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         connection = connection or self.connect()
-        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\nContent-Length: {len(data)}\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\n"
+        head += f"Content-Length: {len(data)}\r\n\r\n"
         connection.sendall(head.encode() + data[: len(data) - cut])
         return connection
 

@@ -161,7 +161,10 @@ def connect(running):
     return socket.create_connection((host, int(port)), timeout=10)
 
 
-HEAD = f"POST /v1/rewards HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n"
+HEAD = (
+    "POST /v1/rewards HTTP/1.1\r\nHost: localhost\r\n"
+    f"Authorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n"
+)
 
 
 def test_a_body_that_claims_too_much_is_refused_before_it_comes(guarded):
@@ -314,8 +317,8 @@ def test_without_a_token_a_request_names_this_machine(toy_server):
     port = toy_server.url.rpartition(":")[2]
     own = socket.gethostname()
     for host, status in (
-        ("evil.example", 403), (f"evil.example:{port}", 403), ("localhost.evil.example", 403), ("127.0.0.1.nip.io", 403),
-        ("[", 403), ("", 403), ("localhost", 200), ("LOCALHOST.", 200), (f"127.0.0.1:{port}", 200), ("[::1]:80", 200),
+        ("evil.example", 403), (f"evil.example:{port}", 403), ("localhost.evil.example", 403),
+        ("127.0.0.1.nip.io", 403), ("[", 403), ("", 403), ("localhost", 200), ("LOCALHOST.", 200), (f"127.0.0.1:{port}", 200), ("[::1]:80", 200),
         ("10.0.0.7", 200), (own, 200), (own.upper(), 200),
     ):  # fmt: skip
         for path in ("/v1/rewards", "/metrics", "/ready"):
