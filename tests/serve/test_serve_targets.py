@@ -158,7 +158,8 @@ tokens = st.sampled_from(
     [
         b"GET ", b"POST ", b"HEAD ", b"CONNECT ", b"/health", b"/v1/rewards", b"//", b"?", b" ", b"%",
         b"HTTP/1.1", b"\r\n", b"\r\n\r\n", b"\n", b"Host: localhost", b"Content-Length: ",
-        b"Transfer-Encoding: chunked", b"Connection: close", b"Connection: upgrade", b"Upgrade: websocket", b"Expect: 100-continue", b"5",
+        b"Transfer-Encoding: chunked",
+        b"Connection: close", b"Connection: upgrade", b"Upgrade: websocket", b"Expect: 100-continue", b"5",
         b"5\r\nabcde\r\n", b"0\r\n\r\n", b"{}",
         b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", b"POST /v1/rewards HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}",
     ]
