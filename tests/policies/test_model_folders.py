@@ -31,6 +31,7 @@ from guerdon.policies.pretrained.pickled import import_model
 from guerdon.policies.pretrained.reading import map_pretrained, read_pretrained, read_tokenizer
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings
 from guerdon.types import Episode
+from tables import cases
 
 EVIL = "from pathlib import Path\nPath({marker!r}).write_text('ran')\n"
 CLASSES = {
@@ -567,6 +568,40 @@ def test_layers_that_transformers_ignores_may_be_in_the_files(model, monkeypatch
     read, _ = read_model(str(model))
     mapped, _ = map_pretrained(AutoModelForCausalLM, str(model), "the model")
     assert len(read.model.layers) == len(mapped.model.layers) == 1
+
+
+@cases("dtype", (torch.int8, torch.uint8, torch.int32, torch.float8_e4m3fn, torch.float8_e5m2))
+def test_weights_in_a_form_that_nothing_describes_are_refused(dtype, tmp_path):
+    """transformers fills a weight by its name and shape, whatever its file holds."""
+    policy = tiny_policy()
+    folder = tmp_path / str(dtype)
+    policy.base.model.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+    file = folder / "model.safetensors"
+    name = next(name for name in load_file(file) if name.endswith("q_proj.weight"))
+    save_file({k: (30 * v).to(dtype) if k == name else v for k, v in load_file(file).items()}, file, {"format": "pt"})
+    wrong = f"1 of its weights, such as {name}, are stored as"
+    with pytest.raises(CheckpointError, match=wrong):
+        read_pretrained(AutoModelForCausalLM, str(folder), "the language model")
+    if dtype is not torch.int32:
+        with pytest.raises(CheckpointError, match=wrong):
+            map_pretrained(AutoModelForCausalLM, str(folder), "the language model")
+        with pytest.raises(CheckpointError, match=wrong):
+            load_weights(file)
+
+
+@cases("dtype", (torch.float16, torch.bfloat16, torch.float64))
+def test_weights_in_other_floats_are_read(dtype, tmp_path):
+    policy = tiny_policy()
+    folder = tmp_path / str(dtype)
+    policy.base.model.save_pretrained(folder)
+    file = folder / "model.safetensors"
+    extra = {
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2),
+        "old_mask": torch.ones(2, dtype=torch.uint8),
+    }
+    save_file({k: v.to(dtype) for k, v in load_file(file).items()} | extra, file, {"format": "pt"})
+    assert read_pretrained(AutoModelForCausalLM, str(folder), "the language model").dtype == torch.float32
 
 
 def test_an_adapter_is_no_model_and_reads_none_by_itself(model, tmp_path):

@@ -124,13 +124,40 @@ def save_weights(tensors: Mapping[str, Tensor], path: Path) -> None:
     path.chmod(0o644)
 
 
-def load_weights(path: Path) -> dict[str, Tensor]:
-    """Read a safetensors file.
+def refuse_narrow(tensors: Mapping[str, Tensor], where: object) -> None:
+    """Refuse weights that are stored in 8 bits or fewer: without the scale of their quantisation they mean nothing.
 
     Raises:
-        CheckpointError: a tensor is not finite, or a link leads out of the file's folder.
+        CheckpointError: some tensor is so stored.
+    """
+    narrow = {name: one.dtype for name, one in tensors.items() if one.element_size() == 1 and one.dtype != torch.bool}
+    if narrow:
+        name, dtype = next(iter(narrow.items()))
+        raise CheckpointError(stored_narrow(where, len(narrow), name, str(dtype).removeprefix("torch.")))
+
+
+def stored_narrow(where: object, count: int, name: str, dtype: str) -> str:
+    """The message about weights that are stored in a form whose scale is not known."""
+    return (
+        f"{where} cannot be used: {count} of its weights, such as {name}, are stored as {dtype}, and nothing says by "
+        "which scale they become floats; store them in bfloat16 or float32"
+    )
+
+
+def load_weights(path: Path, *, states: bool = False) -> dict[str, Tensor]:
+    """Read a safetensors file.
+
+    Args:
+        path: of the file.
+        states: it also holds states of random generators, which are bytes.
+
+    Raises:
+        CheckpointError: a tensor is not finite or, without `states`, is stored in 8 bits; or a link leads out of the
+            file's folder.
     """
     check_links(CheckpointError, "the weights of", path.parent)
     tensors: dict[str, Tensor] = load_file(path)
+    if not states:
+        refuse_narrow(tensors, path)
     refuse_to_read(tensors.items(), path)
     return tensors

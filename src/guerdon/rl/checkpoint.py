@@ -88,7 +88,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         CheckpointError: a tensor is not finite.
     """
     values: dict[str, Any] = json.loads((path / "state.json").read_bytes())
-    return load_weights(path / "state.safetensors"), values
+    return load_weights(path / "state.safetensors", states=True), values
 
 
 def cut_back(path: Path, size: int, *, what: str = "lines") -> None:

@@ -31,7 +31,7 @@ from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
 from guerdon.models import frames as vlm_frames
 from guerdon.network.hub import check_model
 from guerdon.policies.batches.precision import PaddedConv2d
-from guerdon.policies.pretrained.reading import map_pretrained
+from guerdon.policies.pretrained.reading import map_pretrained, refuse_undescribed
 from guerdon.policies.robots.efficientnet import EfficientNetLite0, read_efficientnet
 from guerdon.types import ByteArray
 
@@ -285,6 +285,7 @@ def _load_backbone(arch: str, path: str, *, mapped: bool) -> Any:
     bad = {what: keys for what, keys in problems.items() if keys}
     if bad:
         raise CheckpointError(f"pretrained_path {path!r} does not fit {arch!r}: {bad}")
+    refuse_undescribed(backbone, path, report["unexpected_keys"], f"pretrained_path {path!r}")
     refuse_to_read(backbone.named_parameters(), f"pretrained_path {path!r}")
     return backbone
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from guerdon.compute.finite import refuse_to_read
+from guerdon.compute.finite import refuse_narrow, refuse_to_read, stored_narrow
 from guerdon.compute.packaged import local_model
 from guerdon.errors import CheckpointError, boundary
 from guerdon.network.hub import check_configs, check_links, check_model, model_folder, reading
@@ -56,7 +56,8 @@ def read_pretrained(
         **options: of `from_pretrained`, such as `num_labels`.
 
     Raises:
-        CheckpointError: it cannot be read, lacks weights, or has weights that are not finite or not of this class.
+        CheckpointError: it cannot be read, lacks weights, or has weights that are not finite, not of this class or in
+            a form that nothing describes.
     """
     path = local_model(path)
     check_model(CheckpointError, what, path)
@@ -77,9 +78,63 @@ def read_pretrained(
             f"{what} {path!r} {' and '.join(x for x in (lacks, has) if x)}: it is not a "
             f"{type(model).__name__}, or is incomplete"
         )
+    refuse_undescribed(model, path, unknown, f"{what} {path!r}")
     refuse_to_read(model.named_parameters(), f"{what} {path!r}")
     check_stops(model, f"{what} {path!r}")
     return model
+
+
+_FLOATS = {"F16", "BF16", "F32", "F64"}
+
+
+def refuse_undescribed(model: Any, path: str, unused: Collection[str], where: str) -> None:
+    """Refuse a model that was read from integers or 8-bit floats without a description of how they become floats.
+
+    transformers takes them by name and shape alone where config.json has no `quantization_config`.
+
+    Args:
+        model: as it was read.
+        path: of its folder, or a hub id.
+        unused: names in its files that no weight was read from.
+        where: named in the error.
+
+    Raises:
+        CheckpointError: a weight is so stored.
+    """
+    if quantization_of(model.config) is not None or (folder := model_folder(path)) is None:
+        return
+    ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    buffers = {name.rpartition(".")[2] for name, _ in model.named_buffers()}
+    stored = {
+        name: form
+        for name, form in stored_forms(folder).items()
+        if form not in _FLOATS and name.rpartition(".")[2] not in buffers
+        and name not in unused and not any(re.search(pattern, name) for pattern in ignored)
+    }  # fmt: skip
+    if stored:
+        name, form = next(iter(stored.items()))
+        raise CheckpointError(stored_narrow(where, len(stored), name, form))
+
+
+def stored_forms(folder: Path) -> dict[str, str]:
+    """The element types of the tensors of a folder, by name, from the heads of its safetensors files."""
+    from safetensors import safe_open
+
+    forms: dict[str, str] = {}
+    for file in weight_files(folder):
+        with boundary(CheckpointError, f"{file} cannot be read"), safe_open(file, framework="pt") as tensors:
+            forms |= {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118 (not a map)
+    return forms
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files of all weights of a folder: `model.safetensors`, or those of `model.safetensors.index.json`."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return [folder / "model.safetensors"]
+    with boundary(CheckpointError, f"{index} cannot be read"):
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    return [folder / name for name in sorted(names)]
 
 
 def of_more_layers(model: Any, names: Iterable[str]) -> list[str]:
@@ -107,16 +162,14 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     """
     from safetensors.torch import load_file
 
-    index, names = folder / "model.safetensors.index.json", ["model.safetensors"]
-    if index.is_file():
-        with boundary(CheckpointError, f"{index} cannot be read"):
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     tensors: dict[str, Tensor] = {}
-    for name in names:
-        if not (folder / name).is_file():
-            raise CheckpointError(f"{folder} has no {name}; name the folder of a checkpoint, with all of its files")
-        with boundary(CheckpointError, f"{folder / name} cannot be read"):
-            tensors |= load_file(folder / name)
+    for file in weight_files(folder):
+        if not file.is_file():
+            raise CheckpointError(
+                f"{folder} has no {file.name}; name the folder of a checkpoint, with all of its files"
+            )
+        with boundary(CheckpointError, f"{file} cannot be read"):
+            tensors |= load_file(file)
     refuse_to_read(tensors.items(), folder)
     return tensors
 
@@ -284,6 +337,7 @@ def map_pretrained(kind: Any, path: str, what: str) -> tuple[Any, dict[str, Tens
         if there and all(one is there[0] or torch.equal(one, there[0]) for one in there):
             weights |= dict.fromkeys(names, there[0])
     untie_meta(model, weights)
+    refuse_narrow({name: weights[name] for name, _ in model.named_parameters() if name in weights}, f"{what} {path!r}")
     lost = [name for name, own in model.named_parameters()
             if name not in weights or weights[name].shape != own.shape]  # fmt: skip
     if of_more_layers(model, weights):

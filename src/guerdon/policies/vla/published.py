@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from guerdon.compute import distributed
-from guerdon.compute.finite import load_weights
+from guerdon.compute.finite import load_weights, refuse_narrow
 from guerdon.compute.sharding import Shards
 from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.network.hub import OFT_PARTS, check_folder, reading
@@ -328,6 +328,7 @@ def fill_exactly(
             f"{wanted[wrong[0]]}" if wrong else "",
         ]  # fmt: skip
         raise CheckpointError(f"{folder} does not have the published layout: it {' and '.join(s for s in said if s)}")
+    refuse_narrow({name: stored[name] for name in own}, folder)
     for parameter in network.parameters():
         parameter.requires_grad_(True)
     if distributed.peers() > 1 and settings is not None:
