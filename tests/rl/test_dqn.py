@@ -1,5 +1,8 @@
 """Deep Q-learning: how values act, and runs on CartPole that are resumed to the same bytes."""
 
+from dataclasses import replace
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +10,9 @@ import torch
 from guerdon.errors import ConfigError
 from guerdon.policies.robots.control import load_policy
 from guerdon.policies.robots.heads import QValues
+from guerdon.rl.off_policy import DQNLearner
 from guerdon.rl.run import run_folder
-from guerdon.settings.off_policy import SACSettings
+from guerdon.settings.off_policy import DQNSettings, SACSettings
 from guerdon.settings.study import Study
 from rl_clock import interrupted, lines, result, start
 
@@ -72,6 +76,27 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path):
         3,
         1,
     )
+
+
+class HalvedLearner(DQNLearner):
+    """Fits the values to half of the rewards."""
+
+    def _step(self, batch, noise, weights_H, *, act):
+        half = replace(batch, rewards=batch.rewards / 2)
+        return super()._step(half, noise, weights_H, act=act) | {"halved": 1.0}
+
+
+class HalvedSettings(DQNSettings):
+    learner: ClassVar[str] = f"{__name__}:HalvedLearner"
+
+
+def test_the_form_of_an_algorithm_names_its_learner(tmp_path):
+    given = study(tmp_path, "run")
+    own = HalvedSettings.model_validate(given.algorithm.model_dump(exclude_unset=True))
+    start(given.model_copy(update={"algorithm": own})).run()
+    learned = [row for row in lines(given) if row["kind"] == "train" and row["updates"]]
+    assert learned
+    assert all(row["halved"] == 1.0 for row in learned)
 
 
 def test_continuous_algorithms_are_not_for_choices(tmp_path):

@@ -26,6 +26,7 @@ from guerdon.models.images.image import ImageModelConfig, ImageRewardModel, stat
 from guerdon.models.images.online import OnlineImageModel
 from guerdon.models.load import load_source_model
 from guerdon.models.vlm.vlm_prm import log_loading
+from guerdon.plan.stages import loaded
 from guerdon.policies.robots.control import ControlPolicy, save_policy, start_from_policy
 from guerdon.policies.robots.robot import RobotPolicy
 from guerdon.rewards.control_sources import ControlReward
@@ -34,7 +35,7 @@ from guerdon.rewards.source import GroundTruth, RewardSource, SourceTerms
 from guerdon.rl.demonstrations import add_demonstrations
 from guerdon.rl.episode_stats import EpisodeStats, RewardScaler
 from guerdon.rl.learner import OnPolicyLearner
-from guerdon.rl.off_policy import DQNLearner, ReplayLearner, SACLearner
+from guerdon.rl.off_policy import ReplayLearner
 from guerdon.rl.parts import Parts, run_collector, run_reward_models
 from guerdon.rl.replay import Replay
 from guerdon.rl.sampling import ACHIEVED, DESIRED, GoalRewards
@@ -42,7 +43,7 @@ from guerdon.rl.videos import EpisodeVideos, write_video
 from guerdon.settings.algorithm import ControlAlgorithmSettings, RobotAlgorithmSettings
 from guerdon.settings.aliases import LOGGED_AS_PRM
 from guerdon.settings.cluster import ClusterSettings
-from guerdon.settings.off_policy import DQNSettings, SACSettings
+from guerdon.settings.off_policy import ReplayAlgorithmSettings
 from guerdon.settings.reward_models import VLMModelSettings
 from guerdon.settings.reward_source import RobotSource
 from guerdon.settings.study import Study
@@ -66,8 +67,8 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     runner, algorithm = study.runner, study.control_algorithm
     torch.manual_seed(runner.seed)  # of dropout, where a policy has any: only gradient steps draw from it
     cluster = study.cluster if study.engine == "ray" else None
-    loaded = run_reward_models(cluster, runner, load_model, study.reward.scoring_shards, study.robot_sources)
-    models = build_control_sources(study, loaded)
+    reward_models = run_reward_models(cluster, runner, load_model, study.reward.scoring_shards, study.robot_sources)
+    models = build_control_sources(study, reward_models)
     own = GroundTruth(SourceTerms("env", algorithm.gamma, study.reward.env_weight()))
     sources: dict[str, RewardSource[Any]] = {"env": own, **models}
     terms = {name: sources[name].terms for name in study.reward.weights()}
@@ -104,7 +105,7 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         lambda folder: save_policy(policy, folder),
         notes,
         EpisodeVideos(folder / "videos", copies=study.env.num_envs) if runner.save_video else None,
-        loaded,
+        reward_models,
     )
 
 
@@ -194,7 +195,7 @@ def _of_collectors(study: Study, heads: Sequence[str], observes: Sequence[Observ
 
 def _heads(algorithm: RobotAlgorithmSettings, terms: Iterable[str]) -> tuple[str, ...]:
     """Sources that the networks of the policy value."""
-    return tuple(terms) if algorithm.needs.critic or algorithm.type == "dqn" else ()
+    return tuple(terms) if algorithm.needs.critic or algorithm.values_sources else ()
 
 
 def _notes(study: Study, models: Mapping[str, ControlReward], *, only: str | None) -> list[str]:
@@ -320,7 +321,7 @@ def build_replay_learner(
         fresh: as in `build_parts`.
     """
     runner, algorithm = study.runner, study.control_algorithm
-    assert isinstance(algorithm, SACSettings | DQNSettings)
+    assert isinstance(algorithm, ReplayAlgorithmSettings)
     policy = policy_of_shape(
         study.control_policy,
         shape,
@@ -345,8 +346,8 @@ def build_replay_learner(
     if algorithm.demonstrations is not None:
         shown = Replay(folder / "checkpoints" / "demonstrations", list(terms))
     goals = None if algorithm.goal_relabelling is None else reward_for_goals(study, shape)
-    kind: Any = SACLearner if isinstance(algorithm, SACSettings) else DQNLearner
-    learner: ReplayLearner = kind(
+    kind: type[ReplayLearner] = loaded(algorithm.learner)
+    learner = kind(
         policy, algorithm, terms, learning, memory=memory, demonstrations=shown, goal_rewards=goals, seed=runner.seed
     )
     if fresh and algorithm.demonstrations is not None:

@@ -194,6 +194,7 @@ class RobotAlgorithmSettings(Settings):
         rollout_steps: int
 
     replayed: ClassVar[bool] = False  # whether it learns from what earlier policies did, too
+    values_sources: ClassVar[bool] = False  # whether the network that acts gives values, of every source its own
 
     @property
     def needs(self) -> EstimatorInfo:

@@ -19,7 +19,11 @@ from guerdon.settings.world import WorldSettings
 
 
 class ReplayAlgorithmSettings(RobotAlgorithmSettings):
-    """What SAC and DQN have in common."""
+    """What SAC and DQN have in common.
+
+    Attributes:
+        learner: `module:class` of the learner, a `ReplayLearner`.
+    """
 
     rollout_steps: int = Field(50, ge=1, le=10**7, description="steps per copy between updates")
     learning_rate: float = Field(3e-4, ge=0, description="of Adam")
@@ -47,6 +51,7 @@ class ReplayAlgorithmSettings(RobotAlgorithmSettings):
     )
 
     replayed: ClassVar[bool] = True
+    learner: ClassVar[str]
 
     def check_study(self, env: WorldSettings, reward: RewardSettings, *, learners: int) -> None:
         """Refuse what learning from a replay does not go with.
@@ -107,6 +112,8 @@ class SACSettings(ReplayAlgorithmSettings):
     temperature_init: float = Field(1.0, gt=0, description="weight of the entropy at the start; it is learned")
     target_entropy: float | None = Field(None, description="of the policy; null: minus the numbers of an action")
 
+    learner: ClassVar[str] = "guerdon.rl.off_policy:SACLearner"
+
     @model_validator(mode="after")
     def _subset_fits(self) -> Self:
         if self.num_subsample_critics is not None and self.num_subsample_critics > self.num_critics:
@@ -125,6 +132,9 @@ class DQNSettings(ReplayAlgorithmSettings):
         0.1, gt=0, le=1, description="share of the run over which the share of random actions falls from 1"
     )
     exploration_final_eps: float = Field(0.05, ge=0, le=1, description="share of random actions from then on")
+
+    learner: ClassVar[str] = "guerdon.rl.off_policy:DQNLearner"
+    values_sources: ClassVar[bool] = True
 
 
 RobotAlgorithm = ControlAlgorithmSettings | SACSettings | DQNSettings
