@@ -14,8 +14,7 @@ from torch import nn
 
 from guerdon.rewards.shaping import relative_reward
 from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages, whiten
-from guerdon.rl.losses import aggregation_weights, old_kl_terms, value_errors
-from guerdon.rl.policy_losses import ppo
+from guerdon.rl.losses import aggregation_weights, old_kl_terms, ppo, value_errors
 
 B, T = 32, 24  # parallel streams, steps of an episode
 GAMMA, LAM, CLIP = 0.97, 0.95, 0.2

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from guerdon import cli
 
-LOSSES = {"guerdon.rl.policy_losses": "ppo", "guerdon.rl.update": "add_gradients"}
+LOSSES = {"guerdon.rl.losses": "ppo", "guerdon.rl.update": "add_gradients"}
 RUNS = {
     "CartPole": ["CartPole-v1", "env.num_envs=2", "algorithm.rollout_steps=8", "algorithm.minibatch_size=16",
                  "policy.hidden=[4]", "runner.total_steps=16", "runner.eval_every=16", "runner.eval_episodes=1"],

@@ -1,6 +1,6 @@
 """Policy losses as users write them, right and wrong ones."""
 
-from guerdon.rl.policy_losses import PolicyTerms, SlopedTerms, ppo
+from guerdon.rl.losses import PolicyTerms, SlopedTerms, ppo
 
 
 def cispo(log_probs, old_log_probs, advantages, clip_range, clip_range_high, scale: float = 1.0):

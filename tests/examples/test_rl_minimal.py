@@ -25,7 +25,6 @@ def test_it_is_short_and_takes_pure_functions_only():
     assert used == {
         "guerdon.rl.advantages",
         "guerdon.rl.losses",
-        "guerdon.rl.policy_losses",
         "guerdon.rewards.shaping",
     }
 

@@ -17,7 +17,7 @@ from guerdon.compute.optimizers import FlatAdam
 from guerdon.policies.robots.control import build_policy
 from guerdon.policies.robots.robot import ControlInputs
 from guerdon.rl import update as closed_form
-from guerdon.rl.policy_losses import PolicyTerms, policy_loss
+from guerdon.rl.losses import PolicyTerms, policy_loss
 from guerdon.rl.update import make_batch, update_policy
 from guerdon.settings.algorithm import ControlAlgorithmSettings
 from guerdon.settings.policy import MLPPolicySettings

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from guerdon.compute.optimizers import AdamW, FlatAdam
 from guerdon.compute.schedules import scheduled
 from guerdon.policies.robots.control import ControlPolicy, StateInputs
-from guerdon.rl.losses import old_kl_terms, value_errors
-from guerdon.rl.policy_losses import policy_loss, ppo
+from guerdon.rl.losses import old_kl_terms, policy_loss, ppo, value_errors
 from guerdon.rl.update import Batch, update_policy
 from guerdon.settings.algorithm import ControlAlgorithmSettings, TextAlgorithmSettings
 from guerdon.settings.policy import MLPPolicySettings

@@ -12,7 +12,7 @@ from test_learner import updated as updated_text
 
 from guerdon.config.loading import to_plain
 from guerdon.errors import ConfigError, DataError
-from guerdon.rl.policy_losses import policy_loss
+from guerdon.rl.losses import policy_loss
 from guerdon.rl.run import run
 from guerdon.settings import algorithm
 from guerdon.settings.algorithm import LOSSES, ControlAlgorithmSettings, TextAlgorithmSettings

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from guerdon.rl.losses import aggregation_weights, kl_terms
-from guerdon.rl.policy_losses import cispo, gspo, ppo, reinforce
+from guerdon.rl.losses import aggregation_weights, cispo, gspo, kl_terms, ppo, reinforce
 
 torch.set_num_threads(1)
 NUMBERS = st.integers(-12, 12).map(lambda n: n / 8)

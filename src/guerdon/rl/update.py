@@ -24,8 +24,16 @@ from guerdon.compute.optimizers import FlatAdam, Optimizer
 from guerdon.policies.batches.passes import slices
 from guerdon.policies.robots.control import ControlPolicy, StateInputs
 from guerdon.policies.robots.heads import Categorical, Gaussian
-from guerdon.rl import losses
-from guerdon.rl.policy_losses import PolicyLoss, logged_name, policy_loss
+from guerdon.rl.losses import (
+    PolicyLoss,
+    aggregation_weights,
+    kl_terms,
+    logged_name,
+    old_kl_terms,
+    policy_loss,
+    sum_parts,
+    value_errors,
+)
 from guerdon.settings.algorithm import AlgorithmSettings
 from guerdon.settings.policy import MLPPolicySettings
 from guerdon.types import Advantages, BoolArray, Evaluated, Evaluates, FloatArray, Inputs, Metrics
@@ -422,7 +430,7 @@ def _aggregation(mask: Tensor, settings: AlgorithmSettings, max_length: int | No
     """Weights of the decisions of a gradient step, and what their weighted sum is divided by."""
     if settings.loss_agg == "token":
         return mask, mask.sum().clamp_min(1.0)
-    return losses.aggregation_weights(mask, settings.loss_agg, max_length=max_length), 1.0
+    return aggregation_weights(mask, settings.loss_agg, max_length=max_length), 1.0
 
 
 def _loss(
@@ -440,8 +448,8 @@ def _loss(
     new, entropy = found.log_probs, found.entropy
     if "parts" in columns:
         parts, decisions = columns["parts"].to(new.device), columns["mask"].shape[1]
-        new = losses.sum_parts(new, parts, decisions)
-        entropy = losses.sum_parts(entropy, parts, decisions) if entropy is not None and entropy.ndim else entropy
+        new = sum_parts(new, parts, decisions)
+        entropy = sum_parts(entropy, parts, decisions) if entropy is not None and entropy.ndim else entropy
     here = {name: column[:, : new.shape[1]].to(new.device) for name, column in columns.items()}
     mask, weights = here["mask"], here["weights"]
     old = here.get("old_log_probs", new.detach())
@@ -451,7 +459,7 @@ def _loss(
 
     terms, measured = policy_terms(new, old, here["advantages"], mask)
     policy_loss = (terms * weights).sum() / divisor
-    numbers = {"policy_loss": float(policy_loss.detach()), "approx_kl": share(losses.old_kl_terms(new, old))}
+    numbers = {"policy_loss": float(policy_loss.detach()), "approx_kl": share(old_kl_terms(new, old))}
     for name, values in measured.items():
         numbers[logged_name(name)] = share(values)
     total = policy_loss
@@ -461,7 +469,7 @@ def _loss(
         total = total - settings.entropy_coef * bonus if settings.entropy_coef else total
         numbers["entropy"] = float(entropy.detach()) * float(mask.sum() / count) if everywhere else share(entropy)
     if "ref_log_probs" in here:
-        gap = losses.kl_terms(new, here["ref_log_probs"], settings.kl_type)
+        gap = kl_terms(new, here["ref_log_probs"], settings.kl_type)
         total = total + settings.kl_coef * ((gap * weights).sum() / divisor)
         numbers["kl"] = share(gap)
     for name, half in _auxiliary_losses(found, here, head_counts, settings).items():
@@ -487,7 +495,7 @@ def _value_loss(
 ) -> Tensor:
     """Half the squared error of each value head where its target is known, aggregated as the policy loss is."""
     assert found.values is not None
-    errors = losses.value_errors(found.values, here["returns"], here.get("values"), settings.clip_range_value)
+    errors = value_errors(found.values, here["returns"], here.get("values"), settings.clip_range_value)
     if settings.loss_agg != "token":
         return 0.5 * (errors * weights[..., None] * here["value_mask"]).sum()
     return 0.5 * ((errors * here["value_mask"]).sum((0, 1)) / value_count).sum()

@@ -61,7 +61,7 @@ _LOSSES: dict[str, tuple[str, ...]] = {  # what each takes of the old log-probab
 LOSSES = Registry(
     "policy loss",
     "guerdon.losses",
-    {name: f"guerdon.rl.policy_losses:{name}" for name in _LOSSES},
+    {name: f"guerdon.rl.losses:{name}" for name in _LOSSES},
     (*LOSS_INPUTS, *CLIP_KEYS),
 )
 LossName = Annotated[str, Named(LOSSES)]
