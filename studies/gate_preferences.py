@@ -25,8 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from guerdon.comparison.gate_rows import FILE as ROWS
-from guerdon.comparison.gate_rows import gate_rows
+from guerdon.comparison.report_cards import GATE_FILE, gate_rows
 from guerdon.comparison.results import read_study
 from guerdon.comparison.study import StudyPlan, plan_study
 from guerdon.episodes.solution_files import read_solutions
@@ -203,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             prepare(plan)
         else:
             found = rows(plan)
-            out = Path(plan.study.work_dir) / ROWS
+            out = Path(plan.study.work_dir) / GATE_FILE
             write_text(out, "".join(f"{json.dumps(row)}\n" for row in found))
             print(f"{len(found)} reward models in {out}", *forecasts(read_gate_table(out)), sep="\n")
     except GuerdonError as error:

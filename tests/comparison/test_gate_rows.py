@@ -7,8 +7,8 @@ import pytest
 import yaml
 from synthetic_study import write_study
 
-from guerdon.comparison.gate_rows import gate_rows
 from guerdon.comparison.report import write_report
+from guerdon.comparison.report_cards import gate_rows
 from guerdon.comparison.results import read_study
 from guerdon.evaluation.gate.gate_table import read_gate_table
 

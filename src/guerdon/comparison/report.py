@@ -29,7 +29,7 @@ from PIL import Image
 from guerdon.comparison import report_charts as pictures
 from guerdon.comparison import results as read
 from guerdon.comparison.report_answers import answer_panels
-from guerdon.comparison.report_cards import card_views
+from guerdon.comparison.report_cards import GATE_FILE, card_views, gate_rows
 from guerdon.comparison.report_gold import gold_panels
 from guerdon.comparison.report_tables import INTERVENTIONS, columns
 from guerdon.comparison.results import (
@@ -371,16 +371,11 @@ def write_report(study_dir: Path, *, out: Path | None = None) -> Path:
     Raises:
         DataError: the directory holds no study.
     """
-    from guerdon.comparison.gate_rows import (  # imports scipy.optimize, which reports of runs do not need
-        FILE,
-        gate_rows,
-    )
-
     study = read.read_study(study_dir)
     context = _study_context(study)
     videos = choose_videos([run for run in study.runs if run.status != "missing"])
     if rows := gate_rows(study):
-        atomic.write_text(study_dir / FILE, "".join(json.dumps(row) + "\n" for row in rows))
+        atomic.write_text(study_dir / GATE_FILE, "".join(json.dumps(row) + "\n" for row in rows))
     return _write("report.html.j2", context, videos, out or study_dir / "report.html")
 
 

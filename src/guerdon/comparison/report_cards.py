@@ -1,9 +1,9 @@
-"""Cards of reward models in the report: findings, metrics with intervals, probes, pictures as data URIs.
+"""Reward models of a study: their cards in the report, and their rows of the gate's table.
 
-A card leads with the worst that its numbers show (`findings`) and five metrics; the rest is folded. Pictures are
-embedded as images, never as markup, so that nothing inside them can run; they share a budget of bytes. The evaluation
-of a reward model for text takes the same form: its metrics are those over what could be measured, attacks become
-probes.
+A card has findings, metrics with intervals, probes, and pictures as data URIs. It leads with the worst that its numbers
+show (`findings`) and five metrics; the rest is folded. Pictures are embedded as images, never as markup, so that
+nothing inside them can run; they share a budget of bytes. The evaluation of a reward model for text takes the same
+form: its metrics are those over what could be measured, attacks become probes.
 
     cards, notes = card_views(study.cards, budget=600_000)
     name, interval = cards[0].metrics[0]
@@ -15,17 +15,31 @@ import base64
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from guerdon.comparison.report_tables import MODEL_METRICS
-from guerdon.comparison.results import RewardModelCard, Row, finite, mapping, number
+from guerdon.comparison.results import (
+    RewardModelCard,
+    Row,
+    RunRecord,
+    StudyRecord,
+    final_success,
+    finite,
+    mapping,
+    number,
+)
 from guerdon.errors import DataError, boundary
 from guerdon.evaluation.benchmarks.attacks import CONTROL
-from guerdon.evaluation.gate.gate_card import forecast_lines, likely_effect
+from guerdon.evaluation.gate.gate_card import card_folders, forecast_lines, likely_effect
+from guerdon.evaluation.gate.gate_table import PREFIX
+from guerdon.files.json_files import read_json
+from guerdon.models.scores import RECORD
 from guerdon.pages import formats as fmt
 from guerdon.statistics.intervals import Interval
 
 SHOWN = 5
+GATE_FILE = "gate.jsonl"
 
 
 @dataclass(frozen=True)
@@ -264,3 +278,74 @@ def _attacks(card: Row) -> dict[str, Row]:
             f"(wrong solutions accepted, or valued as high as right ones: {one.get('what')})",
         }
     return probes
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Rows of the gate's table: what the reward models of a study measured before RL, and what they did in it.
+#
+# A study whose baseline uses no reward model writes them as `gate.jsonl` beside its report. Files of several studies
+# are one table when they are put together: `cat runs/*/gate.jsonl > mine.jsonl`.
+#
+#     rows = gate_rows(read_study(Path("runs/demo")))
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def gate_rows(study: StudyRecord) -> list[dict[str, Any]]:
+    """A row for each task and arm that uses one reward model which was evaluated, against the baseline's same seeds.
+
+    The family of a reward model, which validation withholds, is the name of its arm. A seed that lacks a complete run
+    on either side is null in both; a row without any other is left out.
+    """
+    rows = []
+    for task in study.tasks:
+        baseline = {run.seed: run for run in study.select(arm=study.baseline, task=task)}
+        if any(_models_of(run) for run in baseline.values()):
+            continue
+        for arm in study.arms:
+            runs = study.select(arm=arm, task=task)
+            paths = next((found for run in runs if (found := _models_of(run))), [])
+            features = _features(study, task, paths[0]) if len(paths) == 1 else None
+            pairs = [(final_success(baseline[run.seed]), final_success(run)) for run in runs if run.seed in baseline]
+            known = [pair if None not in pair else (None, None) for pair in pairs]
+            if not features or arm == study.baseline or not any(own is not None for _, own in known):
+                continue
+            rows.append(
+                {
+                    "model": f"{study.name}/{task}/{arm}",
+                    "kind": "text" if study.unit == fmt.TEXT else "robot",
+                    "task": task,
+                    "family": arm,
+                    "seeds": [run.seed for run in runs if run.seed in baseline],
+                    "baseline": [before for before, _ in known],
+                    "success": [own for _, own in known],
+                    "exploited": [_exploited(run) for run in runs if run.seed in baseline],
+                    **{PREFIX + name: value for name, value in features.items()},
+                }
+            )
+    return rows
+
+
+def _exploited(run: RunRecord) -> bool | None:
+    """Whether the hacking alarm was raised in a complete run; None where it could not be."""
+    alarms = [alarm for row in run.trains if (alarm := number(row, "hacking_alarm")) is not None]
+    return any(alarms) if alarms and run.status == "complete" else None
+
+
+def _models_of(run: RunRecord) -> list[str]:
+    """The paths of the reward models of a run, by its configuration; an empty path for one without any."""
+    reward = mapping(run.config.get("reward"))
+    if not reward.get("use_reward_model"):
+        return []
+    models = [mapping(mapping(source).get("model")) for source in mapping(reward.get("sources")).values()]
+    return [str(model.get("checkpoint_path") or "") for model in models]
+
+
+def _features(study: StudyRecord, task: str, path: str) -> dict[str, float | None]:
+    """The features on the card of the reward model at a path: one of the study's own, or the one that lies there."""
+    given = Path(path)
+    places = {f"models/{card.task}/{card.name}": card.evaluation for card in study.cards if card.task == task}
+    own = [c for end, c in places.items() if any(p.as_posix().endswith(end) for p in (given, given.parent))]
+    there = [content for folder in card_folders(path) if (content := read_json(folder / RECORD)) is not None]
+    card = next(iter([*own, *there]), {})
+    features = mapping(mapping(card.get("forecast")).get("features"))
+    return {str(name): finite(value) for name, value in features.items()}
