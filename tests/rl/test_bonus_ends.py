@@ -13,8 +13,8 @@ from guerdon.errors import ConfigError
 from guerdon.integrations.step_rewards import StepRewards
 from guerdon.rewards.control_sources import ControlReward
 from guerdon.rewards.source import GroundTruth, SourceTerms
-from guerdon.rl.off_policy import SACLearner, relabel, remember
-from guerdon.rl.replay import Replay
+from guerdon.rl.off_policy import SACLearner
+from guerdon.rl.replay import Replay, relabel, remember
 from guerdon.settings.reward_source import RobotSource
 from guerdon.types import Failure, RewardInfo, Score
 from rl_clock import clock_study, interrupted, lines, reader_reward, register_clock, result, start

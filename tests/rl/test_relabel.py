@@ -8,8 +8,7 @@ import pytest
 from guerdon.collect.control import ControlCollector
 from guerdon.engines.reward_models import RewardModels
 from guerdon.rl.build_control import build_control_sources, load_model
-from guerdon.rl.off_policy import relabel, remember
-from guerdon.rl.replay import Replay
+from guerdon.rl.replay import Replay, relabel, remember
 from guerdon.types import Failure, Score
 from rl_clock import clock_study, register_clock
 from rl_models import image_reward
