@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 from vllm_process import NEEDS_VLLM, vllm_server
 
-from guerdon.models.text.preference import PreferenceModel
+from guerdon.models.text.sequence_classifier import PreferenceModel
 from guerdon.models.text.text_load import load_text_model
 from guerdon.models.text.text_model import TextModelCard
 from guerdon.policies.language.text_files import load_policy

@@ -10,7 +10,7 @@ from tiny_text_policies import tiny_policy
 from guerdon.errors import ConfigError
 from guerdon.evaluation.suites.text_suite import evaluate_text_study
 from guerdon.models.load import load_source_model
-from guerdon.models.text.preference import PreferenceModel
+from guerdon.models.text.sequence_classifier import PreferenceModel
 from guerdon.models.text.text_load import load_text_model
 from guerdon.models.text.text_model import TextModelCard
 from guerdon.serve.backends import build_model

@@ -21,7 +21,7 @@ from tiny_text_policies import tiny_policy  # noqa: E402
 from guerdon.errors import ConfigError, DataError  # noqa: E402
 from guerdon.files.append_log import Cache, Ledger, shared  # noqa: E402
 from guerdon.models.explained_score import JudgeOptions  # noqa: E402
-from guerdon.models.text.preference import PreferenceModel  # noqa: E402
+from guerdon.models.text.sequence_classifier import PreferenceModel  # noqa: E402
 from guerdon.models.text.text_load import load_text_model  # noqa: E402
 from guerdon.models.text.text_model import TextModelCard  # noqa: E402
 from guerdon.serve.backends import model_loader, refuse_all  # noqa: E402

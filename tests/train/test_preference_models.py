@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from guerdon.errors import CheckpointError, ConfigError, DataError
-from guerdon.models.text.preference import average_models
+from guerdon.models.text.sequence_classifier import average_models
 from guerdon.models.text.text_load import load_text_model
 from guerdon.models.text.text_model import TextModelCard, read_card
 from guerdon.settings.study import Study

@@ -488,7 +488,7 @@ class PreferenceTrainSettings(_HeadSettings):
     """Train a sequence classifier to preferences (Bradley and Terry 1952), or to ratings."""
 
     type: Literal["preference"] = "preference"
-    model: ClassVar = "guerdon.models.text.preference:PreferenceModel"
+    model: ClassVar = "guerdon.models.text.sequence_classifier:PreferenceModel"
     data: ClassVar = "guerdon.train.preferences:PreferenceData"
     data_path: str | tuple[str, ...] = Field(
         description="preferences in any layout of docs/preferences.md: files, folders, hub ids"

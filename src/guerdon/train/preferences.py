@@ -24,7 +24,7 @@ from guerdon.compute import distributed
 from guerdon.episodes.preferences import Comparison, read_preferences, split_prompts
 from guerdon.errors import DataError
 from guerdon.models.images.quality import auroc
-from guerdon.models.text.preference import PreferenceModel
+from guerdon.models.text.sequence_classifier import PreferenceModel
 from guerdon.models.text.text_inputs import Reading, buckets
 from guerdon.models.text.text_losses import bce_terms
 from guerdon.models.text.text_model import TextRewardModel
