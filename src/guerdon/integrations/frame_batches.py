@@ -82,3 +82,15 @@ def uint8_frames(pictures: torch.Tensor | np.ndarray) -> ByteArray:
         found = pictures.detach().cpu()
         return rgb_frames((found.float() if found.is_floating_point() else found).numpy())
     return rgb_frames(pictures)
+
+
+def picture_of(batch: Mapping[str, Any], key: str) -> torch.Tensor:
+    """The pictures of one camera.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    if key not in batch:
+        raise ConfigError(f"there is no {key!r} in the batch, which has {', '.join(map(str, batch))}: set image_key")
+    found: torch.Tensor = batch[key]
+    return found

@@ -23,7 +23,7 @@ import torch
 
 from guerdon.config.loading import validate
 from guerdon.errors import ConfigError, DataError, boundary
-from guerdon.integrations.frame_batches import FrameRewards
+from guerdon.integrations.frame_batches import FrameRewards, picture_of
 from guerdon.settings.sample_weighting import RABCSettings
 from guerdon.train.rabc import scored_progress
 from guerdon.types import ALL_FRAMES, Episode, Failure, RewardInfo, RewardModel, Score
@@ -178,21 +178,3 @@ def _validity(found: Any, rows: int) -> list[torch.Tensor]:
     """The masks of a prediction: its boolean tensors with a flag for each row."""
     parts = vars(found).values() if hasattr(found, "__dict__") else ()
     return [p.reshape(-1) for p in parts if isinstance(p, torch.Tensor) and p.dtype == torch.bool and p.numel() == rows]
-
-
-def picture_of(batch: Mapping[str, Any], key: str) -> torch.Tensor:
-    """The pictures of one camera.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
-    if key not in batch:
-        raise ConfigError(f"there is no {key!r} in the batch, which has {', '.join(map(str, batch))}: set image_key")
-    found: torch.Tensor = batch[key]
-    return found
-
-
-def tasks_of(batch: Mapping[str, Any]) -> str | Sequence[str]:
-    """What is asked for, as LeRobot's batches say it."""
-    found: str | Sequence[str] = batch.get("task", "")
-    return found

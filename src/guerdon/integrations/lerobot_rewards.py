@@ -17,8 +17,7 @@ import torch
 from lerobot.configs.rewards import RewardModelConfig
 from lerobot.rewards.pretrained import PreTrainedRewardModel
 
-from guerdon.integrations.frame_batches import FrameRewards
-from guerdon.integrations.lerobot import picture_of, tasks_of
+from guerdon.integrations.frame_batches import FrameRewards, picture_of
 
 
 @RewardModelConfig.register_subclass("guerdon")
@@ -60,4 +59,4 @@ class GuerdonRewardModel(PreTrainedRewardModel):  # type: ignore[misc]
         Raises:
             RewardFailure: a picture could not be measured; its `result` has NaN there.
         """
-        return self._rewards(picture_of(batch, self.config.image_key), tasks_of(batch))
+        return self._rewards(picture_of(batch, self.config.image_key), batch.get("task", ""))

@@ -18,7 +18,7 @@ from rlinf.models.embodiment import reward as rlinf_reward
 from rlinf.models.embodiment.reward.base_reward_model import BaseRewardModel
 
 from guerdon.errors import ConfigError
-from guerdon.integrations.frame_batches import FrameRewards
+from guerdon.integrations.frame_batches import FrameRewards, picture_of
 
 NAME = "guerdon"
 
@@ -55,10 +55,8 @@ class RLinfRewardModel(BaseRewardModel):  # type: ignore[misc]
         Raises:
             RewardFailure: a picture could not be measured. RLinf has no mask for rewards, so its worker stops.
         """
-        if self._key not in observations:
-            raise ConfigError(f"there is no {self._key!r} among the observations: {', '.join(observations)}")
         tasks = observations.get("task_descriptions") or ""
-        return self._rewards(observations[self._key], tasks)[:, None]
+        return self._rewards(picture_of(observations, self._key), tasks)[:, None]
 
 
 def register() -> None:
