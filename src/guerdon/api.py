@@ -129,7 +129,8 @@ def audit(
         ConfigError: a column has no known role, the page is no HTML file, or both `judge` and `second` are given.
         DataError: the log cannot be read.
     """
-    from guerdon.auditing.command import MARKED, audit_log, page_of
+    from guerdon.auditing.checks import audit_log
+    from guerdon.auditing.command import page_of
     from guerdon.auditing.page import write_page
 
     of_judge = options if sample is None else {**options, "sample": sample}
@@ -141,7 +142,7 @@ def audit(
     page = page_of(log, None if output is None else Path(output))
     other = None if second is None else Path(second)
     rows, found, compared = audit_log(
-        log, columns=columns or {}, second=other, judge=judge, options=options, sample=sample or MARKED, seed=seed
+        log, columns=columns or {}, second=other, judge=judge, options=options, sample=sample, seed=seed
     )
     write_page(page, rows, found, compared, log=log)
     return AuditResult(found, len(rows), rows.layout, page)

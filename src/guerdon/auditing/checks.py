@@ -1,26 +1,42 @@
 """All checks of an audit: which of them can be made on a log, and Holm's correction over those that test something.
 
-found = audit(read_log(Path("rollouts/")))
+rows, found, second = audit_log(Path("rollouts/"), columns={})
 for finding in found.findings:
     print(finding.severity, finding.title)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from itertools import product
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from guerdon.auditing.association import associate
+from guerdon.auditing.drift import with_drift
 from guerdon.auditing.finding import SEVERITIES, Audit
-from guerdon.auditing.log_view import Checked, MissingColumn, View, needed
+from guerdon.auditing.log_view import Checked, MissingColumn, View, found, needed
+from guerdon.auditing.logs import read_log
 from guerdon.auditing.rows import Rows
-from guerdon.auditing.second import SecondReward
-from guerdon.auditing.value_checks import curves_disagree, missing_rewards
+from guerdon.auditing.second import SecondReward, judge_sample, read_second, with_second
 from guerdon.statistics.training_runs import holm
 
 ALPHA = 0.03  # after Holm's correction
+MARKED = 400  # rows of a judge's sample
 BY_TRUTH = ("truth", "drift", "agreement")
+_TRUTH = re.compile(
+    r"(?i)success(?:_at_end|_rate)?$|accuracy|correct|(?:return|reward)/(?:env|verifier|truth|gold)$|gold"
+)
+_REWARD = re.compile(r"(?i)(?:^|[/_])(?:return|reward|score)s?(?:/[^/]+|/mean|_mean)?$")
+_OTHER = re.compile(r"(?i)std|min|max|weight|correlation|undefined|known|count|(?:return|reward)/combined$")
+STRONG = 0.5  # rank correlation of a curve with the steps
+FEWEST = 8  # points of a curve
 Check = Callable[[View], Checked]
 
 
@@ -73,3 +89,94 @@ def audit(rows: Rows, *, seed: int = 0, marks: SecondReward | None = None) -> Au
             clean[name] = one.clean
     findings.sort(key=lambda one: (SEVERITIES.index(one.severity), -one.count / max(one.total, 1)))
     return Audit(tuple(findings), clean, unchecked)
+
+
+def audit_log(
+    path: Path,
+    *,
+    columns: Mapping[str, str],
+    second: Path | None = None,
+    judge: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    sample: int | None = None,
+    seed: int = 0,
+) -> tuple[Rows, Audit, SecondReward | None]:
+    """Read a log and make all checks of it.
+
+    Args:
+        path: a file or a folder.
+        columns: what columns hold, by the names of `--columns`.
+        second: another reward of the same rows, or reference data.
+        judge: a model whose marks of a sample are the second reward.
+        options: more keys of the judge.
+        sample: rows that the judge marks, at most; None: `MARKED`.
+        seed: of samples and permutations.
+
+    Returns:
+        The rows of the log, what was found in them, and the second reward where there is one.
+
+    Raises:
+        CheckpointError: as `judge_sample`.
+        ConfigError: as `read_log` and `judge_sample`.
+        DataError: as `read_log`, `read_second` and `judge_sample`.
+    """
+    rows = read_log(path, columns=columns, seed=seed)
+    if judge is not None:
+        marks = judge_sample(rows, judge, options or {}, most=sample or MARKED, seed=seed)
+        return rows, audit(rows, seed=seed, marks=marks), marks
+    if second is not None:
+        other = read_second(rows, second, columns=columns, seed=seed)
+        result = audit(with_second(rows, other), seed=seed)
+        return rows, with_drift(result, other.drift, second.name), other
+    return rows, audit(rows, seed=seed), None
+
+
+# Checks of a whole log: the others look at the rows that have a reward.
+
+
+def missing_rewards(rows: Rows) -> Checked:
+    """Rewards that are no finite number and that the log does not call failed, and numbers that it calls failed."""
+    failed = np.zeros(len(rows), bool) if rows.failed_N is None else rows.failed_N
+    wrong = np.isfinite(rows.reward_N) == failed
+    clean = f"{len(rows):,} rewards are finite, or the log says that they failed"
+    if not wrong.any():
+        return Checked(None, clean)
+    view = View(rows, np.arange(len(rows)), rows.reward_N, None, None, wrong)
+    title = "{count} rewards ({share}) are missing, NaN or infinite, or a number although the log calls them failed"
+    return found(view, "nan", wrong, title, clean, say=lambda i: f"the reward is {rows.reward_N[i]}")
+
+
+def curves_disagree(rows: Rows) -> Checked:
+    """In logged scalars a reward rises over the run, or from the best moment of the truth on, while the truth falls."""
+    names = [name for name in rows.curves if not _OTHER.search(name)]
+    truths = [name for name in names if _TRUTH.search(name)]
+    rewards = [name for name in names if _REWARD.search(name) and name not in truths]
+    if not truths or not rewards:
+        raise MissingColumn("step and truth, or curves of a reward and of the success")
+    clean = f"curves: {', '.join(rewards[:3])} against {', '.join(truths[:3])}"
+    nothing = np.zeros(int(np.isfinite(rows.reward_N).sum()), bool)
+    for reward, truth in product(rewards, truths):
+        steps = np.intersect1d(rows.curves[reward][0], rows.curves[truth][0])
+        x, y = (values[np.searchsorted(at, steps)] for at, values in (rows.curves[reward], rows.curves[truth]))
+        known = np.isfinite(x) & np.isfinite(y)
+        x, y = x[known], y[known]
+        best = int(np.argmax(np.convolve(y, np.ones(3) / 3, "same"))) if len(y) > 2 else 0
+        for start in (0, best):
+            a, b, n = x[start:], y[start:], len(x) - start
+            if n < FEWEST:
+                continue
+            order, alone = np.arange(n, dtype=np.float64), np.zeros(n, np.int64)
+            rise, fall = (associate(order, _ranks(one), alone, seed=0) for one in (a, b))
+            if rise.r < STRONG or fall.r > -STRONG or rise.low <= 0 or fall.high >= 0 or fall.p is None:
+                continue
+            title = f"{reward} rises from {a[0]:.3g} to {a[-1]:.3g} while {truth} falls from {b[0]:.3g} to {b[-1]:.3g}"
+            return found(
+                View.whole(rows), "truth", nothing, title, clean, effect=(fall.r, fall.low, fall.high), of=n,
+                unit="rank correlation of the truth with the step",
+                p=min(1.0, fall.p * 2 * len(rewards) * len(truths)),
+            )  # fmt: skip
+    return Checked(None, clean)
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    return np.argsort(np.argsort(values, kind="stable"), kind="stable").astype(np.float64)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from pydantic_core import to_jsonable_python
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 ANY = "any"
 _HTML = (".html", ".htm")
-MARKED = 400  # rows of a judge's sample
 WAIT_S = 2.0  # between two looks at a live log, and at least as long as reading it took
 
 
@@ -70,8 +69,10 @@ def audit(
     page = page_of(path, output)
 
     def once() -> None:
+        from guerdon.auditing.checks import audit_log
+
         rows, result, compared = audit_log(
-            path, columns=named, second=second, judge=judge, options=keys, sample=sample or MARKED, seed=seed
+            path, columns=named, second=second, judge=judge, options=keys, sample=sample, seed=seed
         )
         write_page(page, rows, result, compared, log=path, live=watch)
         said = as_line(rows, result, compared) if as_json else "\n".join([*lines(rows, result), f"page: {page}"])
@@ -97,51 +98,6 @@ def page_of(path: Path, output: Path | None) -> Path:
     if page.suffix.lower() not in _HTML:
         raise ConfigError(f"--output {page}: the page is HTML; end its name in .html")
     return page
-
-
-def audit_log(
-    path: Path,
-    *,
-    columns: Mapping[str, str],
-    second: Path | None = None,
-    judge: str | None = None,
-    options: Mapping[str, Any] | None = None,
-    sample: int = MARKED,
-    seed: int = 0,
-) -> tuple[Rows, Audit, SecondReward | None]:
-    """Read a log and make all checks of it.
-
-    Args:
-        path: a file or a folder.
-        columns: what columns hold, by the names of `--columns`.
-        second: another reward of the same rows, or reference data.
-        judge: a model whose marks of a sample are the second reward.
-        options: more keys of the judge.
-        sample: rows that the judge marks, at most.
-        seed: of samples and permutations.
-
-    Returns:
-        The rows of the log, what was found in them, and the second reward where there is one.
-
-    Raises:
-        CheckpointError: as `judge_sample`.
-        ConfigError: as `read_log` and `judge_sample`.
-        DataError: as `read_log`, `read_second` and `judge_sample`.
-    """
-    from guerdon.auditing.checks import audit as check
-    from guerdon.auditing.drift import with_drift
-    from guerdon.auditing.logs import read_log
-    from guerdon.auditing.second import judge_sample, read_second, with_second
-
-    rows = read_log(path, columns=columns, seed=seed)
-    if judge is not None:
-        marks = judge_sample(rows, judge, options or {}, most=sample, seed=seed)
-        return rows, check(rows, seed=seed, marks=marks), marks
-    if second is not None:
-        other = read_second(rows, second, columns=columns, seed=seed)
-        found = check(with_second(rows, other), seed=seed)
-        return rows, with_drift(found, other.drift, second.name), other
-    return rows, check(rows, seed=seed), None
 
 
 def lines(rows: Rows, result: Audit) -> Iterator[str]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from itertools import product
-
 import numpy as np
 from scipy.special import bdtrc
 
-from guerdon.auditing.association import associate, stratum_means
-from guerdon.auditing.log_view import Checked, MissingColumn, View, found, needed
-from guerdon.auditing.rows import Codes, Numbers, Rows
+from guerdon.auditing.association import stratum_means
+from guerdon.auditing.log_view import Checked, View, found, needed
+from guerdon.auditing.rows import Codes, Numbers
 from guerdon.auditing.text_features import unanswered_M
 
 # practical minima, set on the first half of benchmarks/audit_sets.py
@@ -23,18 +20,6 @@ PAID_LIES = 0.05  # share of the responses without a claim to a reward that have
 INDIFFERENT = 0.15  # share of groups with right and wrong responses whose rewards are all equal
 ROUND = (0.0, -1.0, 0.5, -0.5, 1.0, -10.0, 10.0, -100.0)
 GROUPS = "group, or several responses to a prompt"
-
-
-def missing_rewards(rows: Rows) -> Checked:
-    """Rewards that are no finite number and that the log does not call failed, and numbers that it calls failed."""
-    failed = np.zeros(len(rows), bool) if rows.failed_N is None else rows.failed_N
-    wrong = np.isfinite(rows.reward_N) == failed
-    clean = f"{len(rows):,} rewards are finite, or the log says that they failed"
-    if not wrong.any():
-        return Checked(None, clean)
-    view = View(rows, np.arange(len(rows)), rows.reward_N, None, None, wrong)
-    title = "{count} rewards ({share}) are missing, NaN or infinite, or a number although the log calls them failed"
-    return found(view, "nan", wrong, title, clean, say=lambda i: f"the reward is {rows.reward_N[i]}")
 
 
 def _groups(view: View) -> tuple[Codes, np.ndarray, np.ndarray]:
@@ -178,53 +163,3 @@ def check_truncated(view: View) -> Checked:
     p = float(bdtrc(count - 1, total, min(base, 0.99)))
     title = "{share} of the truncated responses are rewarded as if they had been finished"
     return found(view, "truncated", looked & paid, title, clean, of=total, unit="share of the truncated responses", p=p)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# A check of logged scalars, for logs that have no rows: a curve of the reward rises while one of the truth falls.
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-_TRUTH = re.compile(
-    r"(?i)success(?:_at_end|_rate)?$|accuracy|correct|(?:return|reward)/(?:env|verifier|truth|gold)$|gold"
-)
-_REWARD = re.compile(r"(?i)(?:^|[/_])(?:return|reward|score)s?(?:/[^/]+|/mean|_mean)?$")
-_OTHER = re.compile(r"(?i)std|min|max|weight|correlation|undefined|known|count|(?:return|reward)/combined$")
-STRONG = 0.5  # rank correlation with the steps
-FEWEST = 8  # points
-
-
-def curves_disagree(rows: Rows) -> Checked:
-    """A reward rises over the run, or from the best moment of the truth on, while the truth falls."""
-    names = [name for name in rows.curves if not _OTHER.search(name)]
-    truths = [name for name in names if _TRUTH.search(name)]
-    rewards = [name for name in names if _REWARD.search(name) and name not in truths]
-    if not truths or not rewards:
-        raise MissingColumn("step and truth, or curves of a reward and of the success")
-    clean = f"curves: {', '.join(rewards[:3])} against {', '.join(truths[:3])}"
-    nothing = np.zeros(int(np.isfinite(rows.reward_N).sum()), bool)
-    for reward, truth in product(rewards, truths):
-        steps = np.intersect1d(rows.curves[reward][0], rows.curves[truth][0])
-        x, y = (values[np.searchsorted(at, steps)] for at, values in (rows.curves[reward], rows.curves[truth]))
-        known = np.isfinite(x) & np.isfinite(y)
-        x, y = x[known], y[known]
-        best = int(np.argmax(np.convolve(y, np.ones(3) / 3, "same"))) if len(y) > 2 else 0
-        for start in (0, best):
-            a, b, n = x[start:], y[start:], len(x) - start
-            if n < FEWEST:
-                continue
-            order, alone = np.arange(n, dtype=np.float64), np.zeros(n, np.int64)
-            rise, fall = (associate(order, _ranks(one), alone, seed=0) for one in (a, b))
-            if rise.r < STRONG or fall.r > -STRONG or rise.low <= 0 or fall.high >= 0 or fall.p is None:
-                continue
-            title = f"{reward} rises from {a[0]:.3g} to {a[-1]:.3g} while {truth} falls from {b[0]:.3g} to {b[-1]:.3g}"
-            return found(
-                View.whole(rows), "truth", nothing, title, clean, effect=(fall.r, fall.low, fall.high), of=n,
-                unit="rank correlation of the truth with the step",
-                p=min(1.0, fall.p * 2 * len(rewards) * len(truths)),
-            )  # fmt: skip
-    return Checked(None, clean)
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    return np.argsort(np.argsort(values, kind="stable"), kind="stable").astype(np.float64)
