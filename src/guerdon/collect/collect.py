@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,16 +27,8 @@ from guerdon.errors import ConfigError
 from guerdon.plan.estimate import estimate_collect
 from guerdon.plan.stages import section
 from guerdon.policies.robots.control import ControlPolicy, load_policy
-from guerdon.policies.robots.experts import (
-    LiberoExpert,
-    ManiSkillExpert,
-    NoisyActor,
-    RandomActor,
-    RandomChoices,
-    StateExpert,
-    expert_of,
-)
-from guerdon.policies.robots.robot import Action, RobotPolicy
+from guerdon.policies.robots.experts import Actor, Expert, actor_maker, random_actor
+from guerdon.policies.robots.robot import Action
 from guerdon.processes.progress import ProgressBar
 from guerdon.settings.collect import ActorShare, CollectSettings
 from guerdon.settings.study import Study
@@ -45,9 +36,6 @@ from guerdon.settings.world import WorldSettings
 from guerdon.types import BoolArray, IntArray
 from guerdon.worlds.build import build_world, first_world
 from guerdon.worlds.eye import cannot_draw
-from guerdon.worlds.libero import LiberoVectorEnv
-from guerdon.worlds.maniskill import ManiSkillVectorEnv
-from guerdon.worlds.spaces import action_bounds, allowed_in, choices
 from guerdon.worlds.transition import Transition
 from guerdon.worlds.world import World
 
@@ -73,11 +61,6 @@ class CollectResult:
     def line(self) -> str:
         """For people."""
         return f"wrote {self.episodes} episodes with {self.frames} frames to {self.path}"
-
-
-Expert = StateExpert | LiberoExpert | ManiSkillExpert
-Actor = Expert | NoisyActor | RandomActor | RandomChoices
-"""`act`: (B, ...) observations to (B, A) actions; of a policy of chunks, (n, ...) to (n, C, A) where one is due."""
 
 
 class _Part(NamedTuple):
@@ -268,7 +251,7 @@ def _play_round(
     start = world.reset()
     first = rng.integers(share.random_steps + 1, size=copies)  # actions drawn at random, before the recording begins
     error = _calibration_errors(share, start.observations.shape, rng)
-    wander = _random_actor(world) if share.random_steps else None
+    wander = random_actor(world) if share.random_steps else None
     since = np.full(copies, -1, dtype=np.int64)  # steps since the first success, -1 before it
     stop = -9 if stop_after_success is None else stop_after_success  # -9: never
     playing = np.arange(copies) >= skip
@@ -340,67 +323,3 @@ def _labeler(world: World, env: WorldSettings, limit: int | None) -> Callable[[i
         return None if state is None else continuations.steps_left(state)
 
     return label
-
-
-def actor_maker(share: ActorShare, world: World, env: WorldSettings, policy: RobotPolicy | None) -> Callable[[], Actor]:
-    """Makes a new actor for each round.
-
-    Raises:
-        ConfigError: an expert for a world that has none, or random actions without bounds.
-        CheckpointError: the policy was made for other observations or actions.
-    """
-    if policy is not None:
-        policy.check_fits(world.observation_shape, world.action_space, world.columns)
-        world.show(policy.observation_spec and policy.observation_spec.with_states())
-        return lambda: NoisyActor(policy, share.noise)
-    if share.type in ("expert", "noisy"):
-        noise = share.noise if share.type == "noisy" else 0.0
-        if env.tasks_change:
-            raise ConfigError(
-                "collect.mixture: an expert plays one task: set env.task instead of env.task_ids (or remove "
-                "env.use_curriculum), and collect each task into a folder of its own"
-            )
-        if isinstance(world.env, LiberoVectorEnv):
-            return lambda: LiberoExpert(world.env, noise)
-        if isinstance(world.env, ManiSkillVectorEnv):
-            return _planner(share, ManiSkillExpert(world.env, noise))
-        if env.type in ("libero", "maniskill"):
-            raise ConfigError("collect.mixture: this expert looks into the simulator; set env.vectorization=sync")
-        expert = expert_of(env, noise)
-        if expert is None:
-            raise ConfigError(f"collect.mixture: {env.task} has no scripted expert; use type random or checkpoint")
-        if share.calibration_error and env.type != "metaworld":
-            raise ConfigError("collect.mixture: calibration_error is of what Meta-World's experts see: remove it")
-        return lambda: expert
-    _random_actor(world)  # what is wrong with the actions is said before the first round
-    return lambda: _random_actor(world)
-
-
-def _random_actor(world: World) -> Actor:
-    """Draws random actions.
-
-    Raises:
-        ConfigError: they have no bounds.
-    """
-    if (counts := choices(world.action_space)) is not None:
-        return RandomChoices(counts, partial(allowed_in, columns=world.own_columns))
-    low, high = action_bounds(world.action_space)
-    if not (np.isfinite(low).all() and np.isfinite(high).all()):
-        raise ConfigError(f"collect.mixture: the actions of {world.tasks[0]!r} have no bounds to draw random ones from")
-    return RandomActor(low, high)
-
-
-def _planner(share: ActorShare, expert: ManiSkillExpert) -> Callable[[], Actor]:
-    """Makes the motion planner plan anew for each round; it is made once, with a simulator of its own."""
-    unused = [key for key in ("random_steps", "calibration_error") if getattr(share, key)]
-    if unused:
-        raise ConfigError(
-            f"collect.mixture: ManiSkill's expert plans a whole episode from its first moment, so "
-            f"{' and '.join(unused)} would not do what is expected; remove them"
-        )
-
-    def make() -> Actor:
-        expert.restart()
-        return expert
-
-    return make

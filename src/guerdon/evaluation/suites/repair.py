@@ -22,7 +22,6 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from guerdon.collect.collect import actor_maker
 from guerdon.collect.stepping import steps
 from guerdon.episodes.read import dataset_hash
 from guerdon.episodes.targets import episode_success
@@ -33,6 +32,7 @@ from guerdon.evaluation.suites.image_suite import held_out
 from guerdon.files.atomic import write_json, write_text
 from guerdon.models.load import load_reward_model
 from guerdon.models.scores import score_episodes
+from guerdon.policies.robots.experts import actor_maker
 from guerdon.settings.collect import ActorShare
 from guerdon.settings.study import Study
 from guerdon.settings.train import ResNetTrainSettings

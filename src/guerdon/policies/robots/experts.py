@@ -1,6 +1,6 @@
-"""Actors without training: Meta-World's scripted experts, uniform random actions, noise on another policy.
+"""Actors without training: scripted experts, uniform random actions, noise on another policy.
 
-Every actor has `act(observations_B, rng)`.
+Every actor has `act(observations_B, rng)`; `actor_maker` makes those of an entry of `collect.mixture`.
 
     actor = ScriptedExpert("window-close")
     actions_B_A = actor.act(observations_B, rng)
@@ -12,6 +12,7 @@ import contextlib
 import io
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -21,10 +22,13 @@ import torch
 from guerdon.errors import ConfigError, MissingDependencyError, boundary
 from guerdon.policies.robots.heads import Categorical
 from guerdon.policies.robots.robot import RobotPolicy
+from guerdon.settings.collect import ActorShare
 from guerdon.settings.world import WorldSettings
 from guerdon.worlds.camera import import_mujoco
 from guerdon.worlds.libero import LiberoVectorEnv
 from guerdon.worlds.maniskill import ManiSkillVectorEnv
+from guerdon.worlds.spaces import action_bounds, allowed_in, choices
+from guerdon.worlds.world import World
 
 # ---------------------------------------------------------------------------------------------------------------------
 # ManiSkill's own motion planning as an expert: demonstrations without any download.
@@ -447,3 +451,72 @@ class NoisyActor:
         """(B, A) actions."""
         mean = self._actor.act(observations_B, rng, greedy=True).values
         return np.asarray(mean + self._noise * rng.standard_normal(mean.shape, dtype=np.float32))
+
+
+Expert = StateExpert | LiberoExpert | ManiSkillExpert
+Actor = Expert | NoisyActor | RandomActor | RandomChoices
+"""`act`: (B, ...) observations to (B, A) actions; of a policy of chunks, (n, ...) to (n, C, A) where one is due."""
+
+
+def actor_maker(share: ActorShare, world: World, env: WorldSettings, policy: RobotPolicy | None) -> Callable[[], Actor]:
+    """Makes a new actor for each round.
+
+    Raises:
+        ConfigError: an expert for a world that has none, or random actions without bounds.
+        CheckpointError: the policy was made for other observations or actions.
+    """
+    if policy is not None:
+        policy.check_fits(world.observation_shape, world.action_space, world.columns)
+        world.show(policy.observation_spec and policy.observation_spec.with_states())
+        return lambda: NoisyActor(policy, share.noise)
+    if share.type in ("expert", "noisy"):
+        noise = share.noise if share.type == "noisy" else 0.0
+        if env.tasks_change:
+            raise ConfigError(
+                "collect.mixture: an expert plays one task: set env.task instead of env.task_ids (or remove "
+                "env.use_curriculum), and collect each task into a folder of its own"
+            )
+        if isinstance(world.env, LiberoVectorEnv):
+            return lambda: LiberoExpert(world.env, noise)
+        if isinstance(world.env, ManiSkillVectorEnv):
+            return _planner(share, ManiSkillExpert(world.env, noise))
+        if env.type in ("libero", "maniskill"):
+            raise ConfigError("collect.mixture: this expert looks into the simulator; set env.vectorization=sync")
+        expert = expert_of(env, noise)
+        if expert is None:
+            raise ConfigError(f"collect.mixture: {env.task} has no scripted expert; use type random or checkpoint")
+        if share.calibration_error and env.type != "metaworld":
+            raise ConfigError("collect.mixture: calibration_error is of what Meta-World's experts see: remove it")
+        return lambda: expert
+    random_actor(world)  # what is wrong with the actions is said before the first round
+    return lambda: random_actor(world)
+
+
+def random_actor(world: World) -> Actor:
+    """Draws random actions.
+
+    Raises:
+        ConfigError: they have no bounds.
+    """
+    if (counts := choices(world.action_space)) is not None:
+        return RandomChoices(counts, partial(allowed_in, columns=world.own_columns))
+    low, high = action_bounds(world.action_space)
+    if not (np.isfinite(low).all() and np.isfinite(high).all()):
+        raise ConfigError(f"collect.mixture: the actions of {world.tasks[0]!r} have no bounds to draw random ones from")
+    return RandomActor(low, high)
+
+
+def _planner(share: ActorShare, expert: ManiSkillExpert) -> Callable[[], Actor]:
+    """Makes the motion planner plan anew for each round; it is made once, with a simulator of its own."""
+    unused = [key for key in ("random_steps", "calibration_error") if getattr(share, key)]
+    if unused:
+        raise ConfigError(
+            f"collect.mixture: ManiSkill's expert plans a whole episode from its first moment, so "
+            f"{' and '.join(unused)} would not do what is expected; remove them"
+        )
+
+    def make() -> Actor:
+        expert.restart()
+        return expert
+
+    return make
