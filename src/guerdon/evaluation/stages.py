@@ -1,4 +1,4 @@
-"""The stages that judge reward models: `guerdon evaluate`, and its `--attack`.
+"""The stage that judges reward models, `guerdon evaluate`; that of its `--attack` is in `suites/repair.py`.
 
     for card in EvaluateStage(only=("success",)).work(study):
         print(card.line)
@@ -13,18 +13,15 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from guerdon.errors import ConfigError, StudyError
+from guerdon.errors import StudyError
 from guerdon.pages.table import ResultTable
 from guerdon.plan.estimate import estimate_evaluate
 from guerdon.plan.stages import check_only
 from guerdon.settings.evaluate import GateSettings
 from guerdon.settings.study import Study
 from guerdon.types import RewardModel
-
-if TYPE_CHECKING:
-    from guerdon.evaluation.suites.repair import RepairReport
 
 
 class EvaluatedCard(NamedTuple):
@@ -179,56 +176,3 @@ class EvaluateStage:
         if not models:
             raise StudyError("{study} has neither a train section nor evaluate.remote: it names no reward model")
         check_only(self.only, models)
-
-
-class RepairedModel(NamedTuple):
-    """What attacks on a model found and what training on them changed, and the files."""
-
-    report: RepairReport
-    paths: dict[str, Path]
-
-    @property
-    def line(self) -> str:
-        """The report and where it is, for people."""
-        from guerdon.evaluation.suites.repair import repair_text
-
-        return f"{repair_text(self.report)}\nwrote {self.paths['json']}, and data sets and models in the same folder"
-
-
-@dataclass(frozen=True)
-class AttackStage:
-    """Attack success classifiers of robots, and train them on what is found.
-
-    Attributes:
-        only: names of models; empty: all that can be attacked.
-    """
-
-    only: tuple[str, ...] = ()
-
-    def check(self, study: Study) -> None:
-        """Refuse models that cannot be attacked.
-
-        Raises:
-            ConfigError: as `attackable`; or the study is of text.
-        """
-        from guerdon.evaluation.suites.repair import attackable
-
-        if study.text:
-            raise ConfigError("--attack is for robots: models for text are always attacked, as evaluate.attacks says")
-        attackable(study, self.only)
-
-    def estimate(self, study: Study) -> dict[str, Any]:
-        """Models, episodes and trainings, at most."""
-        from guerdon.evaluation.suites.repair import repair_cost
-
-        return repair_cost(study, self.only)
-
-    def work(self, study: Study) -> list[RepairedModel]:
-        """Attack them."""
-        import torch
-
-        from guerdon.evaluation.suites.repair import repair_study
-
-        self.check(study)
-        torch.set_num_threads(study.runner.threads)
-        return [RepairedModel(*found) for found in repair_study(study, only=self.only).values()]

@@ -59,7 +59,7 @@ STAGES = {
     "bc": "guerdon.train.stages:BCStage",
     "sft": "guerdon.train.stages:SFTStage",
     "evaluate": "guerdon.evaluation.stages:EvaluateStage",
-    "attack": "guerdon.evaluation.stages:AttackStage",
+    "attack": "guerdon.evaluation.suites.repair:AttackStage",
     "search": "guerdon.evaluation.searching.search_study:SearchStage",
     "run": "guerdon.comparison.single_run:RunStage",
     "compare": "guerdon.comparison.study:CompareStage",

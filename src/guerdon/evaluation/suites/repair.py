@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
+import torch
 
 from guerdon.collect.stepping import steps
 from guerdon.episodes.read import dataset_hash
@@ -721,3 +722,49 @@ def repair_text(report: RepairReport) -> str:
         *aligned(rows),
     ]
     return "\n".join(lines) + "\n"
+
+
+# The stage.
+
+
+class RepairedModel(NamedTuple):
+    """What attacks on a model found and what training on them changed, and the files."""
+
+    report: RepairReport
+    paths: dict[str, Path]
+
+    @property
+    def line(self) -> str:
+        """The report and where it is, for people."""
+        return f"{repair_text(self.report)}\nwrote {self.paths['json']}, and data sets and models in the same folder"
+
+
+@dataclass(frozen=True)
+class AttackStage:
+    """Attack success classifiers of robots, and train them on what is found.
+
+    Attributes:
+        only: names of models; empty: all that can be attacked.
+    """
+
+    only: tuple[str, ...] = ()
+
+    def check(self, study: Study) -> None:
+        """Refuse models that cannot be attacked.
+
+        Raises:
+            ConfigError: as `attackable`; or the study is of text.
+        """
+        if study.text:
+            raise ConfigError("--attack is for robots: models for text are always attacked, as evaluate.attacks says")
+        attackable(study, self.only)
+
+    def estimate(self, study: Study) -> dict[str, Any]:
+        """Models, episodes and trainings, at most."""
+        return repair_cost(study, self.only)
+
+    def work(self, study: Study) -> list[RepairedModel]:
+        """Attack them."""
+        self.check(study)
+        torch.set_num_threads(study.runner.threads)
+        return [RepairedModel(*found) for found in repair_study(study, only=self.only).values()]
