@@ -109,7 +109,11 @@ def _time_box(
     longest = max([x for curve in curves for x, _ in curve], default=1.0) or 1.0
     scale, unit, label = 1.0, "", steps
     if axis == "time":
-        scale, unit = (1.0, "s") if longest < 180 else (60.0, "min") if longest < 3 * 3600 else (3600.0, "h")
+        scale, unit = 3600.0, "h"
+        if longest < 180:
+            scale, unit = 1.0, "s"
+        elif longest < 3 * 3600:
+            scale, unit = 60.0, "min"
         label = f"wall-clock ({unit})"
     low, high, room = 0.0, 1.0, Box.margin
     if measure != SUCCESS:
