@@ -448,6 +448,9 @@ def _paths(data: Any, path: str = "") -> Iterator[str]:
     """Every dotted path of a tree."""
     if path:
         yield path
-    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
-    for key, inner in items:
+    if isinstance(data, list):
+        data = dict(enumerate(data))
+    if not isinstance(data, dict):
+        return
+    for key, inner in data.items():
         yield from _paths(inner, f"{path}.{key}" if path else str(key))

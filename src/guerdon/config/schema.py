@@ -57,8 +57,10 @@ def discriminator(models: tuple[type[BaseModel], ...]) -> str | None:
 def mark(model: type[BaseModel], models: Sequence[type[BaseModel]]) -> str:
     """`family: chain`: what a section says to be this model and none of the others; empty where nothing does."""
     key = discriminator(tuple(dict.fromkeys([*models, model])))
-    names = literals(model).get(key or "", ())
-    return f"{key}: {names[0] if names else 'package.module:factory'}" if key else ""
+    if not key:
+        return ""
+    names = literals(model).get(key, ())
+    return f"{key}: {names[0] if names else 'package.module:factory'}"
 
 
 def tagged(spot: Spot, tag: Any) -> Spot:
