@@ -225,13 +225,16 @@ def _two(first: str, second: str, choice: str, seen_in: str, *, index: bool = Fa
     def read(fields: RowFields) -> _Row:
         given = fields.get(choice, (str, int, float), "a name or a number")
         word = given.strip().casefold() if isinstance(given, str) else None
+        margin: float | None = None
         if word is not None and word in _FIRST | _SECOND | _TIED:
             sign = (word in _SECOND) - (word in _FIRST)
         elif isinstance(given, str) or not np.isfinite(given) or (index and given not in (0, 1)):
             raise _LeftOut("unreadable_choice")
+        elif index:
+            sign = 1 if (given == 1) != flip else -1
         else:
-            sign = (1 if (given == 1) != flip else -1) if index else int(np.sign(given))
-        margin = None if isinstance(given, str) or index else abs(float(given))
+            sign = int(np.sign(given))
+            margin = abs(float(given))
         return _Row(
             prompt_of(fields.row), [fields.row[first], fields.row[second]], [int(sign > 0), int(sign < 0)], margin
         )
