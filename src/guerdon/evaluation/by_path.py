@@ -70,18 +70,19 @@ def study_of(model: str, data: str | None, overrides: Sequence[str], labels: str
         DataError: as `kind_of`.
     """
     kind = "labels" if data is None else kind_of(data)
+    of_robots = kind == "episodes"
     if not (is_factory(model) or "://" in model):
-        of_text = kind_at(model) not in ROBOT_KINDS
-        if of_text == (kind == "episodes"):
-            sides = ("text", "episodes of robots") if of_text else ("robots", "texts")
+        model_of_robots = kind_at(model) in ROBOT_KINDS
+        if model_of_robots != of_robots:
+            sides = ("robots", "texts") if model_of_robots else ("text", "episodes of robots")
             raise ConfigError(f"{model} holds a reward model of {sides[0]}, and {data or labels} has {sides[1]}")
-    if kind == "episodes":
-        if labels is not None:
-            raise ConfigError("--labels is for models of text; remove it")
-        given: dict[str, Any] = {"type": "control", "data_path": data}
-    else:
+    given: dict[str, Any] = {"type": "control", "data_path": data}
+    if of_robots and labels is not None:
+        raise ConfigError("--labels is for models of text; remove it")
+    if not of_robots:
         given = {"type": "text", "aggregation": "min", f"models.{NAME}.path": model, "labels": labels}
-        given |= {} if data is None else {kind: [data] if kind == "process_bench" else data}
+        if data is not None:
+            given[kind] = [data] if kind == "process_bench" else data
     words = [f"evaluate.{key}={json.dumps(value)}" for key, value in given.items()]
     return load(Study, None, [*words, *overrides])
 

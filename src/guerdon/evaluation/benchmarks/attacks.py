@@ -255,8 +255,9 @@ def probe_lines(probes: Mapping[str, Any]) -> list[str]:
     rows = [head]
     for name, one in probes.items():
         effect, lost = one["effect"], ", ".join(f"{reason} x {n}" for reason, n in one["failures"].items())
-        shown = effect["low"] is not None and not effect["low"] <= 0 <= effect["high"]
-        said = ("for it" if effect["low"] > 0 else "against it") if shown else "not shown"
+        said = "not shown"
+        if effect["low"] is not None and not effect["low"] <= 0 <= effect["high"]:
+            said = "for it" if effect["low"] > 0 else "against it"
         figures = [number(effect[key]) for key in ("estimate", "low", "high")]
         shares = [number(one[key]["estimate"]) for key in ("gains", "losses")]
         rows.append([name, *figures, one["unit"], said, *shares, str(effect["n"]), lost or "-", str(one["skipped"])])

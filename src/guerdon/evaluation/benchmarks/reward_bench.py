@@ -465,7 +465,9 @@ def _above(ties: Literal["wrong", "half"]) -> _Worth:
 
     def worth(right: Float64, wrong: Float64) -> float:
         top, other = right.max(), wrong.max()
-        return 1.0 if top > other else credit if top == other else 0.0
+        if top == other:
+            return credit
+        return 1.0 if top > other else 0.0
 
     return worth
 
