@@ -362,12 +362,15 @@ class FrameReplay:
             (n, H, W, 3) uint8 or (n, S) float32, and (n,) float32.
         """
         others, positives = self.kept
-        counts = (n, 0) if not positives else (n - n // 2, n // 2) if others else (0, n)
-        picks = [
-            kept[i]
-            for kept, count in zip(self.kept, counts, strict=True)
-            for i in (rng.integers(len(kept), size=count) if count else ())
-        ]
+        counts = (n - n // 2, n // 2)
+        if not positives:
+            counts = (n, 0)
+        elif not others:
+            counts = (0, n)
+        picks = []
+        for kept, count in zip(self.kept, counts, strict=True):
+            if count:
+                picks += [kept[i] for i in rng.integers(len(kept), size=count)]
         return np.stack([pixels for pixels, _ in picks]), np.array([target for _, target in picks], np.float32)
 
     def arrays(self) -> dict[str, NDArray[Any]]:

@@ -13,7 +13,7 @@ values; `SequenceClassifier` loads it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -155,11 +155,11 @@ def average_models(folders: Sequence[str], out: Path) -> Path:
     """
     from transformers import AutoModelForSequenceClassification
 
-    found = [find_text_model(one) for one in folders]
-    for name, folder in zip(folders, found, strict=True):
+    homes: list[Path] = []
+    for name, folder in [(one, find_text_model(one)) for one in folders]:
         if folder is None:
             raise CheckpointError(f"{name}: there is no reward model of guerdon")
-    homes = [folder for folder in found if folder is not None]
+        homes.append(folder)
     if len(homes) < 2 or len(set(homes)) < len(homes):
         raise ConfigError(f"name at least two models, none of them twice: {', '.join(folders)}")
     cards = [read_card(home) for home in homes]
@@ -169,11 +169,11 @@ def average_models(folders: Sequence[str], out: Path) -> Path:
         if own != what[0] or own[0] != "preference" or own[4]:
             raise ConfigError(f"{home} is of another kind than {homes[0]}, or not a preference model in one folder")
         classifier = read_classifier(AutoModelForSequenceClassification, str(home), "the reward model")
-        weights = {name: w.double() if w.is_floating_point() else w for name, w in classifier.state_dict().items()}
-        if mean and {n: w.shape for n, w in weights.items()} != {n: w.shape for n, w in mean.items()}:
+        share = {name: _share(weight, len(homes)) for name, weight in classifier.state_dict().items()}
+        if mean and _shapes(share) != _shapes(mean):
             raise ConfigError(f"the weights of {home} have other shapes than those of {homes[0]}")
-        share = {name: w / len(homes) if w.is_floating_point() else w for name, w in weights.items()}
-        mean = {n: mean[n] + w if mean and w.is_floating_point() else w for n, w in share.items()}
+        for name, part in share.items():
+            mean[name] = mean[name] + part if name in mean and part.is_floating_point() else part
     classifier.load_state_dict(mean)
     with sealed_folder(out) as temporary, quietly():
         classifier.save_pretrained(temporary)
@@ -181,3 +181,13 @@ def average_models(folders: Sequence[str], out: Path) -> Path:
         card = replace(cards[0], training={"averaged": [str(home) for home in homes]})
         checkpoint.write_card(temporary / CARD, card)
     return out
+
+
+def _share(weight: Tensor, models: int) -> Tensor:
+    """What the weight of one of several models adds to their mean, in double precision; integers as they are."""
+    return weight.double() / models if weight.is_floating_point() else weight
+
+
+def _shapes(weights: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    """The shape of each weight."""
+    return {name: weight.shape for name, weight in weights.items()}

@@ -112,22 +112,38 @@ class SequenceClassifier:
         Failures are a conversation that the chat template cannot write in full, characters that the tokenizer does not
         have, more tokens than the model has positions for, an episode without text, and a logit that is not finite.
         """
-        read = [self._read(episode) for episode in episodes]
-        sequences = [ids for ids in read if not isinstance(ids, Failure)]
+        scores: dict[int, Score] = {}
+        readable: list[int] = []
+        sequences: list[IntArray] = []
         same: dict[str, list[int]] = {}  # what was asked, and its responses: they are read together
-        for row, episode in enumerate(e for e, ids in zip(episodes, read, strict=True) if not isinstance(ids, Failure)):
-            same.setdefault(episode.task, []).append(row)
-        order = np.array([row for rows in same.values() for row in rows], dtype=np.int64)
-        longest = [max(len(sequences[row]) for row in rows) for rows in same.values() for _ in rows]
+        for i, episode in enumerate(episodes):
+            ids = self._read(episode)
+            if isinstance(ids, Failure):
+                scores[i] = Score(failure=ids)
+                continue
+            same.setdefault(episode.task, []).append(len(sequences))
+            sequences.append(ids)
+            readable.append(i)
+        values, spreads = self._values(self._all_logits(sequences, list(same.values())))
+        spread_of = [None] * len(values) if spreads is None else spreads.tolist()
+        for i, value, spread in zip(readable, values.tolist(), spread_of, strict=True):
+            scores[i] = self._score(value, spread)
+        return [scores[i] for i in range(len(episodes))]
+
+    def _all_logits(self, sequences: Sequence[IntArray], groups: Sequence[Sequence[int]]) -> FloatArray:
+        """(N, K) logits of sequences; those of a group, named by their numbers, are read together."""
+        order: list[int] = []
+        longest: list[int] = []
+        for group in groups:
+            order += group
+            longest += [max(len(sequences[row]) for row in group)] * len(group)
         logits_N_K = np.zeros((len(sequences), self.labels), dtype=np.float32)
-        starts = self._starts(sequences, list(same.values())) if self._compact else None
+        starts = self._starts(sequences, groups) if self._compact else None
         most = token_limit(None, self.model, self.model.device)
         for part in passes(longest, size=self.micro_batch_size, tokens=most):
-            rows = order[part]
+            rows = [order[i] for i in part]
             logits_N_K[rows] = self._logits([sequences[i] for i in rows], None if starts is None else starts[rows])
-        values, spreads = self._values(logits_N_K)
-        found = iter(zip(values.tolist(), [None] * len(values) if spreads is None else spreads.tolist(), strict=True))
-        return [Score(failure=ids) if isinstance(ids, Failure) else self._score(*next(found)) for ids in read]
+        return logits_N_K
 
     def _values(self, logits_N_K: FloatArray) -> tuple[np.ndarray, np.ndarray | None]:
         """(N,) values of (N, K) logits, and the spread of members."""

@@ -122,18 +122,23 @@ class VLMRewardModel:
     @property
     def info(self) -> RewardInfo:
         """Range and needs; values of videos look back over the whole episode."""
-        s, prompt = self.settings, self._plan.prompt
-        limits: tuple[float, ...] = (LOWEST_LOG_PROB, 0.0) if self.kind == "true_logprob" else (0.0, 1.0)
+        limits = (0.0, 1.0)
+        if self.kind == "true_logprob":
+            limits = (LOWEST_LOG_PROB, 0.0)
         if self._windowed:
-            limits = tuple(_TRENDS.values())
+            limits = (min(_TRENDS.values()), max(_TRENDS.values()))
         card, heads = self.card, self._heads
-        progress = self.kind == "roboreward" or (heads is not None and s.question == "progress")
-        threshold = card.threshold if card is not None else None if heads is None or progress else heads.threshold
-        if threshold is None and prompt.answer == "completed":
+        progress = self.kind == "roboreward" or (heads is not None and self.settings.question == "progress")
+        threshold = None
+        if card is not None:
+            threshold = card.threshold
+        elif heads is not None and not progress:
+            threshold = heads.threshold
+        if threshold is None and self._plan.prompt.answer == "completed":
             threshold = 0.5
         return RewardInfo(
             name=self.kind,
-            range=(min(limits), max(limits)),
+            range=limits,
             granularity="step" if self._all_rows else "total",
             frames_needed=self._looks_back,
             success_threshold=threshold,

@@ -444,7 +444,7 @@ class TransformersBackend:
     def _ends(self) -> list[int]:
         """Tokens that end an answer."""
         ends = getattr(self.model.generation_config, "eos_token_id", None)
-        known = ends if isinstance(ends, list) else [] if ends is None else [ends]
+        known = ends if isinstance(ends, list) else [ends]
         return sorted({int(i) for i in [*known, self.inputs.tokenizer.eos_token_id] if i is not None})
 
     def _batches(self, questions: Sequence[Question]) -> Iterator[dict[str, Tensor]]:
