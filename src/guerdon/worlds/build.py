@@ -136,7 +136,9 @@ class TaskPool(PlainVectorEnv):
         Without a seed the environment draws its own.
         """
         now = self._slots[index]
-        task = options["tasks"][index] if "tasks" in options else 0 if now is None else now.task
+        task = 0 if now is None else now.task
+        if "tasks" in options:
+            task = options["tasks"][index]
         shown, _ = self._of_task(index, task).env.reset(seed=[seed])
         self._show(index, task, shown[0])
 
@@ -388,7 +390,8 @@ def _starts(
     part: tuple[int, int],
 ) -> Starts | None:
     """What decides the tasks and starts of episodes; None: copies keep their tasks, and the seed decides."""
-    texts = env.all_texts if settings.tasks_change else [text if isinstance(text, str) else text[0]]
+    first = text if isinstance(text, str) else text[0]
+    texts = env.all_texts if settings.tasks_change else [first]
     if not (adaptive and settings.use_curriculum):
         return Rotation(texts, ordered=ordered) if settings.tasks_change else None
     return Curriculum(
