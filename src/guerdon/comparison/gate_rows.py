@@ -8,6 +8,7 @@ one table when they are put together: `cat runs/*/gate.jsonl > mine.jsonl`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,27 +34,43 @@ def gate_rows(study: StudyRecord) -> list[dict[str, Any]]:
         if any(_models(run) for run in baseline.values()):
             continue
         for arm in study.arms:
-            runs = study.select(arm=arm, task=task)
-            paths = next((found for run in runs if (found := _models(run))), [])
-            features = _features(study, task, paths[0]) if len(paths) == 1 else None
-            pairs = [(final_success(baseline[run.seed]), final_success(run)) for run in runs if run.seed in baseline]
-            known = [pair if None not in pair else (None, None) for pair in pairs]
-            if not features or arm == study.baseline or not any(own is not None for _, own in known):
-                continue
-            rows.append(
-                {
-                    "model": f"{study.name}/{task}/{arm}",
-                    "kind": "text" if study.unit == TEXT else "robot",
-                    "task": task,
-                    "family": arm,
-                    "seeds": [run.seed for run in runs if run.seed in baseline],
-                    "baseline": [before for before, _ in known],
-                    "success": [own for _, own in known],
-                    "exploited": [_exploited(run) for run in runs if run.seed in baseline],
-                    **{PREFIX + name: value for name, value in features.items()},
-                }
-            )
+            row = _gate_row(study, task, arm, baseline)
+            if row is not None:
+                rows.append(row)
     return rows
+
+
+def _gate_row(
+    study: StudyRecord, task: str, arm: str, baseline: Mapping[int | None, RunRecord]
+) -> dict[str, Any] | None:
+    """The row of a task and an arm; None without features of one reward model, or without a complete pair of runs."""
+    runs = study.select(arm=arm, task=task)
+    paths = next((found for run in runs if (found := _models(run))), [])
+    features = _features(study, task, paths[0]) if len(paths) == 1 else None
+    if not features or arm == study.baseline:
+        return None
+    paired = [run for run in runs if run.seed in baseline]
+    before: list[float | None] = []
+    after: list[float | None] = []
+    for run in paired:
+        pair: tuple[float | None, float | None] = (final_success(baseline[run.seed]), final_success(run))
+        if None in pair:
+            pair = (None, None)
+        before.append(pair[0])
+        after.append(pair[1])
+    if set(after) <= {None}:
+        return None
+    return {
+        "model": f"{study.name}/{task}/{arm}",
+        "kind": "text" if study.unit == TEXT else "robot",
+        "task": task,
+        "family": arm,
+        "seeds": [run.seed for run in paired],
+        "baseline": before,
+        "success": after,
+        "exploited": [_exploited(run) for run in paired],
+        **{PREFIX + name: value for name, value in features.items()},
+    }
 
 
 def _exploited(run: RunRecord) -> bool | None:

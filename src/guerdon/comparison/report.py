@@ -587,30 +587,7 @@ def warnings_of(run: RunRecord) -> list[str]:
 
 def study_notes(study: StudyRecord, rows: Sequence[ArmRow]) -> list[Note]:
     """All warnings of a study, the severe ones first."""
-    severe = [f"{row.sentence}." for row in rows if row.conclusion == "not comparable"]
-    reached = "the truth" if study.measure == TRUTH else "true success"
-    alarms = {
-        arm: [bool(number(run.trains[-1], "hacking_alarm")) for run in study.select(arm=arm) if run.trains]
-        for arm in study.arms
-    }
-    for arm, ends in sorted(alarms.items(), key=lambda one: -sum(one[1])):
-        if any(ends):
-            severe.append(
-                f"{arm} may be exploiting its reward model: the hacking alarm is on at the end of {sum(ends)} of "
-                f"{fmt.plural(len(ends), 'run')}, as the learned return rises and {reached} does not."
-            )
-    severe += [
-        f"{row.arm}: only {row.n_runs} of {row.n_planned} runs are complete. If runs with low success stop more often, "
-        "the numbers of this arm are too high."
-        for row in rows
-        if row.n_runs < row.n_planned
-    ]
-    arms: dict[str, dict[str, None]] = {}  # of what runs wrote about their rewards, each line once
-    for run in study.runs:
-        for line in warnings_of(run):
-            arms.setdefault(line, {})[run.arm] = None
-    severe += [f"{', '.join(names)}: {line}" for line, names in arms.items()]
-    notes = [Note(text, severe=True) for text in severe]
+    notes = [Note(text, severe=True) for text in _severe_lines(study, rows)]
     counts = [len(study.select(arm=arm, task=task, status="complete")) for arm in study.arms for task in study.tasks]
     seeds = min(counts, default=0)
     if seeds < FEW_SEEDS:
@@ -625,6 +602,33 @@ def study_notes(study: StudyRecord, rows: Sequence[ArmRow]) -> list[Note]:
     notes += [note for run in study.runs for note in run_notes(run, warned=False, measure=study.measure)]
     notes += [Note(text) for text in study.notes]
     return sorted(notes, key=lambda note: not note.severe)
+
+
+def _severe_lines(study: StudyRecord, rows: Sequence[ArmRow]) -> list[str]:
+    """What makes conclusions doubtful: arms without a comparison, exploited models, stopped runs, broken rewards."""
+    lines = [f"{row.sentence}." for row in rows if row.conclusion == "not comparable"]
+    alarms: dict[str, list[bool]] = {}
+    for arm in study.arms:
+        last = [run.trains[-1] for run in study.select(arm=arm) if run.trains]
+        alarms[arm] = [bool(number(row, "hacking_alarm")) for row in last]
+    reached = "the truth" if study.measure == TRUTH else "true success"
+    for arm, ends in sorted(alarms.items(), key=lambda one: -sum(one[1])):
+        if any(ends):
+            lines.append(
+                f"{arm} may be exploiting its reward model: the hacking alarm is on at the end of {sum(ends)} of "
+                f"{fmt.plural(len(ends), 'run')}, as the learned return rises and {reached} does not."
+            )
+    for row in rows:
+        if row.n_runs < row.n_planned:
+            lines.append(
+                f"{row.arm}: only {row.n_runs} of {row.n_planned} runs are complete. If runs with low success stop "
+                "more often, the numbers of this arm are too high."
+            )
+    arms: dict[str, dict[str, None]] = {}  # of what runs wrote about their rewards, each line once
+    for run in study.runs:
+        for line in warnings_of(run):
+            arms.setdefault(line, {})[run.arm] = None
+    return lines + [f"{', '.join(names)}: {line}" for line, names in arms.items()]
 
 
 def gamed(runs: Sequence[RunRecord]) -> tuple[str, str, str]:

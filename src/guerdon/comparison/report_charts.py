@@ -86,20 +86,31 @@ def curve_panels(study: StudyRecord, tasks: Sequence[str], size: tuple[float, fl
         return panels
     what = MEASURES[study.measure]
     where = "all tasks" if len(tasks) > 1 else tasks[0]
+    runs = [run for run in study.runs if run.task in tasks]
     for axis in KEYS:
-        curves = [(run, _curve(run, axis, study.measure)) for run in study.runs if run.task in tasks]
-        box, scale, unit, label = _time_box([xy for _, xy in curves], axis, size, study.unit, study.measure)
-        scaled = [(run, [(x / scale, y) for x, y in curve]) for run, curve in curves]
+        curves = [_curve(run, axis, study.measure) for run in runs]
+        box, scale, unit, label = _time_box(curves, axis, size, study.unit, study.measure)
+        scaled = []
+        for run, curve in zip(runs, curves, strict=True):
+            scaled.append((run, [(x / scale, y) for x, y in curve]))
         for stat, name in STATS.items():
-            lines = []
-            for arm, style in arm_styles(study).items():
-                own = [(run, curve) for run, curve in scaled if run.arm == arm]
-                grid = _grid([[x for x, _ in xy] for run, xy in own if run.status == "complete" and xy], axis)
-                lines.append(_line(arm, style, own, grid, _interpolated, stat))
+            lines = _arm_lines(study, scaled, axis, stat)
             title = f"{what}, {name} and 95% band, against {label}, {where}"
             picture = line_chart(box, lines, title=title, x_label=label, y_label=what)
             panels.append(Panel(picture, stat=stat, axis=axis, unit=unit))
     return panels
+
+
+def _arm_lines(
+    study: StudyRecord, curves: Sequence[tuple[RunRecord, Sequence[Point]]], axis: Axis, stat: Stat
+) -> list[Line]:
+    """The line of each arm, at places that all its complete runs cover."""
+    lines = []
+    for arm, style in arm_styles(study).items():
+        own = [(run, curve) for run, curve in curves if run.arm == arm]
+        complete = [curve for run, curve in own if run.status == "complete" and curve]
+        lines.append(_line(arm, style, own, _grid(complete, axis), _interpolated, stat))
+    return lines
 
 
 def _time_box(
@@ -237,16 +248,17 @@ def _where_defined(curve: Sequence[Point], xs: Sequence[float]) -> Float64:
     return np.array([dict(curve).get(x, np.nan) for x in xs])
 
 
-def _grid(xs_by_run: Sequence[Sequence[float]], axis: Axis) -> list[float]:
-    """Points that every run covers: the evaluations themselves for steps, even spacing for wall-clock."""
-    if not xs_by_run:
+def _grid(curves: Sequence[Sequence[Point]], axis: Axis) -> list[float]:
+    """Places that the curves of all runs cover: the evaluations themselves for steps, even spacing for wall-clock."""
+    if not curves:
         return []
-    start, end = max(xs[0] for xs in xs_by_run), min(xs[-1] for xs in xs_by_run)
+    start = max(curve[0][0] for curve in curves)
+    end = min(curve[-1][0] for curve in curves)
     if end <= start:
         return [end]
     if axis == "time":
         return [float(x) for x in np.linspace(start, end, MAX_POINTS)]
-    union = sorted({x for xs in xs_by_run for x in xs if start <= x <= end})
+    union = sorted({x for curve in curves for x, _ in curve if start <= x <= end})
     return [union[i] for i in spread(len(union), MAX_POINTS)]
 
 
