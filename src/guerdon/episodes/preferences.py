@@ -361,6 +361,22 @@ def is_preference(row: Any) -> bool:
     return _layout(row) is not None
 
 
+def _without_layout(row: Any, where: str) -> str:
+    """Why a row without a known layout is left out, where it lacks no more than a value.
+
+    Raises:
+        DataError: it has other columns than all layouts.
+    """
+    if isinstance(row, Mapping) and any(row.keys() >= set(one.keys) for one in LAYOUTS.values()):
+        return "no_value"
+    columns = ", ".join(map(str, row)) if isinstance(row, Mapping) else type(row).__name__
+    known = "; ".join(f"{', '.join(one.keys)} ({one.seen_in})" for one in LAYOUTS.values())
+    raise DataError(
+        f"{where}: no known layout of preferences, found {columns[:200]}; known are {known}. Map other names by "
+        "columns: {chosen: ..., rejected: ...}"
+    )
+
+
 def _layout(row: Any) -> RowLayout | None:
     if not isinstance(row, Mapping):
         return None
@@ -417,27 +433,22 @@ def comparison(row: Any, where: str, name: str, subset: str = "", *, every: bool
         DataError: it has no known layout, or a column that cannot be read.
     """
     layout = _layout(row)
-    if layout is None and isinstance(row, Mapping) and any(row.keys() >= set(one.keys) for one in LAYOUTS.values()):
-        return "no_value"
     if layout is None:
-        columns = ", ".join(map(str, row)) if isinstance(row, Mapping) else type(row).__name__
-        known = "; ".join(f"{', '.join(one.keys)} ({one.seen_in})" for one in LAYOUTS.values())
-        raise DataError(
-            f"{where}: no known layout of preferences, found {columns[:200]}; known are {known}. Map other names by "
-            "columns: {chosen: ..., rejected: ...}"
-        )
+        return _without_layout(row, where)
     try:
         read = layout.read(RowFields(row, where))
         name = str(next((row[k] for k in ("id", "pair_id", "question_id") if row.get(k) is not None), name))
         asked = _turns(read.prompt) if isinstance(read.prompt, str) and not every else read.prompt
         responses = tuple(response_of(asked, one, f"{name}-{k}", row) for k, one in enumerate(read.responses))
-    except (_LeftOut, ChatError) as error:
-        return str(error) if isinstance(error, _LeftOut) else error.reason
+    except _LeftOut as error:
+        return str(error)
+    except ChatError as error:
+        return error.reason
     texts = [one.text.strip() for one in responses]
-    if not all(texts) and not every:
+    if not every and not all(texts):
         return "empty_answer"
-    by_rank = {(text, one.asked): rank for text, one, rank in zip(texts, responses, read.ranks, strict=True)}
-    if len(by_rank) < len(texts) and not every:
+    different = {(text, one.asked) for text, one in zip(texts, responses, strict=True)}
+    if not every and len(different) < len(texts):
         return "equal_answers"
     subset = str(row.get("subset") or row.get("domain") or row.get("source") or subset)
     return Comparison(name, responses, tuple(read.ranks), read.margin, read.label, read.attributes, subset)
