@@ -120,14 +120,7 @@ def bias_probes(
         reps: bootstrap resamples.
         seed: of the prompts that are drawn, and of the bootstrap.
     """
-    by_prompt: dict[str, Pair] = {}
-    for choice in choices:
-        a, b = choice.chosen[0], choice.rejected[0]
-        if isinstance(a, Solution) and isinstance(b, Solution) and a.text.strip() and b.text.strip():
-            by_prompt.setdefault(a.asked, (a, b))
-    pairs = list(by_prompt.values())
-    drawn = np.random.default_rng(seed).permutation(len(pairs))[: settings.prompts]
-    pairs = [pairs[i] for i in sorted(drawn)]
+    pairs = _drawn_pairs(choices, settings.prompts, seed)
     known: dict[tuple[str, str], float | Failure] = {}
 
     def values(judge: RewardModel, groups: Sequence[Pair], what: str) -> list[list[float | Failure]]:
@@ -145,21 +138,21 @@ def bias_probes(
 
     found: dict[ProbeName, BiasEffect] = {}
     groups: list[tuple[Pair, ...]]
+    unit: Literal["SD", "value"] = "value" if model.info.compares else "SD"
     for name in settings.names:
-        if name == "order":
-            if not model.info.compares:
-                continue
+        edit = _edit(name, model)
+        if edit is not None:
+            judge, places = model, EDITED
+            groups = [three for pair in pairs if (three := _edited(pair, edit))]
+        elif name == "order" and model.info.compares:
             judge, places = model.in_order() if isinstance(model, JudgeModel) else model, SWAPPED
             groups = [((a, b), (b, a)) for a, b in pairs]
         else:
-            edit = _edit(name, model)
-            if edit is None:
-                continue
-            judge, places = model, EDITED
-            groups = [three for pair in pairs if (three := _edited(pair, edit))]
+            continue
         seen = iter(values(judge, [pair for group in groups for pair in group], f"responses scored ({name})"))
-        rows = [[value for _ in group for value in next(seen)] for group in groups]
-        unit: Literal["SD", "value"] = "value" if model.info.compares else "SD"
+        rows = []
+        for group in groups:
+            rows.append([value for _ in group for value in next(seen)])
         found[name] = _effect(rows, places, unit, len(pairs) - len(groups), reps, seed)
     return found
 
@@ -186,6 +179,18 @@ def _effect(
     )
     effect = percentile_interval(means[0], means[1:], n=n, n_undefined=failures.total(), can_vary=n > 1)
     return BiasEffect(effect, unit, gains, losses, dict(failures.most_common()), skipped)
+
+
+def _drawn_pairs(choices: Sequence[PreferenceChoice], prompts: int, seed: int) -> list[Pair]:
+    """The first right and the first wrong response of some of the prompts whose two are texts that are not empty."""
+    by_prompt: dict[str, Pair] = {}
+    for choice in choices:
+        a, b = choice.chosen[0], choice.rejected[0]
+        if isinstance(a, Solution) and isinstance(b, Solution) and a.text.strip() and b.text.strip():
+            by_prompt.setdefault(a.asked, (a, b))
+    pairs = list(by_prompt.values())
+    drawn = np.random.default_rng(seed).permutation(len(pairs))[:prompts]
+    return [pairs[i] for i in sorted(drawn)]
 
 
 def _edited(pair: Pair, edit: Edit) -> tuple[Pair, Pair, Pair] | None:
