@@ -483,9 +483,7 @@ def label_rows(
         ids.append(episode.id)
         succeeded.append(bool(np.nanmax(target_T) > 0))  # by all rows, as `held_out_episodes` finds them again
     if not ids:
-        seen = "states" if sees_states(settings) else "frames"
-        needed = "frames, a task" if needs_task and seen == "frames" else seen
-        raise DataError(no_labels(skipped, f"{needed} and success labels", seen if unseen else ""))
+        raise DataError(_none_usable(settings, skipped, needs_task=needs_task, unseen=unseen))
     positive_R = np.concatenate(positive)
     if unmarked and not positive_R.any():
         raise DataError(no_marks(unmarked, len(ids) + skipped))
@@ -497,6 +495,14 @@ def label_rows(
     return LabelledRows(
         np.concatenate(targets), positive_R, held[owner], owner, np.concatenate(rows), tuple(ids), skipped
     )
+
+
+def _none_usable(settings: Settings | VLMTrainSettings, skipped: int, *, needs_task: bool, unseen: bool) -> str:
+    """The message for a data set without a usable episode; `unseen`: not one has the frames or states."""
+    seen = needed = "states" if sees_states(settings) else "frames"
+    if needs_task and seen == "frames":
+        needed = "frames, a task"
+    return no_labels(skipped, f"{needed} and success labels", seen if unseen else "")
 
 
 def too_few(episodes: int) -> str:
