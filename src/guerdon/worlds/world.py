@@ -274,7 +274,7 @@ class World:
         inside = (terminated | truncated) & (self.mode is AutoresetMode.SAME_STEP)
         arrived = with_finals(observations, info.get("final_obs", ()), inside)
         failures = self._failures(arrived, rewards, actions)
-        mask = ~(self._resetting | among(failures, self.num_envs)) if failures else ~self._resetting
+        mask = ~(self._resetting | among(failures, self.num_envs))
         actions, intervened = self.interventions.executed(info, actions, mask, terminated | truncated)
         self.exact_resume = self.exact_resume and not self.interventions.by_people
         terminated, truncated = terminated & mask, truncated & mask
@@ -293,7 +293,7 @@ class World:
         self._episode_reported &= ~done
         drawn = None if frames is None else (frames.going_on & mask & ~done) | (truncated & frames.ends)
         final = self._view(arrived, drawn)
-        wanted = (np.zeros(self.num_envs, np.bool_) if capture is None else capture) & mask
+        wanted = np.zeros(self.num_envs, np.bool_) if capture is None else capture & mask
         if capture_ends:
             wanted = wanted | done
         looks = self._look_after(wanted, ended_inside, info)
@@ -305,7 +305,7 @@ class World:
         if self._playing is not None:
             self._playing.step(success, known, done, failed)
         fresh = self._begin_next(actions, done, failed, observations)
-        self._shown = final if not fresh.any() else self._begun(fresh, failed, final, frames)
+        self._shown = self._begun(fresh, failed, final, frames) if fresh.any() else final
         return Transition(
             observations=self._shown.copy(),
             final_observations=final,
@@ -315,7 +315,7 @@ class World:
             own_rewards=np.where(mask, rewards, 0).astype(np.float32),
             terminated=terminated, truncated=truncated, success=success, success_known=known, mask=mask,
             actions=actions, intervened=intervened,
-            looks={i: look for i, look in looks.items() if i not in failures} if failures else looks,
+            looks={i: look for i, look in looks.items() if i not in failures},
             first_looks=self._captured(fresh) if capture_ends else {},
             failures=failures,
             failed_resets=self._resets.take_failures(),
