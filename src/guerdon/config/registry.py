@@ -236,8 +236,9 @@ def _params_model(factory: Callable[..., Any], offers: Sequence[str]) -> tuple[t
         signature = inspect.signature(factory)
     except ValueError:  # of some that are written in C
         return create_model("Params", __config__=ConfigDict(extra="allow")), False
+    called = factory.__init__ if inspect.isclass(factory) else factory
     try:
-        hints = get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
+        hints = get_type_hints(called)
     except (NameError, TypeError):  # names that only a type checker imports; objects that are called
         hints = {}
     fields: dict[str, Any] = {}
