@@ -234,7 +234,8 @@ def load_checkpoint(path: str | Path, **requested: Any) -> tuple[ImageScorer, Im
     Raises:
         CheckpointError: anything is missing, corrupt, or other than requested.
     """
-    folder, config = find_checkpoint(path), load_config(path, **requested)
+    folder = find_checkpoint(path)
+    config = load_config(path, **requested)
     with boundary(CheckpointError, f"{folder} cannot be read"):
         expected = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("sha256")
         if sha256(folder / WEIGHTS) != expected:

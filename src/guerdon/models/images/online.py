@@ -227,10 +227,12 @@ class OnlineImageModel:
         with seeded(int(self.rng.integers(2**62)), device):
             for _ in range(steps):
                 index = self.rng.integers(len(pixels), size=self.batch_size - replayed)
-                batch, wanted = pixels[index], targets[index]
+                batch = pixels[index]
+                wanted = targets[index]
                 if replayed:
                     old, old_targets = self.replay.draw(replayed, self.rng)
-                    batch, wanted = np.concatenate([batch, old]), np.concatenate([wanted, old_targets])
+                    batch = np.concatenate([batch, old])
+                    wanted = np.concatenate([wanted, old_targets])
                 losses.append(self._step(torch.from_numpy(batch).to(device), torch.from_numpy(wanted).to(device)))
         self.optimizer.zero_grad()  # the next rollout needs the memory of the gradients
         scorer.eval()

@@ -115,7 +115,8 @@ class PreferenceModel(TextRewardModel):
         except ValueError as error:
             raise ConfigError(f"transformers has no sequence classifier of {type(model).__name__}: {error}") from error
         refuse_to_write(whole_parameters(self.policy), folder)
-        wanted, stored = classifier.state_dict().keys(), self.policy.base.stored(self.policy.adapter)
+        wanted = classifier.state_dict().keys()
+        stored = self.policy.base.stored(self.policy.adapter)
         own = {name: weight.float().contiguous() for name, weight in stored.items() if name in wanted}
         own |= {name: self.head.weight[kept].detach().float().cpu() for name in wanted - own.keys()}
         refuse_to_write(own, folder)

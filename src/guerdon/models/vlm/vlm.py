@@ -321,7 +321,8 @@ class VLMRewardModel:
     def _judged(self, episode: Episode, keys: list[bytes | None], answers: dict[bytes, _Read]) -> ExplainedScore:
         """The explained score of an episode from the answers about its rows."""
         reads = [_Read(_TRENDS["unclear"]) if key is None else answers[key] for key in keys]
-        text, tokens = reads[-1].text, sum(read.tokens for read in reads)
+        text = reads[-1].text
+        tokens = sum(read.tokens for read in reads)
         failures = [(row, read.value) for row, read in enumerate(reads) if isinstance(read.value, Failure)]
         if failures:
             row, first = failures[0]
@@ -355,7 +356,8 @@ def _yes(found: WordLogProbs | Failure) -> _Read:
     """p(yes) / (p(yes) + p(no)), if both together have at least `LEAST_SHARE`."""
     if isinstance(found, Failure):
         return _Read(found)
-    yes, no = float(found.log_probs[0]), float(found.log_probs[1])
+    yes = float(found.log_probs[0])
+    no = float(found.log_probs[1])
     if not np.logaddexp(yes, no) >= np.log(LEAST_SHARE):
         detail = (
             f"p(yes) {np.exp(yes):.3g} and p(no) {np.exp(no):.3g}: the model begins its answer with something else "
