@@ -134,7 +134,9 @@ def speed_text(speed: StepsRatio) -> tuple[str, str, str]:
     ratio, low, high = interval.estimate, interval.low, interval.high
     limit = "at most "
     if speed.conclusion == "more":
-        ratio, low, high = 1 / interval.estimate, _turned(interval.high), _turned(interval.low)
+        ratio = 1 / interval.estimate
+        low = _turned(interval.high)
+        high = _turned(interval.low)
         limit = "at least "
     words = times(ratio)
     if speed.conclusion != "no difference shown":
