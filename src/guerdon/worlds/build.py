@@ -226,7 +226,8 @@ class PoolEye:
         pictures = np.zeros((len(looks), *self.size, 3), dtype=np.uint8)
         for task in sorted({task for task, _ in looks}):
             places = [n for n, (one, _) in enumerate(looks) if one == task]
-            kept, eye = [looks[n][1] for n in places], self._eyes[task]
+            kept = [looks[n][1] for n in places]
+            eye = self._eyes[task]
             pictures[places] = eye.render(kept) if camera is None else eye.render(kept, camera)
         return pictures
 

@@ -216,8 +216,10 @@ class ProcessVectorEnv(PlainVectorEnv):
         all_facts = [process.facts or {} for process in self._processes]
         facts = max(all_facts, key=lambda one: one["spaces"][0].shape)  # others' observations end in zeros
         self.declare(num_envs, *facts["spaces"])
-        self.proprioception, self.columns = facts["proprioception"], facts["columns"]
-        self.action_start, self.unlimited = facts["action_start"], facts["unlimited"]
+        self.proprioception = facts["proprioception"]
+        self.columns = facts["columns"]
+        self.action_start = facts["action_start"]
+        self.unlimited = facts["unlimited"]
         self.task_texts = tuple(text for one in all_facts for text in one["tasks"])
         self.all_texts: tuple[str, ...] = facts["all_texts"]
         self.eye = ProcessEye(self, facts["size"], facts["cameras"], at_once=facts["at_once"])
@@ -262,7 +264,8 @@ class ProcessVectorEnv(PlainVectorEnv):
             failed: dict[int, Failure] = {}
             for k in requests:
                 if k not in answers and self._broke[k][0].reason == "simulator_raised":
-                    reason, said = self._broke[k][0].reason, self._broke[k][0].detail
+                    reason = self._broke[k][0].reason
+                    said = self._broke[k][0].detail
                     if said.startswith("raised "):
                         said = f"reset {said}"
                     failed |= dict.fromkeys(self._wanted_copies(k, wanted), Failure(reason, said))
@@ -319,10 +322,13 @@ class ProcessVectorEnv(PlainVectorEnv):
         for k in asked:
             processes[k].memory.actions[...] = actions[processes[k].share]
         answers = self._ask(dict.fromkeys(asked), self._step_seconds)
-        seen, rewards = self._observations.copy(), np.zeros(self.num_envs, dtype=np.float32)
-        terminated, truncated = np.zeros(self.num_envs, dtype=np.bool_), np.zeros(self.num_envs, dtype=np.bool_)
+        seen = self._observations.copy()
+        rewards = np.zeros(self.num_envs, dtype=np.float32)
+        terminated = np.zeros(self.num_envs, dtype=np.bool_)
+        truncated = np.zeros(self.num_envs, dtype=np.bool_)
         for k in answers:
-            share, memory = processes[k].share, processes[k].memory
+            share = processes[k].share
+            memory = processes[k].memory
             _first(seen[share], memory.observations)[...], rewards[share] = memory.observations, memory.rewards
             terminated[share], truncated[share] = memory.terminated, memory.truncated
         finite = finite_rows(seen) & finite_rows(rewards)

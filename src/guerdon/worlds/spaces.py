@@ -153,7 +153,8 @@ def some_allowed(rows: np.ndarray, columns: Sequence[ObservedColumn], space: gym
         columns: of these.
         space: of actions.
     """
-    mask, counts = allowed_in(rows, columns), choices(space)
+    mask = allowed_in(rows, columns)
+    counts = choices(space)
     if mask is None or counts is None:
         return np.zeros((len(rows), *(space.shape or ())))
     starts = np.cumsum([0, *counts[:-1]])
@@ -281,7 +282,8 @@ def _picture_shape(space: spaces.Box) -> tuple[int, ...] | None:
     """(H, W, C) of a Box of pictures; None: it is numbers."""
     if not 2 <= len(space.shape) <= 4 or 0 in space.shape:
         return None
-    low, high = float(space.low.min()), float(space.high.max())
+    low = float(space.low.min())
+    high = float(space.high.max())
     if low < 0 or (space.low.max(), space.high.min()) != (low, high):
         return None
     if space.dtype != np.uint8 and (space.dtype.kind != "f" or high not in (1.0, 255.0)):
