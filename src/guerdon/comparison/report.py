@@ -409,7 +409,14 @@ def _study_context(study: StudyRecord) -> dict[str, Any]:
     order = {task: i for i, task in enumerate(study.tasks)}
     by_task = sorted(study.cards, key=lambda card: order.get(card.task, len(order)))
     cards, card_notes = card_views(by_task, budget=PICTURE_BYTES)
-    configured = [next((run for run in study.select(arm=arm) if run.config_text), None) for arm in study.arms]
+    configured = []
+    for arm in study.arms:
+        configured += [run for run in study.select(arm=arm) if run.config_text][:1]
+    panels: list[pictures.Panel] = []
+    small_panels: list[pictures.Panel] = []
+    if study.tasks:
+        panels = pictures.curve_panels(study, study.tasks)
+        small_panels = pictures.curve_panels(study, study.tasks, SMALL)
     small = {task: pictures.curve_panels(study, [task], SMALL) for task in study.tasks}
     arms = {arm: (style, study.select(arm=arm)) for arm, style in styles.items()}
     context = _shared_context(study.runs, arms, study.tasks, study.unit)
@@ -425,12 +432,12 @@ def _study_context(study: StudyRecord) -> dict[str, Any]:
         "gamed": {arm: gamed(study.select(arm=arm)) for arm in study.arms},
         "golds": gold_panels(study),
         "forest": pictures.conclusion_picture(pooled, study.baseline, study.measure),
-        "panels": pictures.curve_panels(study, study.tasks) if study.tasks else [],
-        "small_panels": pictures.curve_panels(study, study.tasks, SMALL) if study.tasks else [],
+        "panels": panels,
+        "small_panels": small_panels,
         "task_panels": list(small.items()) if len(small) > 1 else [],
         "cards": cards,
         "differences": config_differences(study),
-        "configured": [run for run in configured if run is not None],
+        "configured": configured,
         "max_text": MAX_TEXT,
         "took": number(study.info, "wall_seconds"),
         "failure_gap": FAILURE_GAP,
