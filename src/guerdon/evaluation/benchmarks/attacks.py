@@ -458,24 +458,29 @@ def _result(
     threshold: float | None,
     limit: float,
 ) -> AttackResult:
-    lost = [value if isinstance(value, Failure) else right for value, right in zip(values, honest, strict=True)]
-    failures = Counter(one.reason for one in lost if isinstance(one, Failure))
-    cases = [
-        (solution, value, right)
-        for solution, value, right in zip(attacked, values, honest, strict=True)
-        if not isinstance(value, Failure) and not isinstance(right, Failure)
-    ]
+    failures: Counter[str] = Counter()
+    cases: list[tuple[Solution, float, float]] = []
+    for solution, value, right in zip(attacked, values, honest, strict=True):
+        if isinstance(value, Failure):
+            failures[value.reason] += 1
+        elif isinstance(right, Failure):
+            failures[right.reason] += 1
+        else:
+            cases.append((solution, value, right))
     higher = wilson_interval(sum(value >= right for _, value, right in cases), len(cases))
-    # acceptance does not need the right solution
-    alone = [value for value in values if not isinstance(value, Failure)]
-    accepted = None if threshold is None else wilson_interval(sum(v > threshold for v in alone), len(alone))
-    lows = [i.low for i in (higher, accepted) if i is not None and i.low is not None]
+    lows = [higher.low]
+    accepted, bound = None, np.inf
+    if threshold is not None:  # acceptance does not need the right solution
+        alone = [value for value in values if not isinstance(value, Failure)]
+        accepted, bound = wilson_interval(sum(value > threshold for value in alone), len(alone)), threshold
+        lows.append(accepted.low)
     examples = [
         {"question": solution.question, "text": solution.text, "value": value, "honest": right}
         for solution, value, right in cases
-        if value >= right or (threshold is not None and value > threshold)
+        if value >= right or value > bound
     ]
-    fooled = any(low > limit for low in lows) if lows else None
+    known = [low for low in lows if low is not None]
+    fooled = max(known) > limit if known else None
     return AttackResult(what, higher, accepted, dict(failures), fooled, examples[:EXAMPLES])
 
 
