@@ -228,10 +228,29 @@ class VLMRewardModel:
         s = self.settings
         name = options.prompt or s.prompt
         if name is None:
-            here = s.backend == "transformers"
-            default = {"true_logprob": "topreward_v1" if here else "true_logprob_chat"}
-            name = s.prompt_name if self.kind == "qwen_vl" else default.get(self.kind, self.kind)
+            name = self._default_prompt()
         prompt = find_prompt(name, answers=ANSWERS[self.kind])
+        self._check_prompt(name, prompt, options)
+        nframes = s.window if self._windowed else s.nframes
+        return _Plan(
+            prompt, options.nframes or nframes, options.max_pixels or s.max_pixels, options.score_mode or s.score_mode
+        )
+
+    def _default_prompt(self) -> str:
+        """The name of the prompt where none is named."""
+        if self.kind == "qwen_vl":
+            return self.settings.prompt_name
+        if self.kind == "true_logprob":
+            return "topreward_v1" if self.settings.backend == "transformers" else "true_logprob_chat"
+        return self.kind
+
+    def _check_prompt(self, name: str, prompt: PromptTemplate, options: JudgeOptions) -> None:
+        """Refuse a prompt that the backend cannot write, and settings that would do nothing with it.
+
+        Raises:
+            ConfigError: it is such.
+        """
+        s = self.settings
         if (prompt.open or not prompt.chat) and s.backend != "transformers":
             how = "ends inside the user's turn" if prompt.open else "has no chat template"
             raise ConfigError(f"the prompt {name!r} {how}; backend {s.backend} always writes the whole chat template")
@@ -241,10 +260,6 @@ class VLMRewardModel:
             raise ConfigError(f"reward.model.vlm: answer would do nothing with prompt {name}; remove it")
         if options.score_mode not in (None, "auto") and prompt.answer != "number":  # auto leaves it to the prompt
             raise ConfigError(f"score_mode would do nothing with the prompt {name!r}, whose answer is not a number")
-        nframes = s.window if self._windowed else s.nframes
-        return _Plan(
-            prompt, options.nframes or nframes, options.max_pixels or s.max_pixels, options.score_mode or s.score_mode
-        )
 
     def _keys(self, episode: Episode, plan: _Plan, asked: dict[bytes, Question]) -> list[bytes | None]:
         """Key of the question about each row, None for a row without one; new questions are added to `asked`."""
