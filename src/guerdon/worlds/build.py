@@ -310,21 +310,12 @@ def build_world(
     each = among if whole.task_ids is None else among // len(whole.task_ids)
     if adaptive and settings.use_curriculum:
         success_readers = [*success_readers, "env.use_curriculum"]
-    limit = settings.max_episode_steps
-    if isinstance(settings, GymnasiumSettings | ManiSkillSettings):
-        limit = None  # they end episodes at the limit themselves
-    elif limit is None and getattr(env, "unlimited", False):
-        limit = UNLIMITED
-        log_once(
-            f"[env] {settings.type} shows no time limit of its own, so episodes end after {limit} steps "
-            "(env.max_episode_steps)"
-        )
     return World(
         env if wrap is None else wrap(env),
         [text] * env.num_envs if isinstance(text, str) else text,
         seed=seed,
         eye=eye,
-        max_episode_steps=limit,
+        max_episode_steps=_step_limit(settings, env),
         end_on_success=settings.end_on_success,
         native_reward=settings.native_reward,
         success_keys=SUCCESS_KEYS if settings.success_key is None else (settings.success_key,),
@@ -378,6 +369,19 @@ def first_world(settings: WorldSettings, success_readers: Sequence[str] = ()) ->
         settings = settings.of_task(0)
     copies = settings.num_envs if isinstance(settings, OwnWorldSettings) else len(settings.task_names)
     return build_world(settings, seed=0, num_envs=copies, success_readers=success_readers)
+
+
+def _step_limit(settings: WorldSettings, env: VectorEnv) -> int | None:
+    """After how many steps an episode ends; None where the environment alone decides."""
+    if isinstance(settings, GymnasiumSettings | ManiSkillSettings):
+        return None  # they end episodes at the limit themselves
+    if settings.max_episode_steps is not None or not getattr(env, "unlimited", False):
+        return settings.max_episode_steps
+    log_once(
+        f"[env] {settings.type} shows no time limit of its own, so episodes end after {UNLIMITED} steps "
+        "(env.max_episode_steps)"
+    )
+    return UNLIMITED
 
 
 def _starts(
