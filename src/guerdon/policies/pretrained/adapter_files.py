@@ -274,12 +274,12 @@ def merged_on_reading(model: nn.Module, weights: Mapping[str, Tensor], folder: P
 
 
 def _whole_weights(
-    adapted: nn.Module, paths: Mapping[int, str], names_of: Container[int], alike: Mapping[str, Sequence[str]]
+    adapted: Any, paths: Mapping[int, str], names_of: Container[int], alike: Mapping[str, Sequence[str]]
 ) -> dict[str, Tensor]:
     """Weights that an adapter's file has whole, by their names in the model.
 
     Args:
-        adapted: the model with the adapter.
+        adapted: peft's model with the adapter.
         paths: of the modules of the model, by `id`.
         names_of: the `id` of each parameter that the model had before.
         alike: the names of the weight that has a name.
