@@ -640,11 +640,14 @@ def _severe_lines(study: StudyRecord, rows: Sequence[ArmRow]) -> list[str]:
 
 def gamed(runs: Sequence[RunRecord]) -> tuple[str, str, str]:
     """Whether the policies of these runs exploit a reward model, by their alarms: a style, the answer, the evidence."""
-    logged = [[row["hacking_alarm"] for row in run.trains if "hacking_alarm" in row] for run in runs]
-    judged = [flags for flags in logged if any(flag is not None for flag in flags)]
+    logged = []
+    for run in runs:
+        logged.append([row["hacking_alarm"] for row in run.trains if "hacking_alarm" in row])
+    judged = [flags for flags in logged if flags.count(None) < len(flags)]
     raised = [flags for flags in judged if any(flags)]
     if raised:
-        when = f"in {len(raised)} of {fmt.plural(len(judged), 'run')}, at the end of {sum(bool(f[-1]) for f in raised)}"
+        at_end = sum(bool(flags[-1]) for flags in raised)
+        when = f"in {len(raised)} of {fmt.plural(len(judged), 'run')}, at the end of {at_end}"
         reached = "the truth" if measure_of_runs(list(runs)) == TRUTH else "true success"
         return "loss", "Likely.", f"Alarm {when}: the learned return rises, {reached} does not."
     if judged:

@@ -292,19 +292,22 @@ def quality_panels(
     """
     panels = []
     every = [run for _, runs in arms.values() for run in runs]
-    end = max([number(row, "step") or 0.0 for run in every for row in run.trains], default=0.0) or 1.0
+    rows = [row for run in every for row in run.trains]
+    end = max([number(row, "step") or 0.0 for row in rows], default=0.0) or 1.0
     unit = next((run.unit for run in every if run.status != "missing"), "")
-    logged = {key for run in every for row in run.trains for key in row if key.startswith(prefix)}
+    logged = {key for row in rows for key in row if key.startswith(prefix)}
     for metric, about in metrics.items():
         keys = sorted(key for key in logged if f"/{key}".endswith(f"/{metric}"))
         if not keys:
             continue
-        lines = [_quality_line(arm, style, runs, key, end) for arm, (style, runs) in arms.items() for key in keys]
-        lines = [line for line in lines if line.points or any(line.thin)]
+        lines = []
+        for arm, (style, runs) in arms.items():
+            drawn = [_quality_line(arm, style, runs, key, end) for key in keys]
+            lines += [line for line in drawn if line.points or any(line.thin)]
         box = Box(400, 250, x=(0.0, end), y=(0.0, 1.0))
         title = f"{about.title} against {unit}"
         svg = line_chart(box, lines, title=title, x_label=unit, y_label="", chance=about.chance)
-        values = [number(row, key) for run in every for row in run.trains for key in keys if key in row]
+        values = [number(row, key) for row in rows for key in keys if key in row]
         panels.append(Panel(svg, about.title, about.hint, undefined=values.count(None), logged=len(values)))
     return panels
 
