@@ -335,13 +335,15 @@ def fill_exactly(
     unknown = sorted(stored.keys() - wanted.keys())
     wrong = sorted(name for name in wanted.keys() & stored.keys() if tuple(stored[name].shape) != wanted[name])
     if missing or unknown or wrong:
-        said = [
-            f"lacks {len(missing)} weights, such as {missing[0]}" if missing else "",
-            f"has {len(unknown)} unknown weights, such as {unknown[0]}" if unknown else "",
-            f"has {len(wrong)} weights of another shape, such as {wrong[0]} with {tuple(stored[wrong[0]].shape)} for "
-            f"{wanted[wrong[0]]}" if wrong else "",
-        ]  # fmt: skip
-        raise CheckpointError(f"{folder} does not have the published layout: it {' and '.join(s for s in said if s)}")
+        said = []
+        if missing:
+            said.append(f"lacks {len(missing)} weights, such as {missing[0]}")
+        if unknown:
+            said.append(f"has {len(unknown)} unknown weights, such as {unknown[0]}")
+        if wrong:
+            name, has = wrong[0], tuple(stored[wrong[0]].shape)
+            said.append(f"has {len(wrong)} weights of another shape, such as {name} with {has} for {wanted[name]}")
+        raise CheckpointError(f"{folder} does not have the published layout: it {' and '.join(said)}")
     refuse_narrow({name: stored[name] for name in own}, folder)
     for parameter in network.parameters():
         parameter.requires_grad_(True)
