@@ -469,14 +469,16 @@ def _arm_row(study: StudyRecord, arm: str, style: int, tasks: Sequence[str], pai
     final = stratified_t_interval(scores_of_arm)
     area = stratified_t_interval(scores(study, arm, tasks, mean_area))
     p_above = difference = speed = None
-    concluded: ArmConclusion = "baseline" if arm == study.baseline else "not comparable"
+    concluded: ArmConclusion
     sentence = detail = ""
     success = study.measure == SUCCESS
     if success:
         final, area = _clipped(final), _clipped(area)
-    if paired is not None and not paired.interval.n:
+    if paired is None:
+        concluded = "baseline" if arm == study.baseline else "not comparable"
+    elif not paired.interval.n:
         concluded = "no data"
-    elif paired is not None:
+    else:
         concluded = conclusion(paired.interval)
         baseline = scores(study, study.baseline, tasks, final_success)
         difference = paired
