@@ -445,8 +445,9 @@ class _Resolver:
             if unknown:  # a misspelled key is what the reference does not find
                 raise ConfigError("\n  ".join(unknown))
         place = self.tree.place(path)
-        where = f"{place}: {path}" if place else path
-        raise ConfigError(f"{where}: {what}")
+        if place:
+            path = f"{place}: {path}"
+        raise ConfigError(f"{path}: {what}")
 
 
 def _default_at(model: type[BaseModel] | None, parts: list[str], data: Any) -> tuple[bool, Any]:

@@ -62,8 +62,8 @@ def mark(model: type[BaseModel], models: Sequence[type[BaseModel]]) -> str:
     key = discriminator(tuple(dict.fromkeys([*models, model])))
     if not key:
         return ""
-    names = literals(model).get(key, ())
-    return f"{key}: {names[0] if names else 'package.module:factory'}"
+    names = literals(model).get(key) or ("package.module:factory",)
+    return f"{key}: {names[0]}"
 
 
 def tagged(spot: Spot, tag: Any) -> Spot:

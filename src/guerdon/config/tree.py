@@ -169,7 +169,9 @@ def parse_yaml(text: str, name: str) -> tuple[Any, dict[str, str]]:
         return value, reader.places
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
-        place = f"{name}:{mark.line + 1}" if mark else name
+        place = name
+        if mark:
+            place = f"{name}:{mark.line + 1}"
         raise ConfigError(f"{place}: not valid YAML: {exc.problem or exc.context}") from exc
     except (yaml.YAMLError, ValueError) as exc:
         if isinstance(exc, ConfigError):
