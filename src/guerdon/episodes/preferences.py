@@ -361,6 +361,14 @@ def is_preference(row: Any) -> bool:
     return _layout(row) is not None
 
 
+def _name_of(row: Mapping[str, Any], name: str) -> str:
+    """The id of a row; where it has none, the given name."""
+    for key in ("id", "pair_id", "question_id"):
+        if row.get(key) is not None:
+            return str(row[key])
+    return name
+
+
 def _without_layout(row: Any, where: str) -> str:
     """Why a row without a known layout is left out, where it lacks no more than a value.
 
@@ -437,7 +445,7 @@ def comparison(row: Any, where: str, name: str, subset: str = "", *, every: bool
         return _without_layout(row, where)
     try:
         read = layout.read(RowFields(row, where))
-        name = str(next((row[k] for k in ("id", "pair_id", "question_id") if row.get(k) is not None), name))
+        name = _name_of(row, name)
         asked = _turns(read.prompt) if isinstance(read.prompt, str) and not every else read.prompt
         responses = tuple(response_of(asked, one, f"{name}-{k}", row) for k, one in enumerate(read.responses))
     except _LeftOut as error:
@@ -445,11 +453,12 @@ def comparison(row: Any, where: str, name: str, subset: str = "", *, every: bool
     except ChatError as error:
         return error.reason
     texts = [one.text.strip() for one in responses]
-    if not every and not all(texts):
-        return "empty_answer"
     different = {(text, one.asked) for text, one in zip(texts, responses, strict=True)}
-    if not every and len(different) < len(texts):
-        return "equal_answers"
+    if not every:
+        if not all(texts):
+            return "empty_answer"
+        if len(different) < len(texts):
+            return "equal_answers"
     subset = str(row.get("subset") or row.get("domain") or row.get("source") or subset)
     return Comparison(name, responses, tuple(read.ranks), read.margin, read.label, read.attributes, subset)
 
