@@ -621,13 +621,6 @@ class _Repair:
             models["control"] = self._refit("control", (), (self._settings.seed + 1) % 2**64)
             itself["after"] = _best_values(find("search", models["after"], starts))
         wins = {name: _success_values(models[name], self._wins, self._masks) for name in MODELS if name in models}
-        sets: dict[str, Mapping[str, Float64]] = {
-            "held out": {name: row_maxima(models[name], self._losses) for name in wins},
-            "search against itself": itself,
-        }
-        for family, found in best.items():
-            shown = [one.item for one in found]
-            sets[f"committed {family}"] = {name: row_maxima(models[name], shown) for name in wins}
         return RepairReport(
             model=self._name,
             task=self._study.env.task,
@@ -639,13 +632,31 @@ class _Repair:
             alike=alike,
             committed_hash=committed_hash,
             rounds=rounds,
-            false_positives=self._false_positives(wins, sets),
+            false_positives=self._false_positives(models, wins, itself, best),
         )
 
     def _false_positives(
-        self, wins: Mapping[str, Float64], sets: Mapping[str, Mapping[str, Float64]]
+        self,
+        models: Mapping[str, RewardModel],
+        wins: Mapping[str, Float64],
+        itself: Mapping[str, Float64],
+        best: Mapping[Family, Sequence[Found[Episode]]],
     ) -> dict[str, FalsePositives]:
-        """`RepairReport.false_positives`, of values of the rows of success and of the failures of each set."""
+        """`RepairReport.false_positives`.
+
+        Args:
+            models: those that are compared.
+            wins: for each the values of the rows of success.
+            itself: for some the largest values that the search against them found.
+            best: the attacks that were found before any training.
+        """
+        sets: dict[str, Mapping[str, Float64]] = {
+            "held out": {name: row_maxima(models[name], self._losses) for name in wins},
+            "search against itself": itself,
+        }
+        for family, found in best.items():
+            shown = [one.item for one in found]
+            sets[f"committed {family}"] = {name: row_maxima(models[name], shown) for name in wins}
         owner = np.repeat(np.arange(len(self._masks)), [mask.sum() for mask in self._masks])
         measured = {}
         for what, values in sets.items():
