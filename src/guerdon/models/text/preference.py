@@ -156,13 +156,7 @@ def average_models(folders: Sequence[str], out: Path) -> Path:
     """
     from transformers import AutoModelForSequenceClassification
 
-    homes: list[Path] = []
-    for name, folder in [(one, find_text_model(one)) for one in folders]:
-        if folder is None:
-            raise CheckpointError(f"{name}: there is no reward model of guerdon")
-        homes.append(folder)
-    if len(homes) < 2 or len(set(homes)) < len(homes):
-        raise ConfigError(f"name at least two models, none of them twice: {', '.join(folders)}")
+    homes = _different_models(folders)
     cards = [read_card(home) for home in homes]
     what = [(one.kind, one.loss, dict(one.outputs), one.combine, one.adapters) for one in cards]
     mean: dict[str, Tensor] = {}
@@ -182,6 +176,23 @@ def average_models(folders: Sequence[str], out: Path) -> Path:
         card = replace(cards[0], training={"averaged": [str(home) for home in homes]})
         checkpoint.write_card(temporary / CARD, card)
     return out
+
+
+def _different_models(folders: Sequence[str]) -> list[Path]:
+    """Where the reward models of guerdon of these folders lie.
+
+    Raises:
+        ConfigError: there are fewer than two, or one is named twice.
+        CheckpointError: a folder has none.
+    """
+    homes: list[Path] = []
+    for name, folder in [(one, find_text_model(one)) for one in folders]:
+        if folder is None:
+            raise CheckpointError(f"{name}: there is no reward model of guerdon")
+        homes.append(folder)
+    if len(homes) < 2 or len(set(homes)) < len(homes):
+        raise ConfigError(f"name at least two models, none of them twice: {', '.join(folders)}")
+    return homes
 
 
 def _share(weight: Tensor, models: int) -> Tensor:
