@@ -678,16 +678,23 @@ def train_image_model(
         "seconds": time.perf_counter() - start,
     }
     if distributed.peers() > 1:
-        trained = {name.removeprefix("scorer."): tensor for name, tensor in trainer.model.tensors().items()}
-        if trainer.is_world_process_zero():
-            scorer = make()
-            scorer.load_state_dict(trained, assign=True)
+        scorer = _gathered(trainer, scorer, make)
     if trainer.is_world_process_zero():
         save_checkpoint(run.save_dir / "model", scorer, _config(settings, data_hash, frames.pixels))
         run.finish(metrics | {"history": history})
     trainer.accelerator.wait_for_everyone()
     distributed.wait()
     return TrainResult(run.save_dir, metrics)
+
+
+def _gathered(trainer: FrameTrainer, scorer: ImageScorer, make: Callable[[], ImageScorer]) -> ImageScorer:
+    """The whole trained scorer in the first of several processes, which all take part; the same scorer in others."""
+    trained = {name.removeprefix("scorer."): tensor for name, tensor in trainer.model.tensors().items()}
+    if not trainer.is_world_process_zero():
+        return scorer
+    scorer = make()
+    scorer.load_state_dict(trained, assign=True)
+    return scorer
 
 
 def _final_quality(trainer: FrameTrainer, settings: Settings, frames: LabelledFrames) -> dict[str, float | None]:
