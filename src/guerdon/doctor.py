@@ -267,9 +267,12 @@ def check_disk(folder: Path, *, free_bytes: int | None = None) -> Check:
     if free_bytes is None:
         free_bytes = shutil.disk_usage(_existing(folder)).free
     free = free_bytes / 1e9
-    status: Status = "fail" if free < _DISK_FAIL else "warn" if free < _DISK_WARN else "ok"
-    fix = "" if status == "ok" else f"free some space or set work_dir elsewhere; a study needs about {_DISK_WARN:g} GB"
-    return Check("disk space", status, f"{free:.1f} GB free for {folder}", fix)
+    found = f"{free:.1f} GB free for {folder}"
+    if free >= _DISK_WARN:
+        return Check("disk space", "ok", found, "")
+    status: Status = "fail" if free < _DISK_FAIL else "warn"
+    fix = f"free some space or set work_dir elsewhere; a study needs about {_DISK_WARN:g} GB"
+    return Check("disk space", status, found, fix)
 
 
 def check_output(folder: Path) -> Check:

@@ -253,26 +253,39 @@ def number(value: float | None) -> str:
 def _how(rows: Rows) -> dict[str, str]:
     """How the log was read, in words."""
     how = {"layout": rows.layout, "rows": f"{len(rows):,}"}
-    files = ", ".join(rows.files[:8]) + (f" and {len(rows.files) - 8:,} more" if len(rows.files) > 8 else "")
-    how |= {"files": files} if files else {}
+    files = ", ".join(rows.files[:8])
+    if len(rows.files) > 8:
+        files += f" and {len(rows.files) - 8:,} more"
+    if files:
+        how["files"] = files
     how["groups"] = rows.grouped_by or "none: checks within groups were not made"
     if rows.texts is not None:
-        m = len(rows.texts.row_M)
-        all_of = "all rows" if m == len(rows) else f"a random sample of {m:,} rows; groups are whole"
-        how["texts"] = f"of {all_of}; numbers are of all rows"
-        limit = text_limit([len(x) for texts_M in (rows.texts.prompts, rows.texts.responses) for x in texts_M])
-        if limit < MAX_TEXT or max(map(len, rows.texts.responses), default=0) > MAX_TEXT:
-            so = f"on this page texts are cut to {limit:,} characters; the checks read them in full"
-            how["length of texts"] = so if limit == MAX_TEXT else f"{so} (all together are over {MAX_TEXTS:,})"
+        how |= _how_texts(rows.texts, len(rows))
     if len(rows) > MAX_ROWS:
         how["list of rows"] = f"{MAX_ROWS:,} of {len(rows):,}: those with texts and of findings, others at random"
+    how["rows that could not be read"] = "none"
     bad = sum(rows.bad.values())
-    how["rows that could not be read"] = (
-        f"{bad:,}: " + "; ".join(f"{count:,} {why}" for why, count in rows.bad.items()) if bad else "none"
-    )
+    if bad:
+        reasons = "; ".join(f"{count:,} {why}" for why, count in rows.bad.items())
+        how["rows that could not be read"] = f"{bad:,}: {reasons}"
     missing = int(np.isnan(rows.reward_N).sum())
-    how |= {"rows without a reward": f"{missing:,}"} if missing else {}
-    how |= {f"note {i + 1}": note for i, note in enumerate(rows.notes)}
+    if missing:
+        how["rows without a reward"] = f"{missing:,}"
+    for i, note in enumerate(rows.notes):
+        how[f"note {i + 1}"] = note
+    return how
+
+
+def _how_texts(texts: Texts, rows: int) -> dict[str, str]:
+    """Of how many of the rows the texts were read, and how long they are on this page, in words."""
+    m = len(texts.row_M)
+    all_of = "all rows" if m == rows else f"a random sample of {m:,} rows; groups are whole"
+    how = {"texts": f"of {all_of}; numbers are of all rows"}
+    limit = text_limit([len(text) for text in (*texts.prompts, *texts.responses)])
+    if limit < MAX_TEXT or max(map(len, texts.responses), default=0) > MAX_TEXT:
+        how["length of texts"] = f"on this page texts are cut to {limit:,} characters; the checks read them in full"
+        if limit != MAX_TEXT:
+            how["length of texts"] += f" (all together are over {MAX_TEXTS:,})"
     return how
 
 

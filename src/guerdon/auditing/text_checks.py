@@ -225,8 +225,10 @@ def check_duplicates(view: View) -> Checked:
     one, responses = view.texts()
     number = _text_numbers(responses)
     long = np.array([len(text) >= LONG for text in responses])
-    prompts = one.of(view.rows.prompt_N)
-    peers = one.peer_M if one.peer_M is not None else strata(np.arange(len(one)) if prompts is None else prompts)
+    peers = one.peer_M
+    if peers is None:
+        prompts = one.of(view.rows.prompt_N)
+        peers = strata(np.arange(len(one)) if prompts is None else prompts)
     again = long.copy()
     again[np.unique(strata(peers, number), return_index=True)[1]] = False
     several = int((np.bincount(peers)[peers] > 1).sum())
@@ -238,8 +240,9 @@ def check_duplicates(view: View) -> Checked:
     limit = SHORT_PROGRAMS if mostly_programs(responses) else DUPLICATES
     if again.sum() < limit * max(several, 1) and not spread:
         return Checked(None, clean)
-    flag, of = (common & long, len(one)) if spread else (again, several)
-    what = "are one and the same" if spread else "copy one of their group"
+    flag, of, what = again, several, "copy one of their group"
+    if spread:
+        flag, of, what = common & long, len(one), "are one and the same"
     title = f"{{share}} of the responses {what}: the policy collapses"
     return found(one, "duplicates", flag, title, clean, of=of, say="the same text as another row")
 

@@ -189,7 +189,11 @@ def _scale_jump(view: View, order: Codes) -> _Break | None:
 def _break(order: Codes, values: Numbers, limit: float) -> _Break | None:
     """The largest change of the mean between neighbouring windows of steps that the changes around do not explain."""
     steps = int(order.max()) + 1
-    width = 1 if steps < 8 else 2 if steps < 20 else 3
+    width = 3
+    if steps < 8:
+        width = 1
+    elif steps < 20:
+        width = 2
     sums = [np.concatenate([[0.0], np.cumsum(np.bincount(order, values**k, minlength=steps))]) for k in (0, 1, 2)]
 
     def window(first: int) -> tuple[float, float, float]:
@@ -202,9 +206,12 @@ def _break(order: Codes, values: Numbers, limit: float) -> _Break | None:
     for at in range(1, steps):
         (n0, mean0, error0), (n1, mean1, error1) = window(at - width), window(at)
         change, sign = mean1 - mean0, np.sign(mean1 - mean0)
-        around = [sign * (mean0 - window(at - 2 * width)[1])] if at >= 2 * width else []
-        around += [sign * (window(at + width)[1] - mean1)] if at + 2 * width <= steps else []
-        beyond = abs(change) - max([0.0, *around])
+        around = [0.0]
+        if at >= 2 * width:
+            around.append(sign * (mean0 - window(at - 2 * width)[1]))
+        if at + 2 * width <= steps:
+            around.append(sign * (window(at + width)[1] - mean1))
+        beyond = abs(change) - max(around)
         if min(n0, n1) >= 5 and beyond > beyond_best:
             error = np.sqrt(error0 + error1) or 1e-12
             p = min(1.0, 2 * float(stdtr(min(n0, n1) - 1, -beyond / error)) * (steps - 1))

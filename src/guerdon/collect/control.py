@@ -650,9 +650,14 @@ def _evaluated(
             f"a decision has chunk x tokens_per_action of them, {policy.chunk} x {policy.tokens_per_action}"
         )
     decision_B_T = np.where(slot_B_T >= 0, np.cumsum(due_B_T).reshape(due_B_T.shape) - 1, -1)
-    chunks = Chunks(decision_B_T, slot_B_T, policy.chunk, policy.tokens_per_action) if policy.in_parts else None
-    shape = due_B_T.shape if chunks is None else wanted[:1]
-    log_probs = found.log_probs.numpy() if policy.in_parts else found.log_probs.numpy().reshape(shape)
+    chunks: Chunks | None = None
+    shape: tuple[int, ...] = due_B_T.shape
+    log_probs = found.log_probs.numpy()
+    if policy.in_parts:
+        chunks = Chunks(decision_B_T, slot_B_T, policy.chunk, policy.tokens_per_action)
+        shape = wanted[:1]
+    else:
+        log_probs = log_probs.reshape(shape)
     if found.values is None:
         return inputs, log_probs, {}, {}, chunks
     values = found.values.numpy().reshape(len(inputs), -1)
@@ -665,11 +670,11 @@ def _evaluated(
         for (step, i), value in zip(ends, _values(policy, finals, micro), strict=True):
             beyond = chunks is None or acted.columns["truncated"][step][i]
             following[decision_B_T[i, step]] = value if beyond else 0.0
-    before, after = (
-        {name: np.ascontiguousarray(array[:, k]).reshape(shape) for k, name in enumerate(heads)}
-        for array in (values, following)
-    )
-    return inputs, log_probs, before, after, chunks
+
+    def by_head(values_R_H: FloatArray) -> dict[str, FloatArray]:
+        return {name: np.ascontiguousarray(values_R_H[:, k]).reshape(shape) for k, name in enumerate(heads)}
+
+    return inputs, log_probs, by_head(values), by_head(following), chunks
 
 
 def _values(policy: RobotPolicy, observations: np.ndarray, micro: int | None) -> FloatArray:

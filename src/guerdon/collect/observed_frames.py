@@ -12,7 +12,7 @@ that step (step -1 before the rollout's first step). Pictures are drawn when the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -295,53 +295,65 @@ def cut_into_segments(
         only just began (a first moment after the last step) has `end < start`.
     """
     lost_B_T = np.zeros_like(done_B_T) if lost_B_T is None else lost_B_T
-    steps = mask_B_T.shape[1]
     rows_of: list[list[int]] = [[] for _ in range(len(mask_B_T))]
     for n, row in enumerate(rows):
         rows_of[row.stream].append(n)
     segments = []
     for stream, members in enumerate(rows_of):
-        ends = np.flatnonzero((done_B_T | lost_B_T)[stream]).tolist()
-        starts = [0, *(end + 1 for end in ends)]
-        for start, end, finished in zip(starts, [*ends, steps - 1], [True] * len(ends) + [False], strict=True):
-            picked = [n for n in members if start <= rows[n].inside <= (end if finished else steps)]
+        for start, end, until in _stretches(done_B_T[stream] | lost_B_T[stream]):
+            picked = [n for n in members if start <= rows[n].inside <= until]
             taken = np.flatnonzero(mask_B_T[stream, start : end + 1])
+            finished = until == end
             lost = finished and bool(lost_B_T[stream, end])
             if not picked and not len(taken) and not lost:
                 continue
-            own = [rows[n] for n in picked]
-            left = np.array([row.steps_left for row in own], dtype=np.float32)
             segments.append(
                 Segment(
                     stream=stream,
-                    number=own[0].number if own else None,
                     task=tasks_T[start][stream],
                     start=start + int(taken[0]) if len(taken) else end + 1,
                     end=end,
                     terminated=finished and bool(terminated_B_T[stream, end]),
                     finished=finished,
-                    steps_F=np.array([row.step for row in own], dtype=np.int64),
-                    rows_F=np.array([row.row for row in own], dtype=np.int64),
-                    last_F=np.array([row.last for row in own], dtype=np.bool_),
-                    success_F=tuple(row.success for row in own),
                     frames_F=frames_N[picked],
-                    **_columns_of(own, *parts),
-                    steps_left_F=None if np.isnan(left).all() else left,
+                    **_columns_of([rows[n] for n in picked], *parts),
                     lost=lost,
                 )
             )
     return tuple(segments)
 
 
+def _stretches(ended_T: BoolArray) -> Iterator[tuple[int, int, int]]:
+    """First and last step and last moment of each stretch; the unfinished one has a moment after its last step."""
+    start = 0
+    for end in np.flatnonzero(ended_T).tolist():
+        yield start, end, end
+        start = end + 1
+    yield start, len(ended_T) - 1, len(ended_T)
+
+
 def _columns_of(
     own: Sequence[ObservedRow], keys: tuple[tuple[str, int], ...], values: tuple[int, ...]
 ) -> dict[str, Any]:
     """What rows of one episode show besides the pictures of the first camera, as fields of a `Segment`."""
-    none = np.zeros((0, 0), np.float32)
-    return {
-        "states_F": np.stack([row.state for row in own]) if own else none,
+    left = np.array([row.steps_left for row in own], dtype=np.float32)
+    columns: dict[str, Any] = {
+        "number": None,
+        "steps_F": np.array([row.step for row in own], dtype=np.int64),
+        "rows_F": np.array([row.row for row in own], dtype=np.int64),
+        "last_F": np.array([row.last for row in own], dtype=np.bool_),
+        "success_F": tuple(row.success for row in own),
+        "states_F": np.zeros((0, 0), np.float32),
         "state_keys": keys,
-        "actions_F": np.stack([row.action for row in own]) if own else none,
+        "actions_F": np.zeros((0, 0), np.float32),
         "action_values": values,
-        "views_F": {name: np.stack([row.views[name] for row in own]) for name in (own[0].views if own else ())},
+        "views_F": {},
+        "steps_left_F": None if np.isnan(left).all() else left,
     }
+    if own:
+        columns["number"] = own[0].number
+        columns["states_F"] = np.stack([row.state for row in own])
+        columns["actions_F"] = np.stack([row.action for row in own])
+        for name in own[0].views:
+            columns["views_F"][name] = np.stack([row.views[name] for row in own])
+    return columns

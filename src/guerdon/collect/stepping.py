@@ -9,7 +9,7 @@ that decides on several actions at once acts through an `ActionQueue`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -201,9 +201,10 @@ def evaluate(
     world.rewind()
     start = world.reset(capture=np.full(world.num_envs, recorder is not None))
     lost = len(start.failed_resets)
+    capture = None
     if recorder is not None:
         recorder.begin_all(start)
-    capture = None if recorder is None else recorder.wants
+        capture = recorder.wants
     if isinstance(act, ActionQueue):
         act.once[:] = per_copy == 1
     for step, _ in zip(steps(world, act, start.observations, capture=capture), range(max_steps), strict=False):
@@ -221,11 +222,12 @@ def evaluate(
             if world.episode_ids[copy] > step.numbers[copy]:  # it is left out and does not begin again
                 finished[copy] += 1
         for i in np.flatnonzero(transition.done):
-            if finished[i] < per_copy and helped[i]:
-                intervened += 1
-            elif finished[i] < per_copy:
-                at_end = transition.success_of(int(i))
-                results.append((True if once[i] else at_end, at_end, float(total[i]), int(length[i])))
+            if finished[i] < per_copy:
+                if helped[i]:
+                    intervened += 1
+                else:
+                    at_end = transition.success_of(int(i))
+                    results.append((True if once[i] else at_end, at_end, float(total[i]), int(length[i])))
             finished[i] += 1
             once[i], helped[i], total[i], length[i] = False, False, 0.0, 0
         if isinstance(act, ActionQueue):
@@ -234,7 +236,13 @@ def evaluate(
             recorder.begin_all(transition, skip_B=finished >= per_copy)
         if (finished >= per_copy).all():
             break
-    left_out = {"episodes_failed": lost, "episodes_intervened": intervened}
+    return _means(results, {"episodes_failed": lost, "episodes_intervened": intervened})
+
+
+def _means(
+    results: Sequence[tuple[bool | None, bool | None, float, int]], left_out: Mapping[str, int]
+) -> dict[str, float]:
+    """What `evaluate` returns, of the results of episodes and the numbers of those that are left out."""
     found: dict[str, float] = {name: float(count) for name, count in left_out.items() if count}
     if not results:
         return {**found, "episodes": 0.0}

@@ -404,7 +404,14 @@ def _study_context(study: StudyRecord) -> dict[str, Any]:
     order = {task: i for i, task in enumerate(study.tasks)}
     by_task = sorted(study.cards, key=lambda card: order.get(card.task, len(order)))
     cards, card_notes = card_views(by_task, budget=PICTURE_BYTES)
-    configured = [next((run for run in study.select(arm=arm) if run.config_text), None) for arm in study.arms]
+    configured = []
+    for arm in study.arms:
+        configured += [run for run in study.select(arm=arm) if run.config_text][:1]
+    panels: list[pictures.Panel] = []
+    small_panels: list[pictures.Panel] = []
+    if study.tasks:
+        panels = pictures.curve_panels(study, study.tasks)
+        small_panels = pictures.curve_panels(study, study.tasks, SMALL)
     small = {task: pictures.curve_panels(study, [task], SMALL) for task in study.tasks}
     arms = {arm: (style, study.select(arm=arm)) for arm, style in styles.items()}
     context = _shared_context(study.runs, arms, study.tasks, study.unit)
@@ -420,12 +427,12 @@ def _study_context(study: StudyRecord) -> dict[str, Any]:
         "gamed": {arm: gamed(study.select(arm=arm)) for arm in study.arms},
         "golds": gold_panels(study),
         "forest": pictures.conclusion_picture(pooled, study.baseline, study.measure),
-        "panels": pictures.curve_panels(study, study.tasks) if study.tasks else [],
-        "small_panels": pictures.curve_panels(study, study.tasks, SMALL) if study.tasks else [],
+        "panels": panels,
+        "small_panels": small_panels,
         "task_panels": list(small.items()) if len(small) > 1 else [],
         "cards": cards,
         "differences": config_differences(study),
-        "configured": [run for run in configured if run is not None],
+        "configured": configured,
         "max_text": MAX_TEXT,
         "took": number(study.info, "wall_seconds"),
         "failure_gap": FAILURE_GAP,
@@ -582,30 +589,7 @@ def warnings_of(run: RunRecord) -> list[str]:
 
 def study_notes(study: StudyRecord, rows: Sequence[ArmRow]) -> list[Note]:
     """All warnings of a study, the severe ones first."""
-    severe = [f"{row.sentence}." for row in rows if row.conclusion == "not comparable"]
-    reached = "the truth" if study.measure == TRUTH else "true success"
-    alarms = {
-        arm: [bool(number(run.trains[-1], "hacking_alarm")) for run in study.select(arm=arm) if run.trains]
-        for arm in study.arms
-    }
-    for arm, ends in sorted(alarms.items(), key=lambda one: -sum(one[1])):
-        if any(ends):
-            severe.append(
-                f"{arm} may be exploiting its reward model: the hacking alarm is on at the end of {sum(ends)} of "
-                f"{fmt.plural(len(ends), 'run')}, as the learned return rises and {reached} does not."
-            )
-    severe += [
-        f"{row.arm}: only {row.n_runs} of {row.n_planned} runs are complete. If runs with low success stop more often, "
-        "the numbers of this arm are too high."
-        for row in rows
-        if row.n_runs < row.n_planned
-    ]
-    arms: dict[str, dict[str, None]] = {}  # of what runs wrote about their rewards, each line once
-    for run in study.runs:
-        for line in warnings_of(run):
-            arms.setdefault(line, {})[run.arm] = None
-    severe += [f"{', '.join(names)}: {line}" for line, names in arms.items()]
-    notes = [Note(text, severe=True) for text in severe]
+    notes = [Note(text, severe=True) for text in _severe_lines(study, rows)]
     counts = [len(study.select(arm=arm, task=task, status="complete")) for arm in study.arms for task in study.tasks]
     seeds = min(counts, default=0)
     if seeds < FEW_SEEDS:
@@ -622,13 +606,43 @@ def study_notes(study: StudyRecord, rows: Sequence[ArmRow]) -> list[Note]:
     return sorted(notes, key=lambda note: not note.severe)
 
 
+def _severe_lines(study: StudyRecord, rows: Sequence[ArmRow]) -> list[str]:
+    """What makes conclusions doubtful: arms without a comparison, exploited models, stopped runs, broken rewards."""
+    lines = [f"{row.sentence}." for row in rows if row.conclusion == "not comparable"]
+    alarms: dict[str, list[bool]] = {}
+    for arm in study.arms:
+        last = [run.trains[-1] for run in study.select(arm=arm) if run.trains]
+        alarms[arm] = [bool(number(row, "hacking_alarm")) for row in last]
+    reached = "the truth" if study.measure == TRUTH else "true success"
+    for arm, ends in sorted(alarms.items(), key=lambda one: -sum(one[1])):
+        if any(ends):
+            lines.append(
+                f"{arm} may be exploiting its reward model: the hacking alarm is on at the end of {sum(ends)} of "
+                f"{fmt.plural(len(ends), 'run')}, as the learned return rises and {reached} does not."
+            )
+    for row in rows:
+        if row.n_runs < row.n_planned:
+            lines.append(
+                f"{row.arm}: only {row.n_runs} of {row.n_planned} runs are complete. If runs with low success stop "
+                "more often, the numbers of this arm are too high."
+            )
+    arms: dict[str, dict[str, None]] = {}  # of what runs wrote about their rewards, each line once
+    for run in study.runs:
+        for line in warnings_of(run):
+            arms.setdefault(line, {})[run.arm] = None
+    return lines + [f"{', '.join(names)}: {line}" for line, names in arms.items()]
+
+
 def gamed(runs: Sequence[RunRecord]) -> tuple[str, str, str]:
     """Whether the policies of these runs exploit a reward model, by their alarms: a style, the answer, the evidence."""
-    logged = [[row["hacking_alarm"] for row in run.trains if "hacking_alarm" in row] for run in runs]
-    judged = [flags for flags in logged if any(flag is not None for flag in flags)]
+    logged = []
+    for run in runs:
+        logged.append([row["hacking_alarm"] for row in run.trains if "hacking_alarm" in row])
+    judged = [flags for flags in logged if flags.count(None) < len(flags)]
     raised = [flags for flags in judged if any(flags)]
     if raised:
-        when = f"in {len(raised)} of {fmt.plural(len(judged), 'run')}, at the end of {sum(bool(f[-1]) for f in raised)}"
+        at_end = sum(bool(flags[-1]) for flags in raised)
+        when = f"in {len(raised)} of {fmt.plural(len(judged), 'run')}, at the end of {at_end}"
         reached = "the truth" if measure_of_runs(list(runs)) == TRUTH else "true success"
         return "loss", "Likely.", f"Alarm {when}: the learned return rises, {reached} does not."
     if judged:

@@ -160,27 +160,37 @@ def _metric_name(name: str) -> str:
     return fmt.human(name) + rows
 
 
+def _rewarded_failures(intervals: Mapping[str, Interval], data: Row) -> Iterator[str]:
+    """How many failed episodes, or else failed rows, are rewarded as a success; nothing where none is."""
+    for name, cases, of in (
+        ("episode_false_positive_rate", "episodes", "positives"),
+        ("false_positive_rate", "rows", "rows_positive"),
+    ):
+        rate = intervals[name].estimate if name in intervals else None
+        if not rate:
+            continue
+        known = [number(data, key) or 0.0 for key in (cases, of, "outcome_unknown")]
+        failed = known[0] - known[1] - known[2]
+        rewarded = rate * failed
+        share = fmt.percent(rate)
+        if failed > 0 and abs(rewarded - round(rewarded)) < 1e-6:
+            share = f"{rewarded:.0f} of {failed:.0f}"
+        yield f"rewarded as success: {share} failed {cases} {fmt.bounds(intervals[name])}".rstrip()
+        return
+
+
 def _findings(
     intervals: Mapping[str, Interval], probes: Sequence[CardProbe], data: Row, failures: Row
 ) -> Iterator[str]:
     """Findings against a model: failed probes, failures rewarded as success, metrics at the level of their baseline."""
     yield from (f"{probe.name}: failed ({probe.value}, n {probe.n})" for probe in probes if probe.passed is False)
-    for name, cases, of in (
-        ("episode_false_positive_rate", "episodes", "positives"),
-        ("false_positive_rate", "rows", "rows_positive"),
-    ):
-        if name in intervals and (rate := intervals[name].estimate):
-            failed = (number(data, cases) or 0.0) - (number(data, of) or 0.0) - (number(data, "outcome_unknown") or 0.0)
-            rewarded = rate * failed
-            share = f"{rewarded:.0f} of {failed:.0f}" if abs(rewarded - round(rewarded)) < 1e-6 and failed > 0 else ""
-            share = share or fmt.percent(rate)
-            yield f"rewarded as success: {share} failed {cases} {fmt.bounds(intervals[name])}".rstrip()
-            break
+    yield from _rewarded_failures(intervals, data)
     for name, about in MODEL_METRICS.items():
         one = intervals.get(name)
         if not about.finding or one is None or one.low is None or one.high is None or one.baseline is None:
             continue
-        if (one.high >= one.baseline) if about.lower_is_better else (one.low <= one.baseline):
+        beaten = one.high < one.baseline if about.lower_is_better else one.low > one.baseline
+        if not beaten:
             said = f"{_metric_name(name)} {fmt.decimal(one.estimate)} {fmt.bounds(one)}, n {one.n}"
             yield f"{said}: not shown to beat a model that ignores its input ({fmt.decimal(one.baseline)})"
             break
@@ -212,6 +222,19 @@ def _rows(value: Any) -> dict[str, Row]:
     return {str(name): row for name, row in mapping(value).items() if isinstance(row, dict)}
 
 
+def _metrics_of_steps(section: Row, bench: Row, title: str) -> dict[str, Row]:
+    """Metrics of a set of solutions with known first errors, in which subsets stand apart where there are several."""
+    metrics = {f"{title} F1, average": _inside(bench, "average_f1", "measured")}
+    subsets = _inside(bench, "subsets")
+    if len(subsets) > 1:
+        for subset in subsets:
+            metrics[f"{title} F1, {subset}"] = _inside(subsets, subset, "measured", "f1")
+    for kind in ("steps", "answers"):
+        for name, row in _inside(section, kind).items():
+            metrics[f"{title}_{kind}_{name}"] = mapping(row)
+    return metrics
+
+
 def flat_text_card(content: Row) -> dict[str, Any]:
     """Of a reward model for text: `model`, `data`, `metrics`, `probes`, `failures` as cards of others have them."""
     data: dict[str, Any] = {"aggregation": content.get("aggregation")}
@@ -220,17 +243,11 @@ def flat_text_card(content: Row) -> dict[str, Any]:
     sets = {"generated": "generated", "process_bench": "ProcessBench", "samples": "the policy's own solutions"}
     for name, title in sets.items():
         section = _inside(content, name)
-        if not section:
-            continue
-        bench = _inside(section, "process_bench")
-        metrics[f"{title} F1, average"] = _inside(bench, "average_f1", "measured")
-        subsets = _inside(bench, "subsets")
-        for subset in subsets if len(subsets) > 1 else ():
-            metrics[f"{title} F1, {subset}"] = _inside(subsets, subset, "measured", "f1")
-        for kind in ("steps", "answers"):
-            metrics |= {f"{title}_{kind}_{name}": mapping(row) for name, row in _inside(section, kind).items()}
-        data[f"{title} solutions"] = section.get("solutions")
-        data[f"{title} threshold"] = f"{bench.get('threshold')} ({bench.get('threshold_source')})"
+        if section:
+            bench = _inside(section, "process_bench")
+            metrics |= _metrics_of_steps(section, bench, title)
+            data[f"{title} solutions"] = section.get("solutions")
+            data[f"{title} threshold"] = f"{bench.get('threshold')} ({bench.get('threshold_source')})"
     metrics |= {f"PRMBench {name}": mapping(row) for name, row in _inside(content, "prm_bench", "measured").items()}
     pairs, choices = _inside(content, "pairs"), _inside(content, "best_of_n")
     metrics[f"{pairs.get('benchmark', 'pairs')} overall"] = _inside(pairs, "overall", "measured")
@@ -244,8 +261,12 @@ def flat_text_card(content: Row) -> dict[str, Any]:
     if gains := _inside(gold, "gold").get("gain"):
         metrics["gold reward, best of most samples minus one sample"] = mapping(gains[-1])
         metrics["sqrt(KL) where gold is highest"] = _inside(gold, "gold", "turn", "place")
-    lost = [_inside(gold, "failures", name) for name in ("gold", *(() if choices else ("model",)))]
-    for counts in (*lost, *(_inside(content, name, "failures") for name in (*sets, "prm_bench", "pairs", "best_of_n"))):
+    lost = [_inside(gold, "failures", "gold")]
+    if not choices:
+        lost.append(_inside(gold, "failures", "model"))
+    for name in (*sets, "prm_bench", "pairs", "best_of_n"):
+        lost.append(_inside(content, name, "failures"))
+    for counts in lost:
         failures.update({str(k): int(v) for k, v in counts.items() if isinstance(v, int)})
     return {
         "model": _inside(content, "model"),
@@ -302,27 +323,43 @@ def gate_rows(study: StudyRecord) -> list[dict[str, Any]]:
         if any(_models_of(run) for run in baseline.values()):
             continue
         for arm in study.arms:
-            runs = study.select(arm=arm, task=task)
-            paths = next((found for run in runs if (found := _models_of(run))), [])
-            features = _features(study, task, paths[0]) if len(paths) == 1 else None
-            pairs = [(final_success(baseline[run.seed]), final_success(run)) for run in runs if run.seed in baseline]
-            known = [pair if None not in pair else (None, None) for pair in pairs]
-            if not features or arm == study.baseline or not any(own is not None for _, own in known):
-                continue
-            rows.append(
-                {
-                    "model": f"{study.name}/{task}/{arm}",
-                    "kind": "text" if study.unit == fmt.TEXT else "robot",
-                    "task": task,
-                    "family": arm,
-                    "seeds": [run.seed for run in runs if run.seed in baseline],
-                    "baseline": [before for before, _ in known],
-                    "success": [own for _, own in known],
-                    "exploited": [_exploited(run) for run in runs if run.seed in baseline],
-                    **{PREFIX + name: value for name, value in features.items()},
-                }
-            )
+            row = _gate_row(study, task, arm, baseline)
+            if row is not None:
+                rows.append(row)
     return rows
+
+
+def _gate_row(
+    study: StudyRecord, task: str, arm: str, baseline: Mapping[int | None, RunRecord]
+) -> dict[str, Any] | None:
+    """The row of a task and an arm; None without features of one reward model, or without a complete pair of runs."""
+    runs = study.select(arm=arm, task=task)
+    paths = next((found for run in runs if (found := _models_of(run))), [])
+    features = _features(study, task, paths[0]) if len(paths) == 1 else None
+    if not features or arm == study.baseline:
+        return None
+    paired = [run for run in runs if run.seed in baseline]
+    before: list[float | None] = []
+    after: list[float | None] = []
+    for run in paired:
+        pair: tuple[float | None, float | None] = (final_success(baseline[run.seed]), final_success(run))
+        if None in pair:
+            pair = (None, None)
+        before.append(pair[0])
+        after.append(pair[1])
+    if set(after) <= {None}:
+        return None
+    return {
+        "model": f"{study.name}/{task}/{arm}",
+        "kind": "text" if study.unit == fmt.TEXT else "robot",
+        "task": task,
+        "family": arm,
+        "seeds": [run.seed for run in paired],
+        "baseline": before,
+        "success": after,
+        "exploited": [_exploited(run) for run in paired],
+        **{PREFIX + name: value for name, value in features.items()},
+    }
 
 
 def _exploited(run: RunRecord) -> bool | None:

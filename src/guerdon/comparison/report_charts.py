@@ -86,20 +86,31 @@ def curve_panels(study: StudyRecord, tasks: Sequence[str], size: tuple[float, fl
         return panels
     what = MEASURES[study.measure]
     where = "all tasks" if len(tasks) > 1 else tasks[0]
+    runs = [run for run in study.runs if run.task in tasks]
     for axis in KEYS:
-        curves = [(run, _curve(run, axis, study.measure)) for run in study.runs if run.task in tasks]
-        box, scale, unit, label = _time_box([xy for _, xy in curves], axis, size, study.unit, study.measure)
-        scaled = [(run, [(x / scale, y) for x, y in curve]) for run, curve in curves]
+        curves = [_curve(run, axis, study.measure) for run in runs]
+        box, scale, unit, label = _time_box(curves, axis, size, study.unit, study.measure)
+        scaled = []
+        for run, curve in zip(runs, curves, strict=True):
+            scaled.append((run, [(x / scale, y) for x, y in curve]))
         for stat, name in STATS.items():
-            lines = []
-            for arm, style in arm_styles(study).items():
-                own = [(run, curve) for run, curve in scaled if run.arm == arm]
-                grid = _grid([[x for x, _ in xy] for run, xy in own if run.status == "complete" and xy], axis)
-                lines.append(_line(arm, style, own, grid, _interpolated, stat))
+            lines = _arm_lines(study, scaled, axis, stat)
             title = f"{what}, {name} and 95% band, against {label}, {where}"
             picture = line_chart(box, lines, title=title, x_label=label, y_label=what)
             panels.append(Panel(picture, stat=stat, axis=axis, unit=unit))
     return panels
+
+
+def _arm_lines(
+    study: StudyRecord, curves: Sequence[tuple[RunRecord, Sequence[Point]]], axis: Axis, stat: Stat
+) -> list[Line]:
+    """The line of each arm, at places that all its complete runs cover."""
+    lines = []
+    for arm, style in arm_styles(study).items():
+        own = [(run, curve) for run, curve in curves if run.arm == arm]
+        complete = [curve for run, curve in own if run.status == "complete" and curve]
+        lines.append(_line(arm, style, own, _grid(complete, axis), _interpolated, stat))
+    return lines
 
 
 def _time_box(
@@ -109,7 +120,11 @@ def _time_box(
     longest = max([x for curve in curves for x, _ in curve], default=1.0) or 1.0
     scale, unit, label = 1.0, "", steps
     if axis == "time":
-        scale, unit = (1.0, "s") if longest < 180 else (60.0, "min") if longest < 3 * 3600 else (3600.0, "h")
+        scale, unit = 3600.0, "h"
+        if longest < 180:
+            scale, unit = 1.0, "s"
+        elif longest < 3 * 3600:
+            scale, unit = 60.0, "min"
         label = f"wall-clock ({unit})"
     low, high, room = 0.0, 1.0, Box.margin
     if measure != SUCCESS:
@@ -233,16 +248,17 @@ def _where_defined(curve: Sequence[Point], xs: Sequence[float]) -> Float64:
     return np.array([dict(curve).get(x, np.nan) for x in xs])
 
 
-def _grid(xs_by_run: Sequence[Sequence[float]], axis: Axis) -> list[float]:
-    """Points that every run covers: the evaluations themselves for steps, even spacing for wall-clock."""
-    if not xs_by_run:
+def _grid(curves: Sequence[Sequence[Point]], axis: Axis) -> list[float]:
+    """Places that the curves of all runs cover: the evaluations themselves for steps, even spacing for wall-clock."""
+    if not curves:
         return []
-    start, end = max(xs[0] for xs in xs_by_run), min(xs[-1] for xs in xs_by_run)
+    start = max(curve[0][0] for curve in curves)
+    end = min(curve[-1][0] for curve in curves)
     if end <= start:
         return [end]
     if axis == "time":
         return [float(x) for x in np.linspace(start, end, MAX_POINTS)]
-    union = sorted({x for xs in xs_by_run for x in xs if start <= x <= end})
+    union = sorted({x for curve in curves for x, _ in curve if start <= x <= end})
     return [union[i] for i in spread(len(union), MAX_POINTS)]
 
 
@@ -276,19 +292,22 @@ def quality_panels(
     """
     panels = []
     every = [run for _, runs in arms.values() for run in runs]
-    end = max([number(row, "step") or 0.0 for run in every for row in run.trains], default=0.0) or 1.0
+    rows = [row for run in every for row in run.trains]
+    end = max([number(row, "step") or 0.0 for row in rows], default=0.0) or 1.0
     unit = next((run.unit for run in every if run.status != "missing"), "")
-    logged = {key for run in every for row in run.trains for key in row if key.startswith(prefix)}
+    logged = {key for row in rows for key in row if key.startswith(prefix)}
     for metric, about in metrics.items():
         keys = sorted(key for key in logged if f"/{key}".endswith(f"/{metric}"))
         if not keys:
             continue
-        lines = [_quality_line(arm, style, runs, key, end) for arm, (style, runs) in arms.items() for key in keys]
-        lines = [line for line in lines if line.points or any(line.thin)]
+        lines = []
+        for arm, (style, runs) in arms.items():
+            drawn = [_quality_line(arm, style, runs, key, end) for key in keys]
+            lines += [line for line in drawn if line.points or any(line.thin)]
         box = Box(400, 250, x=(0.0, end), y=(0.0, 1.0))
         title = f"{about.title} against {unit}"
         svg = line_chart(box, lines, title=title, x_label=unit, y_label="", chance=about.chance)
-        values = [number(row, key) for run in every for row in run.trains for key in keys if key in row]
+        values = [number(row, key) for row in rows for key in keys if key in row]
         panels.append(Panel(svg, about.title, about.hint, undefined=values.count(None), logged=len(values)))
     return panels
 

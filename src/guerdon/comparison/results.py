@@ -465,24 +465,31 @@ def comparison_rows(study: StudyRecord) -> list[ArmRow]:
 def _arm_row(study: StudyRecord, arm: str, style: int, tasks: Sequence[str], paired: PairedDifference | None) -> ArmRow:
     runs = [run for run in study.select(arm=arm) if run.task in tasks]
     complete = [run for run in runs if run.status == "complete"]
-    final = scores(study, arm, tasks, final_success)
+    scores_of_arm = scores(study, arm, tasks, final_success)
+    final = stratified_t_interval(scores_of_arm)
+    area = stratified_t_interval(scores(study, arm, tasks, mean_area))
     p_above = difference = speed = None
-    concluded: ArmConclusion = "baseline" if arm == study.baseline else "not comparable"
+    concluded: ArmConclusion
     sentence = detail = ""
     success = study.measure == SUCCESS
-    if paired is not None and not paired.interval.n:
+    if success:
+        final, area = _clipped(final), _clipped(area)
+    if paired is None:
+        concluded = "baseline" if arm == study.baseline else "not comparable"
+    elif not paired.interval.n:
         concluded = "no data"
-    elif paired is not None:
+    else:
         concluded = conclusion(paired.interval)
         baseline = scores(study, study.baseline, tasks, final_success)
-        difference = replace(paired, interval=_clipped(paired.interval, -1.0)) if success else paired
-        if (np.isfinite(final - baseline).sum(axis=1) > 1).any():  # some task has pairs of several seeds
-            p_above = probability_of_improvement(final, baseline, seed=_SEED)
+        difference = paired
+        if success:
+            difference = replace(paired, interval=_clipped(paired.interval, -1.0))
+            speed = speed_against(study, arm, tasks)
+        if (np.isfinite(scores_of_arm - baseline).sum(axis=1) > 1).any():  # some task has pairs of several seeds
+            p_above = probability_of_improvement(scores_of_arm, baseline, seed=_SEED)
         else:  # tests and chances are about other seeds, and there is none
             difference = replace(difference, p_value=None, smallest_p=None)
-        speed = speed_against(study, arm, tasks) if success else None
-        detail = _detail(arm, study.baseline, final, baseline, difference, p_above)
-    area = stratified_t_interval(scores(study, arm, tasks, mean_area))
+        detail = _detail(arm, study.baseline, scores_of_arm, baseline, difference, p_above)
     if arm != study.baseline:
         sentence = _sentence(study, arm, tasks, concluded, difference)
     return ArmRow(
@@ -493,9 +500,9 @@ def _arm_row(study: StudyRecord, arm: str, style: int, tasks: Sequence[str], pai
         conclusion=concluded,
         sentence=sentence,
         detail=detail,
-        final=_clipped(stratified_t_interval(final)) if success else stratified_t_interval(final),
-        final_iqm=stratified_bootstrap(final, average="iqm", seed=_SEED),
-        area=_clipped(area) if success else area,
+        final=final,
+        final_iqm=stratified_bootstrap(scores_of_arm, average="iqm", seed=_SEED),
+        area=area,
         to_half=_reach(complete, 0.5),
         to_most=_reach(complete, 0.8),
         p_above=p_above,

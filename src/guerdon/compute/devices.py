@@ -41,10 +41,15 @@ def resolve_device(choice: str | torch.device | None) -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if (device.index or 0) < count:
         return device
+    there = "no GPU"
+    if count == 1:
+        there = "one GPU, cuda:0"
+    elif count > 1:
+        there = f"{count} GPU(s), cuda:0 to cuda:{count - 1}"
     visible = os.environ.get(_VISIBLE)
-    shown = f" ({_VISIBLE} is {visible!r})" if visible is not None else ""
-    there = "no GPU" if not count else f"{count} GPU(s), cuda:0 to cuda:{count - 1}" if count > 1 else "one GPU, cuda:0"
-    raise ConfigError(f"device: {choice} is not here: this process sees {there}{shown}; write auto, cpu or another one")
+    if visible is not None:
+        there += f" ({_VISIBLE} is {visible!r})"
+    raise ConfigError(f"device: {choice} is not here: this process sees {there}; write auto, cpu or another one")
 
 
 @contextmanager

@@ -72,8 +72,12 @@ def dot_env(path: Path = Path(".env")) -> dict[str, str]:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     if "\0" in text:
         raise ConfigError(f"{path}: not UTF-8 text; save it again as UTF-8")
-    pairs = [line.partition("=") for line in text.splitlines()]
-    return {name.strip().removeprefix("export "): _unquoted(value.strip()) for name, equals, value in pairs if equals}
+    found = {}
+    for line in text.splitlines():
+        name, equals, value = line.partition("=")
+        if equals:
+            found[name.strip().removeprefix("export ")] = _unquoted(value.strip())
+    return found
 
 
 def api_key(variable: str, *, given: str | None = None, required: bool = True) -> str | None:
@@ -95,15 +99,18 @@ def api_key(variable: str, *, given: str | None = None, required: bool = True) -
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if not key and required:
-        empty = "is not set" if known is None else "is not set (it is empty)"
-        raise ConfigError(f"{variable} {empty}: export it, or write {variable}=... into a file .env here")
+        empty = "" if known is None else " (it is empty)"
+        raise ConfigError(f"{variable} is not set{empty}: export it, or write {variable}=... into a file .env here")
     return key or None
 
 
 def _unquoted(value: str) -> str:
     """A value of a `.env` file without its quotes and the comment behind it."""
     quoted = re.fullmatch(r"""(["'])(.*?)\1\s*(?:#.*)?""", value)
-    return quoted[2] if quoted else re.split(r"\s+#", value)[0].strip("\"'")
+    if quoted:
+        return quoted[2]
+    without_comment = re.split(r"\s+#", value)[0]
+    return without_comment.strip("\"'")
 
 
 def validate(model: type[M], tree: Tree | Mapping[str, Any], *, origin: str) -> M:
@@ -124,17 +131,20 @@ def validate(model: type[M], tree: Tree | Mapping[str, Any], *, origin: str) -> 
         return model.model_validate(known.data)
     except ValidationError as exc:
         lines = problem_lines(model, known, exc, origin)
-        head = f"{origin}: {len(lines)} problems\n  " if len(lines) > 1 else ""
-        raise ConfigError(head + "\n  ".join(lines)) from exc
+        if len(lines) > 1:
+            lines.insert(0, f"{origin}: {len(lines)} problems")
+        raise ConfigError("\n  ".join(lines)) from exc
 
 
 def _usable(value: Any, path: str, tree: Tree, origin: str) -> Any:
     """`usable_value` of every value below a path."""
     if isinstance(value, dict):
-        return {key: _usable(inner, f"{path}.{key}" if path else key, tree, origin) for key, inner in value.items()}
+        above = f"{path}." if path else ""
+        return {key: _usable(inner, f"{above}{key}", tree, origin) for key, inner in value.items()}
     if isinstance(value, list):
         return [_usable(inner, f"{path}.{i}", tree, origin) for i, inner in enumerate(value)]
-    key = next((part for part in reversed(path.split(".")) if not part.isdecimal()), "")
+    names = [part for part in path.split(".") if not part.isdecimal()]
+    key = names[-1] if names else ""
     try:
         return usable_value(value, path=_PATHS.search(key) is not None)
     except ValueError as error:
@@ -182,7 +192,8 @@ def load(model: type[M], path: Path | str | None, overrides: Sequence[str] = (),
     if other_names is not None:
         tree, overrides = other_names(tree, overrides)
     tree = resolve_refs(apply_overrides(tree, overrides), model)
-    return validate(model, tree, origin=origin or (str(path) if path is not None else "command line"))
+    place = "command line" if path is None else str(path)
+    return validate(model, tree, origin=origin or place)
 
 
 def to_plain(config: BaseModel) -> dict[str, Any]:
@@ -195,7 +206,7 @@ def to_plain(config: BaseModel) -> dict[str, Any]:
         ConfigError: the configuration cannot be read back from plain values.
     """
     for plain in (_plain(config, full=True), _plain(config, full=False)):
-        if plain is not None and _reads_as(plain, config):
+        if _reads_as(plain, config):
             return plain
     raise ConfigError(f"{type(config).__name__} does not survive being written and read back: {config!r}")
 
@@ -240,29 +251,32 @@ def _without_free(value: Any) -> Any:
 
 def _plain(config: BaseModel, *, full: bool) -> dict[str, Any]:
     """Plain values of a model: those that were given, and with `full` the defaults it lets one spell out."""
-    quiet: frozenset[str] = getattr(config, "left_out", frozenset()) - config.model_fields_set
-    fields = {name: field for name, field in _in_order(type(config)).items() if name not in quiet}
-    keys = {name: names_of(name, fields[name])[0] for name in fields}
-    given = [name for name in fields if name in config.model_fields_set]
-    values = {name: _plain_value(getattr(config, name), full=full) for name in fields}
-    plain = {keys[name]: values[name] for name in given}
+    given = config.model_fields_set
+    quiet: frozenset[str] = getattr(config, "left_out", frozenset()) - given
+    key_of: dict[str, str] = {}  # of the keys in the order of the file
+    for name, field in _in_order(type(config)).items():
+        if name not in quiet:
+            key_of[name] = names_of(name, field)[0]
+    whole = {key: _plain_value(getattr(config, name), full=full) for name, key in key_of.items()}
+    plain = {key: whole[key] for name, key in key_of.items() if name in given}
     if not _reads_as(plain, config):  # a check of this model looks at what its sections were given
-        values = {name: _plain_value(getattr(config, name), full=False) for name in fields}
-        plain = {keys[name]: values[name] for name in given}
-    defaults = [name for name in fields if name not in config.model_fields_set] if full else []
-    whole = {keys[name]: values[name] for name in fields}
-    if not full or _reads_as(whole, config):
-        return whole if full else plain
-    for name in defaults:
-        more = {**plain, keys[name]: values[name]}
-        if _reads_as(more, config):
+        whole = {key: _plain_value(getattr(config, name), full=False) for name, key in key_of.items()}
+        plain = {key: whole[key] for name, key in key_of.items() if name in given}
+    if not full:
+        return plain
+    if _reads_as(whole, config):
+        return whole
+    for name, key in key_of.items():
+        more = {**plain, key: whole[key]}
+        if name not in given and _reads_as(more, config):
             plain = more
-    return {keys[name]: plain[keys[name]] for name in fields if keys[name] in plain}
+    return {key: plain[key] for key in key_of.values() if key in plain}
 
 
 def _in_order(model: type[BaseModel]) -> dict[str, FieldInfo]:
     """The fields of a model, those in its `key_order` in that order."""
-    fields, order = model.model_fields, getattr(model, "key_order", ())
+    fields = model.model_fields
+    order = getattr(model, "key_order", ())
     first = {name: fields[name] for name in order if name in fields}
     return first | fields
 
@@ -320,8 +334,12 @@ def resolve_refs(tree: Tree, defaults: type[BaseModel] | None = None) -> Tree:
         ConfigError: an unknown key, a cycle (with its chain), an unclosed brace; with the place.
     """
     implied = getattr(defaults, "implied", None)
-    known = tree if defaults is None else Tree(without_nulls((defaults,), tree.data), tree.places)
-    known = known if implied is None else Tree(implied(known.data), tree.places)
+    data = tree.data
+    if defaults is not None:
+        data = without_nulls((defaults,), data)
+    if implied is not None:
+        data = implied(data)
+    known = Tree(data, tree.places)
     return Tree(_Resolver(known, defaults).whole(), tree.places)
 
 
@@ -331,7 +349,9 @@ def _escape_refs(value: Any) -> Any:
         return value.replace("${", "$${")
     if isinstance(value, dict):
         return {key: _escape_refs(child) for key, child in value.items()}
-    return [_escape_refs(child) for child in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_escape_refs(child) for child in value]
+    return value
 
 
 class _Resolver:
@@ -378,7 +398,9 @@ class _Resolver:
             value = self.target(name, path)
             if value is None or isinstance(value, dict | list):
                 self.fail(path, f"${{{name}}} is {describe(value)}, which cannot stand inside a string")
-            return str(value).lower() if isinstance(value, bool) else str(value)
+            if isinstance(value, bool):
+                return str(value).lower()
+            return str(value)
 
         return _TOKEN.sub(insert, text)
 
@@ -410,29 +432,34 @@ class _Resolver:
         keys = {path for path in leaves((self.defaults,)) if "<" not in path}
         known = sorted({*_paths(self.tree.data), *keys} - {name})
         close = difflib.get_close_matches(name[:LONGEST_KEY], known, n=1, cutoff=0.6)
-        hint = f"; did you mean ${{{close[0]}}}?" if close else "; it is neither in the file nor has it a default"
-        if name in os.environ and not close:
-            hint = "; it is a variable of the environment, and these are not expanded: write its value"
-        self.fail(path, f"${{{name}}} names nothing{hint}")
+        hint = "it is neither in the file nor has it a default"
+        if close:
+            hint = f"did you mean ${{{close[0]}}}?"
+        elif name in os.environ:
+            hint = "it is a variable of the environment, and these are not expanded: write its value"
+        self.fail(path, f"${{{name}}} names nothing; {hint}")
 
     def fail(self, path: str, what: str) -> Any:
-        unknown = unknown_lines(self.defaults, self.tree, "the configuration") if self.defaults is not None else []
-        if unknown:  # a misspelled key is what the reference does not find
-            raise ConfigError("\n  ".join(unknown))
+        if self.defaults is not None:
+            unknown = unknown_lines(self.defaults, self.tree, "the configuration")
+            if unknown:  # a misspelled key is what the reference does not find
+                raise ConfigError("\n  ".join(unknown))
         place = self.tree.place(path)
-        raise ConfigError(f"{place + ': ' if place else ''}{path}: {what}")
+        if place:
+            path = f"{place}: {path}"
+        raise ConfigError(f"{path}: {what}")
 
 
 def _default_at(model: type[BaseModel] | None, parts: list[str], data: Any) -> tuple[bool, Any]:
     """The default of the model at a path, following the tree as far as it goes."""
     spot: Spot = (model,)
     for depth, part in enumerate(parts):
-        inside = data.get(part) if isinstance(data, dict) else None
-        if inside is not None:
-            spot, data = child(spot, part, data), inside
+        if isinstance(data, dict) and data.get(part) is not None:
+            spot = child(spot, part, data)
+            data = data[part]
             continue
-        fields = (field_of(candidate, part) for candidate in models_in(spot, data))
-        field = next((f for f in fields if f is not None), None)
+        fields = [field_of(candidate, part) for candidate in models_in(spot, data)]
+        field = next(filter(None, fields), None)
         if field is None or field.is_required() or field.default_factory_takes_validated_data:
             return False, None
         value = to_jsonable_python(field.get_default(call_default_factory=True), by_alias=True)
@@ -448,6 +475,10 @@ def _paths(data: Any, path: str = "") -> Iterator[str]:
     """Every dotted path of a tree."""
     if path:
         yield path
-    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
-    for key, inner in items:
-        yield from _paths(inner, f"{path}.{key}" if path else str(key))
+    if isinstance(data, list):
+        data = dict(enumerate(data))
+    if not isinstance(data, dict):
+        return
+    above = f"{path}." if path else ""
+    for key, inner in data.items():
+        yield from _paths(inner, f"{above}{key}")

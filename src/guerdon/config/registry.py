@@ -29,7 +29,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
@@ -108,7 +108,10 @@ class Registry:
     @staticmethod
     def _shown(name: str, entry: EntryPoint) -> str:
         missing = _missing_module(entry.value.partition(":")[0])
-        return f"{name} (of {package_of(entry)}{f'; broken: no module {missing}' if missing else ''})"
+        origin = f"of {package_of(entry)}"
+        if missing:
+            origin += f"; broken: no module {missing}"
+        return f"{name} ({origin})"
 
     def is_own(self, name: str) -> bool:
         """Whether a name stands for a user's part: it is not a built-in's."""
@@ -236,20 +239,21 @@ def _params_model(factory: Callable[..., Any], offers: Sequence[str]) -> tuple[t
         signature = inspect.signature(factory)
     except ValueError:  # of some that are written in C
         return create_model("Params", __config__=ConfigDict(extra="allow")), False
+    called = factory.__init__ if inspect.isclass(factory) else factory
     try:
-        hints = get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
+        hints = get_type_hints(called)
     except (NameError, TypeError):  # names that only a type checker imports; objects that are called
         hints = {}
     fields: dict[str, Any] = {}
-    extra = False
+    extra: Literal["allow", "forbid"] = "forbid"
     for i, parameter in enumerate(signature.parameters.values()):
         hint = hints.get(parameter.name, Any)
         if parameter.name == "params" and inspect.isclass(hint) and issubclass(hint, BaseModel):
             return hint, True
         if parameter.kind is parameter.VAR_KEYWORD:
-            extra = True
+            extra = "allow"
         elif parameter.kind is not parameter.VAR_POSITIONAL and parameter.name not in offers:
             default = ... if parameter.default is parameter.empty else parameter.default
             fields[f"argument_{i}"] = (hint, Field(default, alias=parameter.name))
-    config = ConfigDict(extra="allow" if extra else "forbid", arbitrary_types_allowed=True)
+    config = ConfigDict(extra=extra, arbitrary_types_allowed=True)
     return create_model("Params", __config__=config, **fields), False

@@ -38,18 +38,21 @@ def models_in(spot: Spot, value: Any = None) -> list[type[BaseModel]]:
     key = discriminator(tuple(found))
     if key is None or not isinstance(value, Mapping) or not isinstance(value.get(key), str):
         return found
-    choices = [literals(model).get(key, ()) for model in found]
-    fitting = [model for model, names in zip(found, choices, strict=True) if value[key] in names]
-    return fitting or [model for model, names in zip(found, choices, strict=True) if not names] or found
+    fitting = [model for model in found if value[key] in literals(model).get(key, ())]
+    of_any_name = [model for model in found if not literals(model).get(key, ())]
+    return fitting or of_any_name or found
 
 
 @cache
 def discriminator(models: tuple[type[BaseModel], ...]) -> str | None:
     """The field that tells models apart: all have it, and no `Literal` name of it is in two of them."""
+    if len(models) < 2:
+        return None
     choices = [literals(model) for model in models]
-    for name in dict.fromkeys(name for known in choices for name in known) if len(models) > 1 else ():
+    for name in dict.fromkeys(name for known in choices for name in known):
         names = [choice for known in choices for choice in known.get(name, ())]
-        if len(set(names)) == len(names) and all(field_of(model, name) is not None for model in models):
+        distinct = len(set(names)) == len(names)
+        if distinct and all(field_of(model, name) is not None for model in models):
             return name
     return None
 
@@ -57,15 +60,18 @@ def discriminator(models: tuple[type[BaseModel], ...]) -> str | None:
 def mark(model: type[BaseModel], models: Sequence[type[BaseModel]]) -> str:
     """`family: chain`: what a section says to be this model and none of the others; empty where nothing does."""
     key = discriminator(tuple(dict.fromkeys([*models, model])))
-    names = literals(model).get(key or "", ())
-    return f"{key}: {names[0] if names else 'package.module:factory'}" if key else ""
+    if not key:
+        return ""
+    names = literals(model).get(key) or ("package.module:factory",)
+    return f"{key}: {names[0]}"
 
 
 def tagged(spot: Spot, tag: Any) -> Spot:
     """The members of a union that carry a tag in a `Literal` field, or the spot itself where none does."""
     models = models_in(spot)
     picked = tuple(model for model in models if any(tag in choices for choices in literals(model).values()))
-    return picked or tuple(model for model in models if model.__name__ == tag) or spot
+    called = tuple(model for model in models if model.__name__ == tag)
+    return picked or called or spot
 
 
 def tags(spot: Spot, discriminator: str) -> list[str]:
@@ -107,8 +113,10 @@ def _fields(model: type[BaseModel]) -> dict[str, list[FieldInfo]]:
 
 def keys_of(model: type[BaseModel]) -> list[str]:
     """Every key that may stand in a section: those of its fields, then those of its short form."""
-    own = [known for name, field in model.model_fields.items() for known in names_of(name, field)]
-    return list(dict.fromkeys([*own, *(key for short in _short_form(model) for key in keys_of(short))]))
+    keys = [known for name, field in model.model_fields.items() for known in names_of(name, field)]
+    for short in _short_form(model):
+        keys += keys_of(short)
+    return list(dict.fromkeys(keys))
 
 
 def _short_form(model: type[BaseModel]) -> tuple[type[BaseModel], ...]:
@@ -123,7 +131,8 @@ def child(spot: Spot, key: Any, value: Any = None) -> Spot:
         for field in _fields_named(model, key):
             inside.extend(members(field.annotation))
     for annotation in spot:
-        origin, args = get_origin(annotation), get_args(annotation)
+        origin = get_origin(annotation)
+        args = get_args(annotation)
         if not isinstance(origin, type) or not args:
             continue
         if issubclass(origin, Mapping) and isinstance(key, str):
@@ -150,9 +159,10 @@ def without_nulls(spot: Spot, value: Any) -> Any:
         inside = fitting or child(spot, key)
         found = without_nulls(inside, inner)
         emptied = found == {} and inner != {}
-        if inside and (emptied or (inner is None and not any(part in (Any, types.NoneType) for part in fitting))):
-            continue
-        kept[key] = found
+        may_be_null = Any in fitting or types.NoneType in fitting
+        removed = inner is None and not may_be_null
+        if not inside or not (emptied or removed):
+            kept[key] = found
     return kept
 
 
@@ -162,20 +172,27 @@ def leaves(spot: Spot, path: str = "", above: tuple[type, ...] = ()) -> Iterator
         if model in above:
             continue
         for name, field in model.model_fields.items():
-            here = f"{path}.{names_of(name, field)[0]}" if path else names_of(name, field)[0]
+            key = names_of(name, field)[0]
+            here = f"{path}.{key}" if path else key
             yield here
             yield from leaves(members(field.annotation), here, (*above, model))
         yield from leaves(_short_form(model), path, (*above, model))
     for annotation in spot:
-        origin, args = get_origin(annotation), get_args(annotation)
-        if isinstance(origin, type) and args and issubclass(origin, Mapping):
+        origin = get_origin(annotation)
+        args = get_args(annotation)
+        if not isinstance(origin, type) or not args:
+            continue
+        if issubclass(origin, Mapping):
             yield from leaves(members(args[-1]), f"{path}.<name>", above)
-        elif isinstance(origin, type) and args and issubclass(origin, list | tuple):
+        elif issubclass(origin, list | tuple):
             yield from leaves(members(args[0]), f"{path}.<i>", above)
 
 
 @cache
 def literals(model: type[BaseModel]) -> dict[str, tuple[Any, ...]]:
     """The fields of a model that may only hold one of a few words, by their names in a file."""
-    fields = [(name, field) for name, field in model.model_fields.items() if get_origin(field.annotation) is Literal]
-    return {known: get_args(field.annotation) for name, field in fields for known in names_of(name, field)}
+    found: dict[str, tuple[Any, ...]] = {}
+    for name, field in model.model_fields.items():
+        if get_origin(field.annotation) is Literal:
+            found |= dict.fromkeys(names_of(name, field), get_args(field.annotation))
+    return found

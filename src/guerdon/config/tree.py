@@ -129,8 +129,10 @@ class _Reader:
             if len(key) > LONGEST_KEY:
                 raise ConfigError(f"{self.place(key_node)}: {describe(key)} is not a key: keys are short words")
             if node.flow_style and ":" in key and not (key_node.style or value_node.value):
-                right = "{" + key.replace(":", ": ", 1) + "}"
-                raise ConfigError(f"{self.place(key_node)}: {describe(key)} has no value; a space is missing: {right}")
+                right = key.replace(":", ": ", 1)
+                raise ConfigError(
+                    f"{self.place(key_node)}: {describe(key)} has no value; a space is missing: {{{right}}}"
+                )
             here = f"{path}.{key}" if path else key
             if key in own:
                 raise ConfigError(
@@ -142,11 +144,14 @@ class _Reader:
         for merge_node in merges:
             maps = merge_node.value if isinstance(merge_node, yaml.SequenceNode) else [merge_node]
             for one in maps:
-                found = self.value(one, path)
-                if not isinstance(found, dict):
-                    raise ConfigError(f"{self.place(one)}: << needs a map to merge in")
-                inherited = {**found, **inherited}
-        return {**inherited, **own}
+                inherited = self.merged(one, path) | inherited
+        return inherited | own
+
+    def merged(self, node: yaml.Node, path: str) -> dict[str, Any]:
+        found = self.value(node, path)
+        if not isinstance(found, dict):
+            raise ConfigError(f"{self.place(node)}: << needs a map to merge in")
+        return found
 
 
 def parse_yaml(text: str, name: str) -> tuple[Any, dict[str, str]]:
@@ -160,11 +165,14 @@ def parse_yaml(text: str, name: str) -> tuple[Any, dict[str, str]]:
         loader = CoreLoader(text)
         node = loader.get_single_node()
         reader = _Reader(loader, name)
-        return (None if node is None else reader.value(node, "")), reader.places
+        value = None if node is None else reader.value(node, "")
+        return value, reader.places
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
-        line = f":{mark.line + 1}" if mark else ""
-        raise ConfigError(f"{name}{line}: not valid YAML: {exc.problem or exc.context}") from exc
+        place = name
+        if mark:
+            place = f"{name}:{mark.line + 1}"
+        raise ConfigError(f"{place}: not valid YAML: {exc.problem or exc.context}") from exc
     except (yaml.YAMLError, ValueError) as exc:
         if isinstance(exc, ConfigError):
             raise
@@ -250,7 +258,7 @@ def _put(data: dict[str, Any], parts: list[str], value: Any, text: str) -> None:
         if last:
             node[key] = value
         else:
-            if (key not in node if isinstance(node, dict) else False) or node[key] is None:
+            if (isinstance(node, dict) and key not in node) or node[key] is None:
                 node[key] = {}
             node = node[key]
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from guerdon.network.retry import error_message
@@ -134,13 +134,17 @@ def is_whole_json(text: str) -> bool:
 
 def fields_of(payload: Any, depth: int = 0) -> Iterator[tuple[str, str]]:
     """Names (in lower case, with dashes) and values of all texts and numbers in a payload."""
-    if isinstance(payload, Mapping):
+    inside: Iterable[Any] = ()
+    if isinstance(payload, list):
+        inside = payload
+    elif isinstance(payload, Mapping):
+        inside = payload.values()
         for key, value in payload.items():
             if isinstance(value, str | int | float):
                 yield str(key).lower().replace("_", "-"), str(value)
-    inside = payload.values() if isinstance(payload, Mapping) else payload if isinstance(payload, list) else ()
-    for value in inside if depth < 8 else ():
-        yield from fields_of(value, depth + 1)
+    if depth < 8:
+        for value in inside:
+            yield from fields_of(value, depth + 1)
 
 
 def error_in(payload: Any) -> tuple[int, Any] | None:

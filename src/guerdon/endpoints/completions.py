@@ -14,9 +14,10 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -167,21 +168,28 @@ class Completer:
         self.counts[f"{purpose}: from cache"] += len(first) - len(missing)
         missing.sort(key=lambda key: len(first[key].prefix))  # neighbours of like length; equal ones keep their order
         generation = self._generation
-        size = max(1, (generation.batch_size if generation.engine == "local" else 4096) // n)
-        starts = range(0, len(missing), size)
-        parts = [tuple(missing[start : start + size]) for start in starts]
-        batches = [SampleBatch(tuple(first[key] for key in part), part, n, limit, sampling) for part in parts]
-        bar = ProgressBar(len(missing), what=f"{purpose} requests", lines=10) if show_progress else None
+        most = generation.batch_size if generation.engine == "local" else 4096
+        size = max(1, most // n)
+        batches = []
+        for start in range(0, len(missing), size):
+            part = tuple(missing[start : start + size])
+            asked = tuple(first[key] for key in part)
+            batches.append(SampleBatch(asked, part, n, limit, sampling))
         done = 0
-        with nullcontext() if bar is None else closing(bar):
+        with ExitStack() as stack:
+            bar: ProgressBar | None = None
+            if show_progress:
+                bar = ProgressBar(len(missing), what=f"{purpose} requests", lines=10)
+                stack.enter_context(closing(bar))
             for place, (texts, tokens) in self._sample(batches):
-                self._cache.put({key: texts[i * n : (i + 1) * n] for i, key in enumerate(parts[place])})
+                part = batches[place].keys
+                self._cache.put({key: texts[i * n : (i + 1) * n] for i, key in enumerate(part)})
                 self.counts[f"{purpose}: texts"] += len(texts)
                 self.counts[f"{purpose}: tokens"] += tokens
-                done += len(parts[place])
+                done += len(part)
                 if bar is not None:
                     bar.advance(done, "")
-        return [tuple(Completion(text, finished) for text, finished in self._cache.get(key)) for key in keys]
+        return [tuple(starmap(Completion, self._cache.get(key))) for key in keys]
 
 
 class BatchSampler:

@@ -377,12 +377,15 @@ def _encode(
 
 
 def _reply(payload: Any, *, anthropic: bool) -> LLMReply:
-    choice = payload if anthropic else payload["choices"][0]
-    message = payload if anthropic else choice["message"]
-    refusal = "" if anthropic else refusal_of(message)
-    stop = "refusal" if refusal else choice.get("stop_reason" if anthropic else "finish_reason")
-    content = payload["content"] if anthropic else message.get("content")
-    text = refusal or _text(content, message, stop)
+    if anthropic:
+        stop = payload.get("stop_reason")
+        text = _text(payload["content"], payload, stop)
+    else:
+        choice = payload["choices"][0]
+        message = choice["message"]
+        refusal = refusal_of(message)
+        stop = "refusal" if refusal else choice.get("finish_reason")
+        text = refusal or _text(message.get("content"), message, stop)
     return LLMReply(text, stop, reported_usage(payload.get("usage"), text), model_of(payload))
 
 

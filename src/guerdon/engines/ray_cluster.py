@@ -288,10 +288,12 @@ class Actors:
             GuerdonError: what the call itself raised.
             ClusterError: more than `cluster.max_replacements` actors were lost since `before`.
         """
-        limit, now = self._cluster.task_timeout, time.monotonic()
+        limit = self._cluster.task_timeout
+        now = time.monotonic()
         busy = {id(actor): actor for _, actor in waiting.values()}
         for actor in busy.values():
-            actor.heard = now if actor.heard is None else actor.heard
+            if actor.heard is None:
+                actor.heard = now
         until = min(actor.heard + limit for actor in busy.values() if actor.heard is not None)
         found: list[tuple[Any, PlacedActor, Any]] = []
         for call in self.ray.wait(list(waiting), num_returns=1, timeout=max(0.0, until - now))[0]:

@@ -218,7 +218,8 @@ class WeightSender:
             return own
 
         sending = {actor.handle.receive.remote(broadcast, k + 1): actor for k, actor in enumerate(actors)}
-        attempt, until = _Attempt(work), time.monotonic() + broadcast.timeout
+        attempt = _Attempt(work)
+        until = time.monotonic() + broadcast.timeout
         holders, why = self._received(sending, attempt, until)
         if why:
             store.set(broadcast.failed, why)  # for those that wait
@@ -318,7 +319,8 @@ class _Member:
             ClusterError: it failed, what arrived was altered, or another member says so; this one has left the group
                 then.
         """
-        backend, until = self._backend[0], time.monotonic() + broadcast.timeout
+        backend = self._backend[0]
+        until = time.monotonic() + broadcast.timeout
         options = dist.BroadcastOptions()
         options.rootRank = 0
         before: tuple[Tensor, list[Tensor], Any] | None = None
@@ -364,7 +366,8 @@ def buckets(tensors: Iterable[Tensor], size: int) -> Iterator[list[Tensor]]:
     for tensor in tensors:
         left = tensor.reshape(-1).view(torch.uint8)
         while len(left):
-            part, left = left[:room], left[room:]
+            part = left[:room]
+            left = left[room:]
             parts.append(part)
             room -= len(part)
             if not room:

@@ -123,7 +123,9 @@ def _serve_until_signal(serve: Any, settings: ServeSettings, port: int) -> None:
 def _application(serve: Any, settings: ServeSettings) -> Any:
     """The deployment: what a replica builds, and how many of them there are."""
     wanted = settings.ray or RayServeSettings()
-    plain, modules, users_modules = to_plain(settings), list(sys.path), os.environ.get(MODULES_FOLDER)
+    plain = to_plain(settings)
+    modules = list(sys.path)
+    users_modules = os.environ.get(MODULES_FOLDER)
 
     def app() -> FastAPI:
         return _replica(plain, modules, users_modules)

@@ -90,19 +90,21 @@ class ShardedModel:
         for i, episode in enumerate(episodes):
             together.setdefault(episode.group if self._info.compares else i, []).append(i)
         units = list(together.values())
-        shares = np.array_split(np.arange(len(units)), min(self._shards, max(len(units), 1)))
-        places = [[i for unit in share for i in units[unit]] for share in shares if len(share)]
-        parts: list[Sequence[Episode]] = [[episodes[i] for i in place] for place in places]
-        found = self._score(parts)
-        for part, scores in zip(parts, found, strict=True):
-            if len(part) != len(scores):
+        places: list[list[int]] = []
+        parts: list[Sequence[Episode]] = []
+        for share in np.array_split(np.arange(len(units)), min(self._shards, max(len(units), 1))):
+            place = [i for unit in share for i in units[unit]]
+            if place:
+                places.append(place)
+                parts.append([episodes[i] for i in place])
+        by_place: dict[int, Score] = {}
+        for place, scores in zip(places, self._score(parts), strict=True):
+            if len(place) != len(scores):
                 raise DataError(
-                    f"reward model {self.info.name!r} gave {len(scores)} scores for {len(part)} episodes; `score` must "
-                    "give one per episode, in order"
+                    f"reward model {self.info.name!r} gave {len(scores)} scores for {len(place)} episodes; "
+                    "`score` must give one per episode, in order"
                 )
-        by_place = {
-            i: one for place, scores in zip(places, found, strict=True) for i, one in zip(place, scores, strict=True)
-        }
+            by_place.update(zip(place, scores, strict=True))
         return [by_place[i] for i in range(len(episodes))]
 
 

@@ -225,13 +225,16 @@ def _two(first: str, second: str, choice: str, seen_in: str, *, index: bool = Fa
     def read(fields: RowFields) -> _Row:
         given = fields.get(choice, (str, int, float), "a name or a number")
         word = given.strip().casefold() if isinstance(given, str) else None
+        margin: float | None = None
         if word is not None and word in _FIRST | _SECOND | _TIED:
             sign = (word in _SECOND) - (word in _FIRST)
         elif isinstance(given, str) or not np.isfinite(given) or (index and given not in (0, 1)):
             raise _LeftOut("unreadable_choice")
+        elif index:
+            sign = 1 if (given == 1) != flip else -1
         else:
-            sign = (1 if (given == 1) != flip else -1) if index else int(np.sign(given))
-        margin = None if isinstance(given, str) or index else abs(float(given))
+            sign = int(np.sign(given))
+            margin = abs(float(given))
         return _Row(
             prompt_of(fields.row), [fields.row[first], fields.row[second]], [int(sign > 0), int(sign < 0)], margin
         )
@@ -358,6 +361,30 @@ def is_preference(row: Any) -> bool:
     return _layout(row) is not None
 
 
+def _name_of(row: Mapping[str, Any], name: str) -> str:
+    """The id of a row; where it has none, the given name."""
+    for key in ("id", "pair_id", "question_id"):
+        if row.get(key) is not None:
+            return str(row[key])
+    return name
+
+
+def _without_layout(row: Any, where: str) -> str:
+    """Why a row without a known layout is left out, where it lacks no more than a value.
+
+    Raises:
+        DataError: it has other columns than all layouts.
+    """
+    if isinstance(row, Mapping) and any(row.keys() >= set(one.keys) for one in LAYOUTS.values()):
+        return "no_value"
+    columns = ", ".join(map(str, row)) if isinstance(row, Mapping) else type(row).__name__
+    known = "; ".join(f"{', '.join(one.keys)} ({one.seen_in})" for one in LAYOUTS.values())
+    raise DataError(
+        f"{where}: no known layout of preferences, found {columns[:200]}; known are {known}. Map other names by "
+        "columns: {chosen: ..., rejected: ...}"
+    )
+
+
 def _layout(row: Any) -> RowLayout | None:
     if not isinstance(row, Mapping):
         return None
@@ -414,28 +441,24 @@ def comparison(row: Any, where: str, name: str, subset: str = "", *, every: bool
         DataError: it has no known layout, or a column that cannot be read.
     """
     layout = _layout(row)
-    if layout is None and isinstance(row, Mapping) and any(row.keys() >= set(one.keys) for one in LAYOUTS.values()):
-        return "no_value"
     if layout is None:
-        columns = ", ".join(map(str, row)) if isinstance(row, Mapping) else type(row).__name__
-        known = "; ".join(f"{', '.join(one.keys)} ({one.seen_in})" for one in LAYOUTS.values())
-        raise DataError(
-            f"{where}: no known layout of preferences, found {columns[:200]}; known are {known}. Map other names by "
-            "columns: {chosen: ..., rejected: ...}"
-        )
+        return _without_layout(row, where)
     try:
         read = layout.read(RowFields(row, where))
-        name = str(next((row[k] for k in ("id", "pair_id", "question_id") if row.get(k) is not None), name))
+        name = _name_of(row, name)
         asked = _turns(read.prompt) if isinstance(read.prompt, str) and not every else read.prompt
         responses = tuple(response_of(asked, one, f"{name}-{k}", row) for k, one in enumerate(read.responses))
-    except (_LeftOut, ChatError) as error:
-        return str(error) if isinstance(error, _LeftOut) else error.reason
+    except _LeftOut as error:
+        return str(error)
+    except ChatError as error:
+        return error.reason
     texts = [one.text.strip() for one in responses]
-    if not all(texts) and not every:
-        return "empty_answer"
-    by_rank = {(text, one.asked): rank for text, one, rank in zip(texts, responses, read.ranks, strict=True)}
-    if len(by_rank) < len(texts) and not every:
-        return "equal_answers"
+    different = {(text, one.asked) for text, one in zip(texts, responses, strict=True)}
+    if not every:
+        if not all(texts):
+            return "empty_answer"
+        if len(different) < len(texts):
+            return "equal_answers"
     subset = str(row.get("subset") or row.get("domain") or row.get("source") or subset)
     return Comparison(name, responses, tuple(read.ranks), read.margin, read.label, read.attributes, subset)
 

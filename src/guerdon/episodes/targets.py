@@ -115,7 +115,9 @@ def continuation_steps(episode: Episode) -> NDArray[np.float64] | None:
     left = episode.meta.get("steps_left")
     if left is None or len(left) != len(episode):
         return None
-    return np.array([np.nan if n is None else np.inf if n < 0 else n for n in left], dtype=np.float64)
+    steps = np.array([np.nan if n is None else n for n in left], dtype=np.float64)
+    steps[steps < 0] = np.inf
+    return steps
 
 
 def dense_rewards(episodes: Sequence[Episode]) -> list[NDArray[np.float64] | None]:

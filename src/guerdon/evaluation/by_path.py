@@ -40,12 +40,11 @@ def kind_of(data: str) -> Kind:
     columns = row if isinstance(row, Mapping) else {}
     if {SCORE, LABEL} & columns.keys():
         return "labels"
-    listed = columns.get("completions")
-    steps = isinstance(listed, list | tuple) and all(isinstance(one, str) for one in listed) and "labels" in columns
-    if is_preference(columns) and not steps:
-        one = None if benchmark_of(data, columns) else comparison(columns, where, "", every=True)
-        single = one is not None and not isinstance(one, str) and len(one.responses) == 1
-        return "labels" if single else "pairs"
+    if is_preference(columns) and not _has_steps(columns):
+        if benchmark_of(data, columns):
+            return "pairs"
+        one = comparison(columns, where, "", every=True)
+        return "pairs" if isinstance(one, str) or len(one.responses) != 1 else "labels"
     try:
         return "prm_bench" if format_of(row, where) == "prmbench" else "process_bench"
     except DataError:
@@ -54,6 +53,13 @@ def kind_of(data: str) -> Kind:
             f"{where}: no known layout, found {', '.join(map(str, columns))[:200]}; known are steps of solutions "
             f"(docs/labels.md), labels of people ({LABEL}), episodes (a LeRobot folder), and preferences: {known}"
         ) from None
+
+
+def _has_steps(columns: Mapping[str, Any]) -> bool:
+    """Whether a row has the texts of steps with their labels, not of responses."""
+    listed = columns.get("completions")
+    texts = isinstance(listed, list | tuple) and all(isinstance(one, str) for one in listed)
+    return texts and "labels" in columns
 
 
 def study_of(model: str, data: str | None, overrides: Sequence[str], labels: str | None = None) -> Study:
@@ -70,18 +76,19 @@ def study_of(model: str, data: str | None, overrides: Sequence[str], labels: str
         DataError: as `kind_of`.
     """
     kind = "labels" if data is None else kind_of(data)
+    of_robots = kind == "episodes"
     if not (is_factory(model) or "://" in model):
-        of_text = kind_at(model) not in ROBOT_KINDS
-        if of_text == (kind == "episodes"):
-            sides = ("text", "episodes of robots") if of_text else ("robots", "texts")
+        model_of_robots = kind_at(model) in ROBOT_KINDS
+        if model_of_robots != of_robots:
+            sides = ("robots", "texts") if model_of_robots else ("text", "episodes of robots")
             raise ConfigError(f"{model} holds a reward model of {sides[0]}, and {data or labels} has {sides[1]}")
-    if kind == "episodes":
-        if labels is not None:
-            raise ConfigError("--labels is for models of text; remove it")
-        given: dict[str, Any] = {"type": "control", "data_path": data}
-    else:
+    given: dict[str, Any] = {"type": "control", "data_path": data}
+    if of_robots and labels is not None:
+        raise ConfigError("--labels is for models of text; remove it")
+    if not of_robots:
         given = {"type": "text", "aggregation": "min", f"models.{NAME}.path": model, "labels": labels}
-        given |= {} if data is None else {kind: [data] if kind == "process_bench" else data}
+        if data is not None:
+            given[kind] = [data] if kind == "process_bench" else data
     words = [f"evaluate.{key}={json.dumps(value)}" for key, value in given.items()]
     return load(Study, None, [*words, *overrides])
 

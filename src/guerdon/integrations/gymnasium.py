@@ -171,10 +171,11 @@ class RewardModelVectorWrapper(gymnasium.vector.VectorWrapper):  # type: ignore[
         done = (terminated | truncated) & acted
         begins = {AutoresetMode.NEXT_STEP: ~acted, AutoresetMode.SAME_STEP: done}.get(self.mode, acted & ~acted)
         final: Any = infos.get("final_obs") if self.mode is AutoresetMode.SAME_STEP else None
-        kept = infos.get("final_info", {}).get("terminal_frame") if final is not None else None
-        ends = {} if final is None else {
-            copy: (final[copy], None if kept is None else kept[copy]) for copy in np.flatnonzero(done).tolist()
-        }  # fmt: skip
+        ends = {}
+        if final is not None:
+            kept = infos.get("final_info", {}).get("terminal_frame")
+            for copy in np.flatnonzero(done).tolist():
+                ends[copy] = (final[copy], None if kept is None else kept[copy])
         found = self.rewards.follow(
             observations, ends, acted=acted, terminated=terminated, truncated=truncated, begins=begins
         )

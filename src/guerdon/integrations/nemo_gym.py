@@ -76,7 +76,9 @@ def build_app(scorer: TextScorer) -> FastAPI:
 
 
 def _listed(given: Any) -> list[Any]:
-    return list(given) if isinstance(given, list | tuple) else [] if given is None else [given]
+    if given is None:
+        return []
+    return list(given) if isinstance(given, list | tuple) else [given]
 
 
 def _exchange(params: Mapping[str, Any], output: Any) -> tuple[str | list[dict[str, Any]], list[Any]]:

@@ -23,7 +23,7 @@ from guerdon.errors import ConfigError, DataError
 from guerdon.integrations.text import TextScorer, outcome_rewards, rollout_of, token_advantages
 from guerdon.processes.call_queue import in_thread
 from guerdon.rewards.source import RewardSource, SourceTerms
-from guerdon.types import Rewards
+from guerdon.types import BoolArray, Rewards
 
 
 async def trace_reward(scorer: TextScorer, trace: Trace) -> float:
@@ -74,15 +74,7 @@ def assign_advantages(
     sampled = [np.array(node.token_ids)[np.array(node.mask, dtype=np.bool_)] for node in nodes]
     before = [np.array(node.token_ids)[~np.array(node.mask, dtype=np.bool_)] for node in nodes]
     rollout = rollout_of([_messages(one)[:-1] for one in traces], before, sampled, tokenizer, groups_B=groups_B)
-    measured: dict[str, tuple[Rewards, SourceTerms]] = {}
-    for name in sorted({name for trace in traces for name in trace.rewards}):
-        found = [trace.rewards.get(name) for trace in traces]
-        weights = {reward.weight for reward in found if reward is not None}
-        if len(weights) > 1:
-            raise ConfigError(f"the reward {name!r} has several weights: {sorted(weights)}")
-        values = [None if reward is None else reward.score for reward in found]
-        terms = SourceTerms(name, coefficient=weights.pop() if weights else 0.0)
-        measured[name] = outcome_rewards(values, rollout.mask), terms
+    measured = _own_rewards(traces, rollout.mask)
     for source in sources:
         if source.name in measured:
             raise ConfigError(f"the source {source.name!r} has the name of a reward")
@@ -91,6 +83,24 @@ def assign_advantages(
     known_B_T = np.any([advantages.known[name] for name in measured], axis=0)
     for node, own, known, mask in zip(nodes, advantages.advantages, known_B_T, rollout.mask, strict=True):
         node.advantages = own[mask].tolist() if known.any() else None
+
+
+def _own_rewards(traces: Sequence[Trace], mask_B_T: BoolArray) -> dict[str, tuple[Rewards, SourceTerms]]:
+    """The rewards of traces by name, paid at the last token, each with its weight.
+
+    Raises:
+        ConfigError: weights of a reward differ between traces.
+    """
+    measured: dict[str, tuple[Rewards, SourceTerms]] = {}
+    for name in sorted({name for trace in traces for name in trace.rewards}):
+        found = [trace.rewards.get(name) for trace in traces]
+        weights = {reward.weight for reward in found if reward is not None}
+        if len(weights) > 1:
+            raise ConfigError(f"the reward {name!r} has several weights: {sorted(weights)}")
+        values = [None if reward is None else reward.score for reward in found]
+        terms = SourceTerms(name, coefficient=weights.pop() if weights else 0.0)
+        measured[name] = outcome_rewards(values, mask_B_T), terms
+    return measured
 
 
 def _sampled_node(trace: Trace) -> Any:

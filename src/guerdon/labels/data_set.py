@@ -96,14 +96,19 @@ class LabelledDataSet:
         failed, spent = sum(counts.get("failed", {}).values()), self.card.get("ledger", {}).values()
         bound = sum(row["usd_at_most"] for row in spent)
         usd = bound + sum(row["usd"] for row in spent)
-        parts = [f"{counts['labelled'] if counts else self.card['files']['seed']['rows']} solutions"]
-        parts += [f"{steps['right']} right and {steps['wrong']} wrong steps"]
-        parts += [f"{failed} without labels"] if failed else []
-        parts += [f"{'at most ' if bound else ''}${usd:.2f} spent so far"] if usd else []
+        solutions = counts["labelled"] if counts else self.card["files"]["seed"]["rows"]
+        parts = [f"{solutions} solutions", f"{steps['right']} right and {steps['wrong']} wrong steps"]
+        if failed:
+            parts.append(f"{failed} without labels")
+        if usd:
+            at_most = "at most " if bound else ""
+            parts.append(f"{at_most}${usd:.2f} spent so far")
         if self.stopped == "max_usd":
-            few = ". One solution with its labels may cost more than is left: raise max_usd, or lower judge.max_tokens"
             left = f"stopped by max_usd with {counts.get('not_asked', 0)} solutions to go; the same command resumes"
-            parts.append(left + ("" if counts["labelled"] else few))
+            if not counts["labelled"]:
+                left += ". One solution with its labels may cost more than is left: "
+                left += "raise max_usd, or lower judge.max_tokens"
+            parts.append(left)
         return ", ".join(parts)
 
     @property

@@ -98,7 +98,9 @@ class Judge(Protocol):
 def joined_status(statuses: Iterable[ParseStatus | None]) -> ParseStatus | None:
     """`fallback` where any is, else `ok` where any is."""
     known = set(statuses)
-    return "fallback" if "fallback" in known else "ok" if "ok" in known else None
+    if "fallback" in known:
+        return "fallback"
+    return "ok" if "ok" in known else None
 
 
 def judge(model: RewardModel, episodes: Sequence[Episode], options: JudgeOptions) -> list[ExplainedScore]:

@@ -115,7 +115,8 @@ def channels_last(array_T: NDArray[Any], counts: tuple[int, ...], *, known: bool
         DataError: neither axis, or both, could hold the channels.
     """
     shape = array_T.shape
-    last, first = shape[3] in counts, shape[1] in counts and not known
+    last = shape[3] in counts
+    first = shape[1] in counts and not known
     if last and first:
         raise DataError(
             f"cannot tell which axis of shape {shape} holds the channels; the frames of an Episode have them last"

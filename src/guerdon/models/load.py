@@ -182,7 +182,8 @@ def kind_at(path: str) -> str:
         return "roboreward" if _ROBOREWARD in path.lower() else TEXT
     with boundary(CheckpointError, f"{folder / CONFIG} cannot be read"):
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    kind, family = config.get("type"), config.get("model_type")
+    kind = config.get("type")
+    family = config.get("model_type")
     if kind in (*IMAGE_KINDS, "sarm", "robometer"):
         return str(kind)
     if config.get("architectures") in (["RFM"], ["RBM"]):

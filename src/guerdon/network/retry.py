@@ -447,20 +447,29 @@ def error_message(payload: Any, most_characters: int) -> str:
 def _said(payload: Any, depth: int) -> str:
     """The message inside a payload; empty where there is none."""
     if isinstance(payload, str):
-        text = payload.strip()
-        if text.startswith(("{", "[")):
-            with suppress(ValueError, RecursionError):
-                return _said(json.loads(text), depth + 1) or text
-        if _PAGE.match(text):
-            title = _TITLE.search(text)
-            return html.unescape(_TAG.sub(" ", title[1] if title else text))
-        return text
-    if depth > 8 or isinstance(payload, bool):
+        return _said_by_text(payload.strip(), depth)
+    if payload is None or depth > 8 or isinstance(payload, bool):
         return ""
     if isinstance(payload, list):
         return "; ".join(filter(None, (_said(one, depth + 1) for one in payload[:3])))
-    if not isinstance(payload, Mapping):
-        return "" if payload is None else str(payload)
+    if isinstance(payload, Mapping):
+        return _said_by_fields(payload, depth)
+    return str(payload)
+
+
+def _said_by_text(text: str, depth: int) -> str:
+    """The message of a text, which may be JSON or a page."""
+    if text.startswith(("{", "[")):
+        with suppress(ValueError, RecursionError):
+            return _said(json.loads(text), depth + 1) or text
+    if _PAGE.match(text):
+        title = _TITLE.search(text)
+        return html.unescape(_TAG.sub(" ", title[1] if title else text))
+    return text
+
+
+def _said_by_fields(payload: Mapping[Any, Any], depth: int) -> str:
+    """The message of a mapping: its first field of messages, else all of it."""
     fields = {str(key).lower(): value for key, value in payload.items()}
     message = next(filter(None, (_said(fields.get(key), depth + 1) for key in _MESSAGES)), "")
     if isinstance(fields.get("loc"), list) and message:

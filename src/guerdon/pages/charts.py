@@ -158,7 +158,10 @@ def band(box: Box, rows: Sequence[tuple[float, float, float]], style: int) -> st
 
 def bar(box: Box, x: tuple[float, float], y: tuple[float, float], style: int, label: str) -> str:
     """A rectangle between data values; the label shows on hovering where the picture is a page of its own."""
-    left, right, low, high = box.px(x[0]), box.px(x[1]), box.py(y[0]), box.py(y[1])
+    left = box.px(x[0])
+    right = box.px(x[1])
+    low = box.py(y[0])
+    high = box.py(y[1])
     return (
         f'<rect class="bar {style_class(style)}" x="{left:.1f}" y="{high:.1f}" width="{max(right - left, 0.5):.1f}" '
         f'height="{max(low - high, 0):.1f}"><title>{escape(label)}</title></rect>'
@@ -231,12 +234,16 @@ def axes(
 ) -> str:
     """Horizontal grid lines, tick labels (round numbers where no ticks are given) and axis names."""
     parts: list[str] = []
-    for y, words in (y_ticks if y_ticks is not None else _named(ticks(*box.y, count=5))).items():
+    if y_ticks is None:
+        y_ticks = _named(ticks(*box.y, count=5))
+    if x_ticks is None:
+        count = max(2, int((box.right - box.left) / 72))
+        x_ticks = _named(ticks(*box.x, count=count))
+    for y, words in y_ticks.items():
         py = box.py(y)
         parts.append(f'<path class="grid" d="M{box.left:g} {py:.1f}H{box.right:g}"/>')
         parts.append(text(box.left - 8, py + 3.5, words, anchor="end"))
-    count = max(2, int((box.right - box.left) / 72))
-    for x, words in (x_ticks if x_ticks is not None else _named(ticks(*box.x, count=count))).items():
+    for x, words in x_ticks.items():
         px = box.px(x)
         parts.append(f'<path class="tick" d="M{px:.1f} {box.bottom:g}v4"/>')
         parts.append(text(px, box.bottom + 16, words))
@@ -286,7 +293,8 @@ def scatter(
     marks: list[str] = []
     rings: list[str] = []
     for x, y, age, shape, alarm in points:
-        px, py = box.px(x), box.py(y)
+        px = box.px(x)
+        py = box.py(y)
         marks.append(marker(shape, px, py, 3.2, f' opacity="{0.18 + 0.72 * age:.2f}"'))
         if alarm:
             rings.append(f'<circle class="alarm" cx="{px:.1f}" cy="{py:.1f}" r="6.5"/>')
@@ -394,7 +402,8 @@ def _picture(
 
 def _line(box: Box, x_N: ArrayLike, y_N: ArrayLike, style: int) -> str:
     """A line, thinned to a few hundred points."""
-    x, y = np.asarray(x_N, dtype=np.float64), np.asarray(y_N, dtype=np.float64)
+    x = np.asarray(x_N, dtype=np.float64)
+    y = np.asarray(y_N, dtype=np.float64)
     points = [(float(x[i]), float(y[i])) for i in spread(len(x), _MOST_POINTS)]
     return path(box, points, f"line {style_class(style)}")
 
@@ -414,7 +423,8 @@ def _legend(box: Box) -> list[str]:
 
 def limits(values: NDArray[np.float64]) -> tuple[float, float]:
     """Smallest and largest value, widened where they are equal."""
-    low, high = float(values.min()), float(values.max())
+    low = float(values.min())
+    high = float(values.max())
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
@@ -446,20 +456,21 @@ def roc_curve(labels_N: ArrayLike, scores_N: ArrayLike) -> str:
 
 def score_histogram(labels_N: ArrayLike, scores_N: ArrayLike, *, threshold: float | None = None, bins: int = 20) -> str:
     """Scores of successes and of failures, each class scaled to its own highest bar; the threshold dashed."""
-    labels, scores = np.asarray(labels_N, dtype=np.bool_), np.asarray(scores_N, dtype=np.float64)
+    labels = np.asarray(labels_N, dtype=np.bool_)
+    scores = np.asarray(scores_N, dtype=np.float64)
     low, high = limits(scores) if scores.size else (0.0, 1.0)
     box = _box((low, high))
     body = []
     for label, style, name in ((False, FAILURE, "failure"), (True, SUCCESS, "success")):
         counts, edges = np.histogram(scores[labels == label], bins=bins, range=(low, high))
-        body += [
-            bar(box, (edges[i], edges[i + 1]), (0, n / counts.max()), style, f"{name}: {n} rows")
-            for i, n in enumerate(counts)
-            if n
-        ]
+        for i, n in enumerate(counts):
+            if n:
+                width = (edges[i], edges[i + 1])
+                body.append(bar(box, width, (0, n / counts.max()), style, f"{name}: {n} rows"))
     if body and threshold is not None and low <= threshold <= high:
         body.append(path(box, ((threshold, 0), (threshold, 1)), "guide"))
-    body += _legend(box) if body else []
+    if body:
+        body += _legend(box)
     return _picture("Scores by class", box, body, x_label="score", y_label="relative count", y_ticks={0: "0"})
 
 
@@ -471,11 +482,14 @@ def value_curves(curves: Sequence[tuple[ArrayLike, bool]]) -> str:
     """
     drawn = [(np.asarray(values, dtype=np.float64), success) for values, success in curves]
     drawn = [(values, success) for values, success in drawn if values.size]
-    box = _box(y=limits(np.concatenate([values for values, _ in drawn])) if drawn else (0.0, 1.0))
-    body = [
-        _line(box, np.linspace(0, 1, len(values)), values, SUCCESS if success else FAILURE) for values, success in drawn
-    ]
-    body += _legend(box) if body else []
+    box = _box()
+    body = []
+    if drawn:
+        box = _box(y=limits(np.concatenate([values for values, _ in drawn])))
+        for values, success in drawn:
+            times = np.linspace(0, 1, len(values))
+            body.append(_line(box, times, values, SUCCESS if success else FAILURE))
+        body += _legend(box)
     ends = {0.0: "start", 1.0: "end"}
     return _picture("Value over time", box, body, x_label="time", y_label="value", x_ticks=ends)
 
@@ -498,7 +512,8 @@ def n_curves(ns: Sequence[int], curves: Mapping[str, Sequence[Interval]], *, tit
     places = np.log2(np.asarray(ns, dtype=np.float64)).tolist()
     if not values:
         return _picture(title, _box(), [], x_label=x_label, y_label=y_label)
-    low, high = np.floor(min(values) * 10 + 1e-9) / 10, np.ceil(max(values) * 10 - 1e-9) / 10
+    low = np.floor(min(values) * 10 + 1e-9) / 10
+    high = np.ceil(max(values) * 10 - 1e-9) / 10
     box = _box((places[0], max(places[-1], places[0] + 1)), (float(low), float(max(high, low + 0.1))), width=440.0)
     lines = [Line.of(name, k, list(zip(places, row, strict=True))) for k, (name, row) in enumerate(curves.items())]
     named = {x: str(n) for x, n in zip(places, ns, strict=True)}

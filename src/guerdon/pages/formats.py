@@ -84,7 +84,9 @@ def times(value: float | None) -> str:
         return DASH
     if value > 100 or value < 0.01:
         return ">100×" if value > 1 else "<0.01×"
-    return f"{value:.3g}×" if value < 1 else f"{value:.1f}×" if value < 10 else f"{value:.0f}×"
+    if value < 1:
+        return f"{value:.3g}×"
+    return f"{value:.1f}×" if value < 10 else f"{value:.0f}×"
 
 
 def human(name: str) -> str:
@@ -126,20 +128,34 @@ def speed_text(speed: StepsRatio) -> tuple[str, str, str]:
 
     With `more`, the ratio is turned round: 3× more, not a third as many.
     """
-    interval, more = speed.interval, speed.conclusion == "more"
+    interval = speed.interval
     if interval.estimate is None:
         return "", "", ""
-    ends = (
-        (interval.estimate, interval.high, interval.low) if more else (interval.estimate, interval.low, interval.high)
-    )
-    ratio, *bounds = (1 / end if more and end is not None else end for end in ends)
-    limit = ("at least " if more else "at most ") if speed.censored else ""
-    word = "" if speed.conclusion == "no difference shown" else f" {speed.conclusion}"
-    words = [DASH if end is None else times(end).removesuffix("×") for end in bounds]
-    never = f"not reached in {speed.censored} of {plural(interval.n, 'pair')}" if speed.censored else ""
+    ratio, low, high = interval.estimate, interval.low, interval.high
+    limit = "at most "
+    if speed.conclusion == "more":
+        ratio = 1 / interval.estimate
+        low = _turned(interval.high)
+        high = _turned(interval.low)
+        limit = "at least "
+    words = times(ratio)
+    if speed.conclusion != "no difference shown":
+        words += f" {speed.conclusion}"
+    never = ""
+    if speed.censored:
+        words = limit + words
+        never = f"not reached in {speed.censored} of {plural(interval.n, 'pair')}"
     if speed.censored == interval.n:
         return never, "", ""
-    return f"{limit}{times(ratio)}{word}", "" if bounds == [None, None] else f"[{words[0]}, {words[1]}]", never
+    bounds = ""
+    if low is not None or high is not None:
+        bounds = f"[{times(low).removesuffix('×')}, {times(high).removesuffix('×')}]"
+    return words, bounds, never
+
+
+def _turned(ratio: float | None) -> float | None:
+    """The ratio the other way round."""
+    return None if ratio is None else 1 / ratio
 
 
 def speed_sentence(speed: StepsRatio | None, arm: str, baseline: str, unit: str) -> str:

@@ -185,9 +185,15 @@ def text_seconds(size: Size, data: DataSettings | None) -> float:
 
 def solution_tokens(data: DataSettings | None) -> int:
     """Tokens of a solution: of generated tasks one for each character, of those in sentences about 20 for each line."""
-    if data is None or data.type != "generated":
-        return SOLUTION if data is None else min(SOLUTION, data.max_response_length)
-    line = data.task.items + 4 if data.task.family == "swap" else 20 if data.task.family == "story" else 6
+    if data is None:
+        return SOLUTION
+    if data.type != "generated":
+        return min(SOLUTION, data.max_response_length)
+    line = 6
+    if data.task.family == "swap":
+        line = data.task.items + 4
+    elif data.task.family == "story":
+        line = 20
     return min(line * data.task.steps, data.max_response_length)
 
 

@@ -409,7 +409,9 @@ def _work(policy: VLAPolicySettings, shape: Shape, p: float, tokens: int) -> lis
     if (expert := EXPERTS.get(kind := _kind(policy))) is None:
         return [(p * tokens, each)]
     tower_frozen, language_frozen = _frozen_parts(policy)
-    read = each if not language_frozen else 4 + again if _passes_gradients(policy) else 2
+    read = each
+    if language_frozen:
+        read = 4 + again if _passes_gradients(policy) else 2
     actions, steps = denoised(policy)
     ((w, m, blocks, patches),) = TOWERS[kind]
     tower, own = blocks * (4 * w * w + 2 * w * m), expert.parameters
@@ -468,23 +470,21 @@ def decision_bytes(policy: VLAPolicySettings, shape: Shape, tokens: int) -> tupl
         shape: of the language part.
         tokens: that it reads, S.
     """
-    kind, rank, pictures = _kind(policy), policy.lora_rank if policy.use_lora else None, policy.num_images_in_input
+    kind = _kind(policy)
+    rank = policy.lora_rank if policy.use_lora else None
     tower_frozen, language_frozen = _frozen_parts(policy)
-    expert, each, ends = (
-        EXPERTS.get(kind),
-        4 if rank is None else 2,
-        0.0 if language_frozen else 10.0 * tokens * shape.width,
-    )
-    read = 0 if expert is None else _reading_bytes(shape, rank)
-    if language_frozen:
-        read = (8 * shape.width + 8 * shape.queries + 6 * shape.inner) * _passes_gradients(policy)
-    parts: list[tuple[int, float, float]] = []  # blocks, what goes into one, what one keeps
-    for w, m, blocks, patches in () if tower_frozen else TOWERS[kind]:
-        of_width = 24 * w if rank is None else 22 * w + 8 * rank + (4 * w + 4 * rank if expert else 0)
-        parts.append((blocks, pictures * patches * each * w, pictures * patches * (of_width + 4 * m)))
+    expert = EXPERTS.get(kind)
+    each = 4 if rank is None else 2
+    parts: list[_Blocks] = []
+    if not tower_frozen:
+        parts += _tower_blocks(kind, rank, each, policy.num_images_in_input)
+    ends = 0.0 if language_frozen else 10.0 * tokens * shape.width
     if expert is None:
         parts.append((shape.layers, tokens * each * shape.width, tokens * layer_bytes(shape, rank)))
     else:
+        read = _reading_bytes(shape, rank)
+        if language_frozen:
+            read = (8 * shape.width + 8 * shape.queries + 6 * shape.inner) * _passes_gradients(policy)
         actions, steps = denoised(policy)
         one = actions * _reading_bytes(expert, rank) + 4 * expert.queries * tokens
         ends += 16 * actions * steps * expert.width
@@ -493,6 +493,23 @@ def decision_bytes(policy: VLAPolicySettings, shape: Shape, tokens: int) -> tupl
     if not policy.gradient_checkpointing:
         return ends + sum(blocks * whole for blocks, _, whole in parts), 0.0
     return ends + sum(blocks * inputs for blocks, inputs, _ in parts), max(whole for *_, whole in parts)
+
+
+_Blocks = tuple[int, float, float]  # number of blocks, bytes that go into one, bytes that one keeps
+
+
+def _tower_blocks(kind: str, rank: int | None, each: int, pictures: int) -> list[_Blocks]:
+    """The blocks of the vision transformers, each of which reads the patches of all pictures."""
+    found: list[_Blocks] = []
+    for w, m, blocks, patches in TOWERS[kind]:
+        of_width = 24 * w
+        if rank is not None:
+            of_width = 22 * w + 8 * rank
+            if kind in EXPERTS:
+                of_width += 4 * w + 4 * rank
+        tokens = pictures * patches
+        found.append((blocks, tokens * each * w, tokens * (of_width + 4 * m)))
+    return found
 
 
 def _reading_bytes(shape: Shape, rank: int | None) -> int:

@@ -150,7 +150,11 @@ def _shape_named(path: str) -> Shape | None:
     Of another size it is the nearest, with more or fewer layers.
     """
     found = _IN_NAME.search(path.rstrip("/").rpartition("/")[2])
-    billions = 0.0 if found is None else float(found[1]) * (1.0 if found[2].lower() == "b" else 1e-3)
+    if found is None:
+        return None
+    billions = float(found[1])
+    if found[2].lower() != "b":
+        billions *= 1e-3
     if not billions:
         return None
     shape = PUBLISHED[min(PUBLISHED, key=lambda one: abs(one - billions) / max(one, billions))]

@@ -478,19 +478,16 @@ class ControlReward(ModelReward[ControlInputs]):
         There is one score for each row, or one for all of them: a model of single frames gets each as an episode of its
         own, so that a failure is of one frame.
         """
-        observes = self.observes
-        chosen = [np.flatnonzero(observes.selects(s.rows_F, s.last_F)).tolist() for s in segments]
-        frames = [self.seen(segment)[rows] for segment, rows in zip(segments, chosen, strict=True)]
-        if self._whole:
-            frames = [self._whole_episode(*one) for one in zip(segments, chosen, frames, strict=True)]
-        elif self._looks_back:
-            frames = [self._so_far(*one) for one in zip(segments, frames, strict=True)]
-        parts = [
-            self._asked(one.stream, one.number, one.task, one.rows_F[rows], stack) if len(stack) else []
-            for one, rows, stack in zip(segments, chosen, frames, strict=True)
-        ]
-        if self._whole:
-            chosen = [rows[-1:] if own else [] for rows, own in zip(chosen, parts, strict=True)]
+        chosen, parts = [], []
+        for segment in segments:
+            rows, frames = self._shown(segment)
+            own = []
+            if len(frames):
+                own = self._asked(segment.stream, segment.number, segment.task, segment.rows_F[rows], frames)
+            if self._whole:
+                rows = rows[-1:] if own else []
+            chosen.append(rows)
+            parts.append(own)
         asked = [one for own in parts for one in own]
         episodes = [episode for _, episode in asked]
         reused = np.zeros(len(episodes), dtype=np.bool_)
@@ -500,15 +497,22 @@ class ControlReward(ModelReward[ControlInputs]):
             measured = self.ahead.take(asked)
             self._under_way.clear()
         scores, hits = iter(measured), iter(reused)
-        return [
-            (
-                segment,
-                rows,
-                [next(scores) for _ in own],
-                np.array([next(hits) for _ in rows] if self._framewise else [False] * len(rows), dtype=np.bool_),
-            )
-            for segment, rows, own in zip(segments, chosen, parts, strict=True)
-        ]
+        found = []
+        for segment, rows, own in zip(segments, chosen, parts, strict=True):
+            of_own = [next(scores) for _ in own]
+            of_others = np.zeros(len(rows), dtype=np.bool_)
+            if self._framewise:
+                of_others[:] = [next(hits) for _ in rows]
+            found.append((segment, rows, of_own, of_others))
+        return found
+
+    def _shown(self, segment: Segment) -> tuple[list[int], NDArray[Any]]:
+        """The rows of a segment that are scored, and the frames or states that the model looks at for that."""
+        rows = np.flatnonzero(self.observes.selects(segment.rows_F, segment.last_F)).tolist()
+        frames = self.seen(segment)[rows]
+        if self._whole:
+            return rows, self._whole_episode(segment, rows, frames)
+        return rows, self._so_far(segment, frames) if self._looks_back else frames
 
     def seen(self, part: Segment | SeenRows) -> NDArray[Any]:
         """What the model looks at in these rows: (F, H, W, 3) frames, (F, S) states, or a record (F,) of both."""

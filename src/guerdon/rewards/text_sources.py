@@ -96,20 +96,20 @@ class TextReward(ModelReward[Responses]):
             rewards = _without_equal_groups(rewards, rollout, cuts)
         metrics = _pair_metrics(rollout, rewards)
         spreads = [score.spread for score in scores.values() if score.spread is not None]
-        metrics |= {"spread": float(np.mean(spreads))} if spreads else {}
+        if spreads:
+            metrics["spread"] = float(np.mean(spreads))
         if self.model.info.granularity != "step":
             return replace(rewards, metrics=metrics)
         steps = [scores[row].steps if row in scores else None for row in range(len(cuts))]
-        found = [
-            (row, int(end), float(value))
-            for row, values_S in enumerate(steps)
-            if values_S is not None
-            for end, value in zip(cuts[row].ends, values_S, strict=True)
-        ]
+        found = []
+        for row, values_S in enumerate(steps):
+            if values_S is not None:
+                found += [(row, int(end), float(value)) for end, value in zip(cuts[row].ends, values_S, strict=True)]
         raw = raw_scores(found, self.threshold)
-        known = len(raw.values_N) > 0
-        metrics["step_value"] = float(raw.values_N.mean()) if known else None
-        metrics["steps_called_right"] = float((raw.values_N >= raw.threshold).mean()) if known else None
+        metrics["step_value"] = metrics["steps_called_right"] = None
+        if len(raw.values_N):
+            metrics["step_value"] = float(raw.values_N.mean())
+            metrics["steps_called_right"] = float((raw.values_N >= raw.threshold).mean())
         if generated(responses):
             metrics["step_auroc"] = step_auroc(responses, cuts, steps)
         return replace(rewards, metrics=metrics, scores=raw)

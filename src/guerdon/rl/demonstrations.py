@@ -252,26 +252,39 @@ def _observations(episode: Episode, shape: PolicyShape, seen: Sequence[ObservedC
     """
     check_every_row(episode)
     numbers, parts = _states(episode, shape), dict[str, np.ndarray]()
-    for name, kind, wanted in (column for column in shape.columns if column.kind != "text"):
+    names = {column.name for column in seen}
+    for name, kind, wanted in shape.columns:
+        if kind == "text":
+            continue
         if kind == "mask":
             parts[name] = np.ones((len(episode), *wanted), np.bool_)
-            continue
-        if not any(column.name == name for column in seen):
+        elif name not in names:
             parts[name] = np.zeros((len(episode), *wanted), np.uint8 if kind == "image" else np.float32)
-            continue
-        rows = _pictures(episode, name, wanted) if kind == "image" else numbers.get(name)
-        if rows is None or rows[0].size != np.prod(wanted):
-            has = "none" if rows is None else f"those of shape {rows.shape[1:]}"
-            what = name or ("frames" if kind == "image" else "states")
-            keys = f" (its states are {', '.join(filter(None, numbers))})" if kind != "image" and any(numbers) else ""
-            raise DataError(
-                f"demonstration {episode.id}: the policy observes {what} of shape {wanted}, it has {has}{keys}"
-            )
-        if kind != "image" and not np.isfinite(rows).all():
-            row = int(np.argwhere(~np.isfinite(rows))[0][0])
-            raise DataError(f"demonstration {episode.id}, row {row}: its {name or 'state'} is not finite")
-        parts[name] = rows.reshape(-1, *wanted)
+        elif kind == "image":
+            pictures = _pictures(episode, name, wanted)
+            parts[name] = _of_shape(episode, pictures, wanted, name or "frames")
+        else:
+            keys = f" (its states are {', '.join(filter(None, numbers))})" if any(numbers) else ""
+            rows = _of_shape(episode, numbers.get(name), wanted, name or "states", keys)
+            if not np.isfinite(rows).all():
+                row = int(np.argwhere(~np.isfinite(rows))[0][0])
+                raise DataError(f"demonstration {episode.id}, row {row}: its {name or 'state'} is not finite")
+            parts[name] = rows
     return columns_as_rows(parts) if len(parts) > 1 or "" not in parts else parts[""]
+
+
+def _of_shape(
+    episode: Episode, rows: np.ndarray | None, wanted: tuple[int, ...], what: str, keys: str = ""
+) -> np.ndarray:
+    """(T, *wanted) the rows of an observation; `what` it is and the `keys` that there are are named in the error.
+
+    Raises:
+        DataError: there are none, or they are of another size.
+    """
+    if rows is not None and rows[0].size == np.prod(wanted):
+        return rows.reshape(-1, *wanted)
+    has = "none" if rows is None else f"those of shape {rows.shape[1:]}"
+    raise DataError(f"demonstration {episode.id}: the policy observes {what} of shape {wanted}, it has {has}{keys}")
 
 
 def _states(episode: Episode, shape: PolicyShape) -> dict[str, np.ndarray]:

@@ -293,14 +293,7 @@ class Loop:
         rate = rollout.steps / sum(seconds.values())
         wall = round(self.wall_time, 3)
         self.log.write("timings.jsonl", {"step": self.step, "wall_time": wall, "steps_per_second": rate, **timings})
-        success = summary.get("success")
-        paid = summary.get("return/env")
-        unknown = (
-            "collecting" if not summary["episodes"] else "success unknown" if paid is None else f"return {paid:.4g}"
-        )
-        truth = summary.get(TRUTH)
-        shown = unknown if success is None else f"success {success:.2f}"
-        self.progress.advance(self.step, shown if truth is None else f"truth {truth:.4g}")
+        self.progress.advance(self.step, _shown(summary))
 
     @doing("evaluating the policy")
     def _true_success(self) -> Mapping[str, float]:
@@ -462,6 +455,18 @@ class Loop:
         if self.study.runner.keep_checkpoints == 0:
             shutil.rmtree(self.folder / "checkpoints")
         return summary
+
+
+def _shown(summary: Mapping[str, Any]) -> str:
+    """What the line of progress says of an iteration: the first of truth, success and return that is known."""
+    truth, success, paid = summary.get(TRUTH), summary.get("success"), summary.get("return/env")
+    if truth is not None:
+        return f"truth {truth:.4g}"
+    if success is not None:
+        return f"success {success:.2f}"
+    if not summary["episodes"]:
+        return "collecting"
+    return "success unknown" if paid is None else f"return {paid:.4g}"
 
 
 def _crossed(before: int, after: int, every: int) -> bool:

@@ -114,21 +114,29 @@ def write_answers(path: Path, rollout: TextRollout, rewards: Mapping[str, Reward
     known, right = rollout.known_B, rollout.outcomes_B >= 1
     rows = []
     for i, tokens in enumerate(responses.batch.responses()):
+        of_tokens: dict[str, list[float]] = {}
+        judged: dict[str, Any] = {}
+        for name, reward in rewards.items():
+            if not reward.failed_B[i]:  # it could say something about this response
+                of_tokens[name] = [round(float(value), 5) for value in reward.values[i, : len(tokens)]]
+            scores = _step_scores(reward, i)
+            if scores is not None:
+                judged[name] = scores
+        step_ends = steps_true = None
+        if steps is not None:
+            step_ends = [int(end) for end in steps[i][0]]
+            steps_true = [bool(correct) for correct in steps[i][1]]
         rows.append(
             {
                 "prompt": responses.prompts[i].question,
                 "answer": responses.prompts[i].ground_truth,
-                "tokens": [responses.tokenizer.decode([t]) for t in tokens],
+                "tokens": [responses.tokenizer.decode([token]) for token in tokens],
                 "version": None if wrote is None else int(wrote[i]),
-                "rewards": {  # of the sources that could say something about this response
-                    n: [round(float(value), 5) for value in r.values[i, : len(tokens)]]
-                    for n, r in rewards.items()
-                    if not r.failed_B[i]
-                },
+                "rewards": of_tokens,
                 "outcome": bool(right[i]) if known[i] else None,
-                "judged": {n: one for n, r in rewards.items() if (one := _step_scores(r, i)) is not None},
-                "step_ends": None if steps is None else [int(e) for e in steps[i][0]],
-                "steps_true": None if steps is None else [bool(c) for c in steps[i][1]],
+                "judged": judged,
+                "step_ends": step_ends,
+                "steps_true": steps_true,
             }
         )
     write_json(path, {"step": step, "responses": rows})

@@ -229,11 +229,9 @@ class EvaluateTextSettings(Settings):
     @field_validator("models", mode="before")
     @classmethod
     def _path_alone(cls, given: Any) -> Any:
-        return (
-            {k: {"path": v} if isinstance(v, str) else v for k, v in given.items()}
-            if isinstance(given, dict)
-            else given
-        )
+        if not isinstance(given, dict):
+            return given
+        return {k: {"path": v} if isinstance(v, str) else v for k, v in given.items()}
 
     @field_validator("probes", mode="before")
     @classmethod

@@ -225,6 +225,26 @@ RewardModelSection = Annotated[PrimeSection | ClassifierSection | ExactSection, 
 """PRIME's section: an alias of a source of `reward.sources` and of the weight of the outcome."""
 
 
+def _check_unverified(
+    reward: RewardSettings, section: RewardModelSection | None, sources: Mapping[str, SourceSettings]
+) -> None:
+    """Refuse what needs true success, and nothing that trains, of a language study whose prompts have no answers.
+
+    Raises:
+        ValueError: with the key and the reason.
+    """
+    unknown = "data.type prompts, which has no verifier"
+    if reward.env_weight():
+        refuse({"combine_mode", "env_reward_weight"} & reward.model_fields_set, unknown, "reward")
+    if section is not None:
+        refuse({"verifier_coef"} & section.model_fields_set, unknown, "reward_model")
+    for name, one in sources.items():
+        if isinstance(one, RunSource) and one.model.learns:
+            raise ValueError(f"the prime reward source {name} learns from outcomes, not with {unknown}")
+    if not set(sources) - {reward.truth}:
+        raise ValueError(f"nothing would train the policy with {unknown}: name reward models in reward.sources")
+
+
 def check_truth(
     reward: RewardSettings, section: RewardModelSection | None, sources: Mapping[str, SourceSettings], *, verified: bool
 ) -> None:
@@ -238,16 +258,9 @@ def check_truth(
     Raises:
         ValueError: with the key and the reason.
     """
-    truth, unknown = reward.truth, "data.type prompts, which has no verifier"
+    truth = reward.truth
     if not verified:
-        outcome = {"combine_mode", "env_reward_weight"} & reward.model_fields_set
-        refuse(outcome if reward.env_weight() else set(), unknown, "reward")
-        refuse({"verifier_coef"} & (set() if section is None else section.model_fields_set), unknown, "reward_model")
-        for name, one in sources.items():
-            if isinstance(one, RunSource) and one.model.learns:
-                raise ValueError(f"the prime reward source {name} learns from outcomes, not with {unknown}")
-        if not set(sources) - {truth}:
-            raise ValueError(f"nothing would train the policy with {unknown}: name reward models in reward.sources")
+        _check_unverified(reward, section, sources)
     if truth == "verifier" and verified:
         if reward.env_weight() if section is None else section.verifier_coef:
             key = "reward.combine_mode to replace" if section is None else "reward_model.verifier_coef to 0"

@@ -561,7 +561,11 @@ def side_of(model: Any) -> Side:
     Args:
         model: the section `reward.model`, checked or as it is written.
     """
-    given = model if isinstance(model, Mapping) else dict(model) if isinstance(model, _ModelSettings) else {}
+    given: Mapping[str, Any] = {}
+    if isinstance(model, Mapping):
+        given = model
+    elif isinstance(model, _ModelSettings):
+        given = dict(model)
     name = str(given.get("model_type", "resnet"))
     if name == "remote_text" or (name not in _NAMES and given.get("modality") == "text"):
         return "text"

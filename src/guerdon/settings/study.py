@@ -175,17 +175,11 @@ class Study(Settings):
             given = {key: section for key, section in given.items() if key != "evaluate"}
         elif text and isinstance(sections["evaluate"], dict):
             sections["evaluate"] = on_own_family(sections["evaluate"], given.get("data"))
-        filled = {**given, **{k: {**mark, **v} if isinstance(v, dict) else v for k, v in sections.items()}}
-        runner = given.get("runner", {})
-        logger = runner.get("logger", {}) if isinstance(runner, dict) else None
-        if "work_dir" in given and isinstance(logger, dict):
-            filled["runner"] = runner = {**runner, "logger": {"log_path": given["work_dir"], **logger}}
-        env = given.get("env")
-        trials = env.get("num_trials_per_task") if isinstance(env, dict) else None
-        if isinstance(trials, int) and isinstance(env, dict) and isinstance(runner, dict):
-            given_ids = env.get("task_ids")
-            tasks = len(given_ids) if given_ids and isinstance(given_ids, list | tuple) else 1
-            filled["runner"] = {"eval_episodes": trials * tasks, **runner}
+        filled = dict(given)
+        for key, section in sections.items():
+            filled[key] = {**mark, **section} if isinstance(section, dict) else section
+        if runner := _implied_runner(given):
+            filled["runner"] = runner
         return filled
 
     text: ClassVar[bool] = False
@@ -563,6 +557,22 @@ class TextStudy(Study):
         for name, source in self.text_reward.of(RunSource).items():
             source.model.check_run(name, self.data, self.algorithm)
         return self
+
+
+def _implied_runner(given: dict[str, Any]) -> Any:
+    """The section `runner` with what `work_dir` and the trials of LIBERO's tasks imply."""
+    runner = given.get("runner", {})
+    if not isinstance(runner, dict):
+        return runner
+    logger = runner.get("logger", {})
+    if "work_dir" in given and isinstance(logger, dict):
+        runner = {**runner, "logger": {"log_path": given["work_dir"], **logger}}
+    env = given.get("env")
+    if isinstance(env, dict) and isinstance(env.get("num_trials_per_task"), int):
+        task_ids = env.get("task_ids")
+        tasks = len(task_ids) if task_ids and isinstance(task_ids, list | tuple) else 1
+        runner = {"eval_episodes": env["num_trials_per_task"] * tasks, **runner}
+    return runner
 
 
 def _kind_of(given: dict[str, Any]) -> type[Study]:

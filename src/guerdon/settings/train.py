@@ -47,7 +47,11 @@ def parse_image_size(value: Any) -> tuple[int, int, int]:
     Raises:
         ValueError: for any other shape, sizes below 8 pixels, or another number of channels than 3.
     """
-    sizes = [value] if isinstance(value, int) else list(value) if isinstance(value, list | tuple) else []
+    sizes: list[Any] = []
+    if isinstance(value, int):
+        sizes = [value]
+    elif isinstance(value, list | tuple):
+        sizes = list(value)
     if len(sizes) == 1:
         sizes = [sizes[0], sizes[0]]
     if len(sizes) == 2:

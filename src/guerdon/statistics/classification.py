@@ -28,12 +28,16 @@ def point(metric: WeightedMetric, labels_N: ArrayLike, scores_N: ArrayLike) -> f
     Raises:
         ValueError: labels and scores differ in length, or a score is not finite.
     """
-    labels, scores = np.asarray(labels_N, dtype=np.bool_), np.asarray(scores_N, dtype=np.float64)
+    labels = np.asarray(labels_N, dtype=np.bool_)
+    scores = np.asarray(scores_N, dtype=np.float64)
     if labels.shape != scores.shape or labels.ndim != 1:
         raise ValueError(f"labels and scores must both have shape (N,), got {labels.shape} and {scores.shape}")
     if not np.isfinite(scores).all():
         raise ValueError("scores must be finite: leave failed measurements out and count them")
-    return defined(metric(labels, scores, np.ones((1, len(labels))))[0]) if len(labels) else None
+    if not len(labels):
+        return None
+    once = np.ones((1, len(labels)))
+    return defined(metric(labels, scores, once)[0])
 
 
 def ratio(top: Float64, bottom: Float64) -> Float64:
@@ -47,22 +51,27 @@ def _by_score(labels: Labels, scores: Float64, weights: Float64) -> tuple[Float6
     order = np.argsort(scores, kind="stable")
     starts = np.flatnonzero(np.r_[True, np.diff(scores[order]) != 0])
     ordered = weights[:, order]
+    everything = np.add.reduceat(ordered, starts, axis=1)
     positive = np.add.reduceat(ordered * labels[order], starts, axis=1)
-    return positive, np.add.reduceat(ordered, starts, axis=1) - positive
+    return positive, everything - positive
 
 
 def auroc(labels: Labels, scores: Float64, weights: Float64) -> Float64:
     """P(a positive scores above a negative), ties 1/2 (Hanley & McNeil 1982); NaN with one class only."""
     positive, negative = _by_score(labels, scores, weights)
     below = np.cumsum(negative, axis=1) - negative
-    return ratio((positive * (below + negative / 2)).sum(axis=1), positive.sum(axis=1) * negative.sum(axis=1))
+    wins = (positive * (below + negative / 2)).sum(axis=1)
+    pairs = positive.sum(axis=1) * negative.sum(axis=1)
+    return ratio(wins, pairs)
 
 
 def auprc(labels: Labels, scores: Float64, weights: Float64) -> Float64:
     """Average precision, sum_n (R_n - R_{n-1}) P_n over distinct scores; NaN with one class only."""
     positive, negative = (part[:, ::-1] for part in _by_score(labels, scores, weights))
-    true, false = np.cumsum(positive, axis=1), np.cumsum(negative, axis=1)
-    precision = np.divide(true, true + false, out=np.zeros_like(true), where=true + false > 0)
+    true = np.cumsum(positive, axis=1)
+    false = np.cumsum(negative, axis=1)
+    accepted = true + false
+    precision = np.divide(true, accepted, out=np.zeros_like(true), where=accepted > 0)
     one_class = (true[:, -1] == 0) | (false[:, -1] == 0)
     value = ratio((positive * precision).sum(axis=1), true[:, -1])
     return np.where(one_class, np.nan, value)
@@ -88,7 +97,9 @@ def f1(labels: Labels, scores: Float64, weights: Float64, threshold: float) -> F
 def balanced_accuracy(labels: Labels, scores: Float64, weights: Float64, threshold: float) -> Float64:
     """Mean of the true positive and the true negative rate; NaN with one class only."""
     tp, fp, fn, tn = _confusion(labels, scores, weights, threshold)
-    return (ratio(tp, tp + fn) + ratio(tn, tn + fp)) / 2
+    sensitivity = ratio(tp, tp + fn)
+    specificity = ratio(tn, tn + fp)
+    return (sensitivity + specificity) / 2
 
 
 def accuracy(labels: Labels, scores: Float64, weights: Float64, threshold: float) -> Float64:
@@ -121,7 +132,8 @@ def ece(labels: Labels, scores: Float64, weights: Float64, bins: int = 10) -> Fl
     """
     member = np.zeros((len(scores), bins))
     member[np.arange(len(scores)), _bin_of(scores, bins)] = 1.0
-    gap = np.abs(weights @ (member * (scores - labels)[:, None])).sum(axis=1)
+    error = scores - labels
+    gap = np.abs(weights @ (member * error[:, None])).sum(axis=1)
     return ratio(gap, weights.sum(axis=1))
 
 
@@ -146,7 +158,8 @@ def reliability_bins(labels_N: ArrayLike, scores_N: ArrayLike, bins: int = 10) -
     Raises:
         ValueError: a score lies outside [0, 1].
     """
-    labels, scores = np.asarray(labels_N, dtype=np.bool_), np.asarray(scores_N, dtype=np.float64)
+    labels = np.asarray(labels_N, dtype=np.bool_)
+    scores = np.asarray(scores_N, dtype=np.float64)
     if scores.size and (scores.min() < 0 or scores.max() > 1):
         raise ValueError("a reliability diagram needs probabilities between 0 and 1")
     index = _bin_of(scores, bins)
@@ -154,19 +167,24 @@ def reliability_bins(labels_N: ArrayLike, scores_N: ArrayLike, bins: int = 10) -
     for m in range(bins):
         inside = index == m
         n = int(inside.sum())
-        mean_score, frequency = (float(part[inside].mean()) if n else None for part in (scores, labels))
+        mean_score = frequency = None
+        if n:
+            mean_score = float(scores[inside].mean())
+            frequency = float(labels[inside].mean())
         result.append(ReliabilityBin(m / bins, (m + 1) / bins, n, mean_score, frequency))
     return result
 
 
 def roc_points(labels_N: ArrayLike, scores_N: ArrayLike) -> tuple[Float64, Float64]:
     """False and true positive rates (U+1,) from (0, 0) to (1, 1); empty arrays with one class only."""
-    labels, scores = np.asarray(labels_N, dtype=np.bool_), np.asarray(scores_N, dtype=np.float64)
+    labels = np.asarray(labels_N, dtype=np.bool_)
+    scores = np.asarray(scores_N, dtype=np.float64)
     if labels.all() or not labels.any():
         return np.empty(0), np.empty(0)
     positive, negative = _by_score(labels, scores, np.ones((1, len(labels))))
-    rates = [np.r_[0.0, np.cumsum(part[0, ::-1]) / part.sum()] for part in (negative, positive)]
-    return rates[0], rates[1]
+    false_positive = np.cumsum(negative[0, ::-1]) / negative.sum()
+    true_positive = np.cumsum(positive[0, ::-1]) / positive.sum()
+    return np.r_[0.0, false_positive], np.r_[0.0, true_positive]
 
 
 def baselines(prevalence: float) -> dict[str, float]:
@@ -192,4 +210,6 @@ def baselines(prevalence: float) -> dict[str, float]:
 
 def correlation(a_E: NDArray[Any], b_E: NDArray[Any]) -> float | None:
     """Pearson's r of a run's log; None where either does not vary or there are fewer than three episodes."""
-    return None if len(a_E) < 3 or a_E.std() == 0 or b_E.std() == 0 else float(np.corrcoef(a_E, b_E)[0, 1])
+    if len(a_E) < 3 or a_E.std() == 0 or b_E.std() == 0:
+        return None
+    return float(np.corrcoef(a_E, b_E)[0, 1])

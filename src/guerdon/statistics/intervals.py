@@ -130,16 +130,21 @@ def bootstrap_ci(
     if n == 0:
         return Interval(None, None, None, 0, missing)
     rng = np.random.default_rng(seed)
-    drawn = _in_chunks(
-        reps, n, lambda size: np.asarray(statistic(values[rng.integers(0, n, size=(size, n))]), dtype=np.float64)
-    )
-    return percentile_interval(float(np.asarray(statistic(values))), drawn, n=n, n_undefined=missing, can_vary=n > 1)
+
+    def draw(size: int) -> Float64:
+        resampled = values[rng.integers(0, n, size=(size, n))]
+        return np.asarray(statistic(resampled), dtype=np.float64)
+
+    estimate = float(np.asarray(statistic(values)))
+    drawn = _in_chunks(reps, n, draw)
+    return percentile_interval(estimate, drawn, n=n, n_undefined=missing, can_vary=n > 1)
 
 
 def _in_chunks(reps: int, width: int, draw: Callable[[int], Float64]) -> Float64:
     """`reps` replicates, drawn so many at a time that arrays of this width fit into memory."""
     rows = max(1, _CHUNK // width)
-    return np.concatenate([np.empty(0), *(draw(min(rows, reps - start)) for start in range(0, reps, rows))])
+    parts = [draw(min(rows, reps - start)) for start in range(0, reps, rows)]
+    return np.concatenate([np.empty(0), *parts])
 
 
 def bootstrap_weighted(
@@ -166,7 +171,8 @@ def bootstrap_weighted(
     if n == 0:
         return Interval(None, None, None, 0, n_undefined)
     labels, index = np.unique(np.asarray(groups_N), return_inverse=True)
-    share, rng = np.full(len(labels), 1 / len(labels)), np.random.default_rng(seed)
+    share = np.full(len(labels), 1 / len(labels))
+    rng = np.random.default_rng(seed)
 
     def draw(size: int) -> Float64:
         counts = rng.multinomial(len(labels), share, size=size).astype(np.float64)
@@ -179,7 +185,9 @@ def bootstrap_weighted(
 
 def resampling_weights(n: int, reps: int, rng: np.random.Generator) -> Float64:
     """(1 + reps, n) how often each of n cases occurs: once each in the first row, then in each bootstrap resample."""
-    drawn = rng.multinomial(n, np.full(n, 1 / n), size=reps) if n else np.zeros((reps, 0))
+    if n == 0:
+        return np.zeros((1 + reps, 0))
+    drawn = rng.multinomial(n, np.full(n, 1 / n), size=reps)
     return np.concatenate([np.ones((1, n)), drawn])
 
 

@@ -60,8 +60,12 @@ class StepsToThreshold:
     @property
     def median(self) -> float | None:
         """Over all runs, "never" being later than any step; None where that is the median."""
+        if not self.steps:
+            return None
         ordered = sorted(np.inf if step is None else step for step in self.steps)
-        return defined((ordered[(self.n - 1) // 2] + ordered[self.n // 2]) / 2) if ordered else None
+        lower = ordered[(self.n - 1) // 2]
+        upper = ordered[self.n // 2]
+        return defined((lower + upper) / 2)
 
 
 def curve_band(scores_K_S_P: ArrayLike, *, average: Average = "mean", reps: int = 2000, seed: int) -> list[Interval]:
@@ -104,7 +108,8 @@ def area_under_curve(steps_P: ArrayLike, scores_P: ArrayLike) -> Float64:
     if len(steps) < 2:
         return np.full(scores.shape[:-1], np.nan)
     heights = (scores[..., 1:] + scores[..., :-1]) / 2
-    return np.asarray(heights @ np.diff(steps) / (steps[-1] - steps[0]))
+    area = heights @ np.diff(steps)
+    return np.asarray(area / (steps[-1] - steps[0]))
 
 
 def first_reach(steps_P: ArrayLike, scores_P: ArrayLike, threshold: float) -> float | None:
@@ -124,7 +129,8 @@ def first_reach(steps_P: ArrayLike, scores_P: ArrayLike, threshold: float) -> fl
 
 
 def _curve(steps_P: ArrayLike, scores_P: ArrayLike) -> tuple[Float64, Float64]:
-    steps, scores = np.asarray(steps_P, dtype=np.float64), np.asarray(scores_P, dtype=np.float64)
+    steps = np.asarray(steps_P, dtype=np.float64)
+    scores = np.asarray(scores_P, dtype=np.float64)
     if steps.ndim != 1 or scores.shape[-1:] != steps.shape:
         raise ValueError(f"a curve needs one score per step, got {steps.shape} steps and {scores.shape} scores")
     if (np.diff(steps) <= 0).any():
@@ -165,9 +171,13 @@ class StepsRatio:
     @property
     def conclusion(self) -> Speed:
         """`fewer` or `more` only if the interval excludes 1."""
-        if self.interval.low is not None and self.interval.low > 1:
+        low = self.interval.low
+        high = self.interval.high
+        if low is not None and low > 1:
             return "fewer"
-        return "more" if self.interval.high is not None and self.interval.high < 1 else "no difference shown"
+        if high is not None and high < 1:
+            return "more"
+        return "no difference shown"
 
 
 UNDEFINED = PairReach(float("nan"), float("nan"), False)
@@ -213,11 +223,16 @@ def steps_ratio(baseline_K_S: ArrayLike, arm_K_S: ArrayLike, censored_K_S: Array
     Raises:
         ValueError: the shapes differ.
     """
-    baseline, arm = np.asarray(baseline_K_S, dtype=np.float64), np.asarray(arm_K_S, dtype=np.float64)
+    baseline = np.asarray(baseline_K_S, dtype=np.float64)
+    arm = np.asarray(arm_K_S, dtype=np.float64)
     found = paired_difference(np.log(baseline), np.log(arm), seed=seed).interval
-    n_censored = int((np.asarray(censored_K_S, dtype=bool) & np.isfinite(baseline) & np.isfinite(arm)).sum())
-    estimate, low, high = (
-        None if x is None else float(np.exp(min(x, 700.0))) for x in (found.estimate, found.low, found.high)
-    )
-    low = None if n_censored else low
-    return StepsRatio(Interval(estimate, low, high, found.n, found.n_undefined), n_censored)
+    defined_K_S = np.isfinite(baseline) & np.isfinite(arm)
+    n_censored = int((np.asarray(censored_K_S, dtype=bool) & defined_K_S).sum())
+    low = None if n_censored else _exp(found.low)
+    interval = Interval(_exp(found.estimate), low, _exp(found.high), found.n, found.n_undefined)
+    return StepsRatio(interval, n_censored)
+
+
+def _exp(logarithm: float | None) -> float | None:
+    """The ratio of a logarithm; a huge one stays finite."""
+    return None if logarithm is None else float(np.exp(min(logarithm, 700.0)))

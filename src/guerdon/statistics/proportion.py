@@ -19,6 +19,9 @@ def wilson_bounds(successes: int, n: int, *, level: float = 0.95) -> tuple[float
         raise ValueError(f"successes must lie between 0 and n, and n be at least 1, got {successes} of {n}")
     z = NormalDist().inv_cdf((1 + level) / 2)
     p = successes / n
-    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return max(0.0, min(p, centre - half)), min(1.0, max(p, centre + half))
+    shrunk = 1 + z * z / n
+    centre = (p + z * z / (2 * n)) / shrunk
+    half = z / shrunk * sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    low = max(0.0, min(p, centre - half))
+    high = min(1.0, max(p, centre + half))
+    return low, high

@@ -47,8 +47,9 @@ def task_rows(scores_K_S: ArrayLike) -> tuple[list[Float64], int]:
     scores = np.asarray(scores_K_S, dtype=np.float64)
     if scores.ndim != 2:
         raise ValueError(f"scores must have shape (tasks, seeds), got {scores.shape}; pad missing runs with NaN")
-    finite = np.isfinite(scores)
-    return [row[keep] for row, keep in zip(scores, finite, strict=True) if keep.any()], int((~finite).sum())
+    rows = [row[np.isfinite(row)] for row in scores]
+    missing = int((~np.isfinite(scores)).sum())
+    return [row for row in rows if len(row)], missing
 
 
 def _average(rows: list[Float64], average: Average) -> Float64:
@@ -75,8 +76,10 @@ def stratified_bootstrap(scores_K_S: ArrayLike, *, average: Average = "mean", re
         return Interval(None, None, None, 0, missing)
     rng = np.random.default_rng(seed)
     resampled = [row[rng.integers(0, len(row), size=(reps, len(row)))] for row in rows]
-    estimate, drawn = float(_average(rows, average)), _average(resampled, average)
-    return percentile_interval(estimate, drawn, n=n, n_undefined=missing, can_vary=any(len(row) > 1 for row in rows))
+    estimate = float(_average(rows, average))
+    drawn = _average(resampled, average)
+    can_vary = any(len(row) > 1 for row in rows)
+    return percentile_interval(estimate, drawn, n=n, n_undefined=missing, can_vary=can_vary)
 
 
 def stratified_t_interval(scores_K_S: ArrayLike, *, level: float = 0.95) -> Interval:
@@ -95,10 +98,11 @@ def stratified_t_interval(scores_K_S: ArrayLike, *, level: float = 0.95) -> Inte
     if n == 0:
         return Interval(None, None, None, 0, missing)
     estimate = float(_average(rows, "mean"))
-    error = _standard_error(rows)
-    if error is None:
+    found = _standard_error(rows)
+    if found is None:
         return Interval(estimate, None, None, n, missing)
-    half = float(stdtrit(error[1], (1 + level) / 2) * error[0])
+    error, df = found
+    half = float(stdtrit(df, (1 + level) / 2) * error)
     return Interval(estimate, estimate - half, estimate + half, n, missing)
 
 
@@ -108,10 +112,12 @@ def stratified_t_p_value(scores_K_S: ArrayLike) -> float | None:
     None where that interval has no bounds.
     """
     rows, _ = task_rows(scores_K_S)
-    error = _standard_error(rows)
-    if error is None:
+    found = _standard_error(rows)
+    if found is None:
         return None
-    return float(2 * stdtr(error[1], -abs(float(_average(rows, "mean"))) / error[0]))
+    error, df = found
+    mean = float(_average(rows, "mean"))
+    return float(2 * stdtr(df, -abs(mean) / error))
 
 
 def _standard_error(rows: list[Float64]) -> tuple[float, float] | None:
@@ -119,10 +125,12 @@ def _standard_error(rows: list[Float64]) -> tuple[float, float] | None:
     if not rows or any(len(row) < 2 for row in rows):
         return None
     v = np.array([0.0 if no_spread(row) else row.var(ddof=1) / len(row) for row in rows])
-    if v.sum() == 0:
+    total = v.sum()
+    if total == 0:
         return None
-    df = v.sum() ** 2 / sum(v_k**2 / (len(row) - 1) for v_k, row in zip(v, rows, strict=True))
-    return float(np.sqrt(v.sum()) / len(rows)), float(df)
+    error = np.sqrt(total) / len(rows)
+    df = total**2 / sum(v_k**2 / (len(row) - 1) for v_k, row in zip(v, rows, strict=True))
+    return float(error), float(df)
 
 
 Correction = Literal["none", "holm"]
@@ -170,7 +178,9 @@ def sign_flip_p_value(differences_K_S: ArrayLike, *, seed: int = 0) -> float | N
     else:
         signs = np.random.default_rng(seed).choice([-1.0, 1.0], size=(_MONTE_CARLO, n))
     extreme = np.abs(signs @ weighted) >= abs(weighted.sum()) - 1e-12
-    return float(extreme.mean() if exact else (extreme.sum() + 1) / (len(signs) + 1))
+    if exact:
+        return float(extreme.mean())
+    return float((extreme.sum() + 1) / (len(signs) + 1))
 
 
 def paired_difference(
@@ -191,7 +201,8 @@ def paired_difference(
     Raises:
         ValueError: the shapes differ.
     """
-    arm, baseline = np.asarray(arm_K_S, dtype=np.float64), np.asarray(baseline_K_S, dtype=np.float64)
+    arm = np.asarray(arm_K_S, dtype=np.float64)
+    baseline = np.asarray(baseline_K_S, dtype=np.float64)
     if arm.shape != baseline.shape:
         raise ValueError(f"paired scores must have the same (tasks, seeds) shape, got {arm.shape} and {baseline.shape}")
     differences = arm - baseline
@@ -200,7 +211,7 @@ def paired_difference(
     p_value = sign_flip_p_value(differences, seed=seed)
     no_width = bool(rows) and all(len(row) > 1 and no_spread(row) for row in rows)
     if no_width and p_value is not None and p_value <= 1 - level:
-        interval = Interval(interval.estimate, interval.estimate, interval.estimate, interval.n, interval.n_undefined)
+        interval = replace(interval, low=interval.estimate, high=interval.estimate)
     return PairedDifference(
         interval=interval,
         p_value=p_value,
@@ -249,17 +260,25 @@ def paired_differences(
     tests = []
     for i, (arm, one) in enumerate(zip(arms, found, strict=True)):
         p = stratified_t_p_value(np.asarray(arm, dtype=np.float64) - baseline)
-        p = one.p_value if p is None and one.interval.low is not None else p
-        tests += [] if p is None else [(p, i)]
+        if p is None and one.interval.low is not None:
+            p = one.p_value
+        if p is not None:
+            tests.append((p, i))
     adjusted = holm([one.p_value for one in found])
     level, stopped = 0.95, False
     for rank, (p, i) in enumerate(sorted(tests)):
         if not stopped:
             alpha = 0.05 / (len(tests) - rank)
-            level, stopped = 1 - alpha, p > alpha
+            level = 1 - alpha
+            stopped = p > alpha
         found[i] = paired_difference(arms[i], baseline, seed=seed, level=level)
     family = sum(p is not None for p in adjusted)
     return [replace(one, p_value=p, family=max(family, 1)) for one, p in zip(found, adjusted, strict=True)]
+
+
+def _resampled_shares(n: int, reps: int, rng: np.random.Generator) -> Float64:
+    """(reps, n) the share of each of n runs in bootstrap resamples."""
+    return rng.multinomial(n, np.full(n, 1 / n), size=reps) / n
 
 
 def probability_of_improvement(arm_K_S: ArrayLike, baseline_K_S: ArrayLike, *, reps: int = 2000, seed: int) -> Interval:
@@ -278,24 +297,27 @@ def probability_of_improvement(arm_K_S: ArrayLike, baseline_K_S: ArrayLike, *, r
     Raises:
         ValueError: the two arms have different numbers of tasks.
     """
-    arm, baseline = np.asarray(arm_K_S, dtype=np.float64), np.asarray(baseline_K_S, dtype=np.float64)
+    arm = np.asarray(arm_K_S, dtype=np.float64)
+    baseline = np.asarray(baseline_K_S, dtype=np.float64)
     if arm.ndim != 2 or baseline.ndim != 2 or len(arm) != len(baseline):
         raise ValueError(f"both arms need shape (tasks, seeds) for the same tasks, got {arm.shape}, {baseline.shape}")
     rng = np.random.default_rng(seed)
     estimates, replicates, n, can_vary = [], [], 0, False
     for x_S, y_S in zip(arm, baseline, strict=True):
-        x, y = x_S[np.isfinite(x_S)], y_S[np.isfinite(y_S)]
+        x = x_S[np.isfinite(x_S)]
+        y = y_S[np.isfinite(y_S)]
         n += len(x) + len(y)
         if len(x) == 0 or len(y) == 0:
             continue
         wins = (x[:, None] > y) + 0.5 * (x[:, None] == y)
-        u = rng.multinomial(len(x), np.full(len(x), 1 / len(x)), size=reps) / len(x)
-        w = rng.multinomial(len(y), np.full(len(y), 1 / len(y)), size=reps) / len(y)
+        u = _resampled_shares(len(x), reps, rng)
+        w = _resampled_shares(len(y), reps, rng)
         estimates.append(wins.mean())
         replicates.append(np.einsum("ri,ij,rj->r", u, wins, w, optimize=True))
         can_vary |= len(x) > 1 or len(y) > 1
     missing = arm.size + baseline.size - n
     if not estimates:
         return Interval(None, None, None, n, missing)
-    estimate, drawn = float(np.mean(estimates)), np.mean(replicates, axis=0)
+    estimate = float(np.mean(estimates))
+    drawn = np.mean(replicates, axis=0)
     return percentile_interval(estimate, drawn, n=n, n_undefined=missing, can_vary=can_vary)

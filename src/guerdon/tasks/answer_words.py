@@ -253,30 +253,46 @@ def compare_choices(gold: str, answer: str, question: str) -> tuple[Word, str] |
 
     A letter with its text is both; where the question has the options, its text has to be that option's.
     """
-    several, listed = _letters(gold), _letters(answer)
+    several = _letters(gold)
+    listed = _letters(answer)
     if several and listed and several[1] != listed[1]:  # `AC` and `A, C`
-        if several[0] == listed[0] or set(several[0]) != set(listed[0]):
-            return ("equal" if several[0] == listed[0] else "different"), ""
-        return "answer_unparsable", "the same letters in another order"
-    true, stated = choice_of(gold), choice_of(answer)
+        return _letters_alike(several[0], listed[0])
+    true = choice_of(gold)
+    stated = choice_of(answer)
     if true is None and stated is None:
         return None, answer
     options = options_of(question)
-    if true is not None and (true[1] and true[0] not in options) and not _is_plain(true[1]):
+    if true is not None and true[1] and true[0] not in options and not _is_plain(true[1]):
         true = None
-    if true is None and not options:
-        letter, rest = stated or ("", "")
-        if not rest and numbers_of(gold):
-            return "answer_unparsable", f"the letter {letter} of options that the question does not have"
-        return (None, rest) if rest and _is_plain(rest) else (None, answer)
-    if true is None and stated is not None:
-        own = options.get(stated[0])
-        if own is None or (stated[1] and not same_text(own, stated[1])):
-            return "answer_unparsable", f"the text behind {stated[0]} is not that option's"
-        return None, own
-    if true is None:
+    if true is not None:
+        return _against(true, stated, answer, options)
+    if not options:
+        return _letter_of_no_options(stated, gold, answer)
+    if stated is None:
         return None, answer
-    return _against(true, stated, answer, options)
+    own = options.get(stated[0])
+    if own is None or (stated[1] and not same_text(own, stated[1])):
+        return "answer_unparsable", f"the text behind {stated[0]} is not that option's"
+    return None, own
+
+
+def _letters_alike(gold: str, answer: str) -> tuple[Word, str]:
+    """The verdict on the letters of several choices, of which one side has marks between them."""
+    if gold == answer:
+        return "equal", ""
+    if set(gold) != set(answer):
+        return "different", ""
+    return "answer_unparsable", "the same letters in another order"
+
+
+def _letter_of_no_options(
+    stated: tuple[str, str] | None, gold: str, answer: str
+) -> tuple[Word, str] | tuple[None, str]:
+    """As `compare_choices`, of an answer that may be a letter where the question has no options."""
+    letter, rest = stated or ("", "")
+    if not rest and numbers_of(gold):
+        return "answer_unparsable", f"the letter {letter} of options that the question does not have"
+    return None, rest if rest and _is_plain(rest) else answer
 
 
 def _letters(text: str) -> tuple[str, bool] | None:

@@ -383,36 +383,46 @@ def _of_sentence(sentence: str) -> str | None:
     """The value that a sentence states at its end, or None."""
     plain = re.sub(r"\$[^$]*\$", "$", sentence)
     none = _NO.search(plain)
-    if _DOUBT.search(plain[: none.start(1)] if none else plain) or _PRONOUN.search(sentence):
+    before = plain[: none.start(1)] if none else plain
+    if _DOUBT.search(before) or _PRONOUN.search(sentence):
         return None
     if none is not None:
         return none[1]
-    if re.search(
-        "is.*and.*is",
-        " ".join(re.findall(r"\b(?:is|are|equals|and)\b", plain)).replace("are", "is").replace("equals", "is"),
-    ):
+    verbs = " ".join(re.findall(r"\b(?:is|are|equals|and)\b", plain))
+    if re.search("is.*and.*is", verbs.replace("are", "is").replace("equals", "is")):
         return None  # two results
     ours = _OURS.match(sentence)
     if ours is not None:
         sentence = ours[1]
-    links = [link.end() for link in _LINK.finditer(sentence) if sentence.count("$", 0, link.end()) % 2 == 0]
-    lead = _LEAD.match(sentence)
-    begin = max(links[-1] if links else 0, lead.end() if lead else 0)
+    begin = _begin_of_value(sentence)
     if not begin and ours is None:
         return None
     stated = undecorated(sentence[begin:].strip(" ,:*").rstrip(".!"))
-    if (
-        stated
-        and (stated.count("$") % 2 == 0 or re.match(r"\\?\$", stated))
-        and not prose(_without_percent(stated))
-        and not _words(stated)
-        and re.search(r"[0-9\\=<>]|^\(?[A-Za-z]\)?$", stated)
-    ):
+    if _is_value(stated):
         return stated
     if re.fullmatch(r"\$?[0-9][0-9,.]*(?: (?!times|per|each|of|out|to|parts?)[a-z]{2,15}){1,3}", stated):  # 9 eggs
         return _counted(stated)
     there = _THERE.search(plain)
-    return there[1].rstrip(".,") if there and _only_number(plain) == there[1].rstrip(".,") else None
+    number = there[1].rstrip(".,") if there else None
+    return number if number == _only_number(plain) else None
+
+
+def _begin_of_value(sentence: str) -> int:
+    """Where the value of a sentence may begin: behind the last link outside formulas, or behind what leads to it."""
+    begin = 0
+    for link in _LINK.finditer(sentence):
+        if sentence.count("$", 0, link.end()) % 2 == 0:
+            begin = link.end()
+    lead = _LEAD.match(sentence)
+    return max(begin, lead.end()) if lead else begin
+
+
+def _is_value(stated: str) -> bool:
+    """Whether the end of a sentence is a formula, a number or a letter, without words."""
+    if not stated or prose(_without_percent(stated)) or _words(stated):
+        return False
+    whole = stated.count("$") % 2 == 0 or re.match(r"\\?\$", stated)
+    return bool(whole and re.search(r"[0-9\\=<>]|^\(?[A-Za-z]\)?$", stated))
 
 
 _COUNTED = {"and", "the", "to", "with", "ago", "another"} | {"one", "two", "three", "four", "five", "six", "ten"}

@@ -194,25 +194,39 @@ def _question(cells: Mapping[str, Any]) -> str | None:
 def _right_first(cells: Mapping[str, Any], where: str) -> tuple[str, list[str]] | None:
     """The right answer ("" where it is missing) and the wrong ones of layouts that keep them apart."""
     targets = cells.get("mc1_targets")
-    if isinstance(targets, Mapping):  # TruthfulQA
-        apart = {"choices", "labels"} <= set(targets)
-        pairs = list(zip(targets["choices"], targets["labels"], strict=False) if apart else targets.items())
-        right = [str(text).strip() for text, label in pairs if label == 1]
-        if len(right) > 1:
-            raise DataError(f"{where}: mc1_targets has {len(right)} right answers, one is expected")
-        return "".join(right), [str(text).strip() for text, label in pairs if label != 1]
-    wrong = [
-        value for key, value in sorted(cells.items()) if re.fullmatch(r"(?:incorrect_answer|distractor)_?\d+", key)
-    ]
+    if isinstance(targets, Mapping):
+        return _of_truthful_qa(targets, where)
+    wrong = _listed_wrong(cells)
+    names = ["correct_answer", "best_answer"]
     apart = any("distractor" in key or key in _WRONG[1:] for key in cells)
-    for key in _WRONG:
-        if not wrong and isinstance(cells.get(key), list | tuple):
-            wrong = list(cells[key])
-    names = ("correct_answer", "best_answer", *(("correct", "answer") if apart else ()))
-    if not wrong or not (any(name in cells for name in names) or apart or "incorrect_answer_1" in cells):
+    if apart:
+        names += ["correct", "answer"]
+    right = [cells[name] for name in names if name in cells]
+    if not wrong or not (right or apart or "incorrect_answer_1" in cells):
         return None
-    right_one = next((cells[name] for name in names if name in cells), "")
-    return str(right_one).strip(), [str(text).strip() for text in wrong if not is_blank(text)]
+    right_one = str(right[0]).strip() if right else ""
+    return right_one, [str(text).strip() for text in wrong if not is_blank(text)]
+
+
+def _of_truthful_qa(targets: Mapping[str, Any], where: str) -> tuple[str, list[str]]:
+    """`_right_first` of TruthfulQA's `mc1_targets`: texts and labels in two lists, or each text with its label."""
+    pairs = list(targets.items())
+    if {"choices", "labels"} <= set(targets):
+        pairs = list(zip(targets["choices"], targets["labels"], strict=False))
+    right = [str(text).strip() for text, label in pairs if label == 1]
+    if len(right) > 1:
+        raise DataError(f"{where}: mc1_targets has {len(right)} right answers, one is expected")
+    return "".join(right), [str(text).strip() for text, label in pairs if label != 1]
+
+
+def _listed_wrong(cells: Mapping[str, Any]) -> list[Any]:
+    """The wrong answers of a row: of numbered columns, else of the first column that lists them."""
+    numbered = re.compile(r"(?:incorrect_answer|distractor)_?\d+")
+    wrong = [value for key, value in sorted(cells.items()) if numbered.fullmatch(key)]
+    if wrong:
+        return wrong
+    lists = (list(cells[key]) for key in _WRONG if isinstance(cells.get(key), list | tuple))
+    return next(filter(None, lists), [])
 
 
 def _options(row: Mapping[str, Any], cells: Mapping[str, Any]) -> _Options | None:

@@ -311,14 +311,17 @@ def rounds_to(exact: Expr, decimal: Rational, places: int, rounding: Rounding | 
     """
     if exact.free_symbols or not exact.is_real or exact.is_infinite:
         return False
-    wanted = rounding.places if rounding else None
-    if rounding and rounding.figures is not None:
+    if rounding is None:
+        return _within_half(exact, decimal, places)
+    wanted = rounding.places
+    if rounding.figures is not None:
         size = sympy.floor(sympy.log(sympy.Abs(exact), 10)) if exact != 0 else Integer(0)
         wanted = rounding.figures - 1 - int(size.evalf())
-    if rounding and wanted is None and places == 0:
-        return False  # an integer is not a decimal
-    asked = [places] if wanted is None else [wanted] if wanted > places else [places, wanted]
-    return any(_within_half(exact, decimal, digits) for digits in asked)
+    if wanted is None:
+        return places != 0 and _within_half(exact, decimal, places)  # an integer is not a decimal
+    if wanted <= places and _within_half(exact, decimal, places):
+        return True
+    return _within_half(exact, decimal, wanted)
 
 
 def _within_half(exact: Expr, decimal: Rational, places: int) -> bool:

@@ -424,12 +424,13 @@ def _chain(sides: list[Expr], signs: list[str]) -> Region | None:
     """The numbers that fulfil a chain of relations of one variable; None where it has several."""
     names = set().union(*(side.free_symbols for side in sides)) - {DEGREE}
     alone = [side for side in sides if isinstance(side, Symbol)]
-    if len(names) > 1 and (not alone or (len(alone) > 1 and len(sides) > 2)):
+    several = len(sides) > 2
+    if len(names) > 1 and (not alone or (len(alone) > 1 and several)):
         return None
-    variable = names.pop() if len(names) == 1 else max(alone, key=str) if alone else None
-    if variable is None:
+    if not names and not alone:
         raise UnreadableError("a relation of numbers")
-    if sum(side.has(variable) for side in sides) != 1 and len(sides) > 2:
+    variable = names.pop() if len(names) == 1 else max(alone, key=str)
+    if several and sum(side.has(variable) for side in sides) != 1:
         return None
     sets = [_solved(sides[i], sign, sides[i + 1], variable) for i, sign in enumerate(signs)]
     return Region(sympy.Intersection(*sets) if len(sets) > 1 else sets[0], str(variable))

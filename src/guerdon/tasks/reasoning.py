@@ -440,7 +440,11 @@ class _Arithmetic(TaskFamily[S]):
 
 
 def _compute(left: int, op: str, right: int, modulus: int | None) -> int:
-    result = left + right if op == "+" else left - right if op == "-" else left * right
+    result = left * right
+    if op == "+":
+        result = left + right
+    elif op == "-":
+        result = left - right
     return result if modulus is None else result % modulus
 
 
@@ -502,7 +506,11 @@ class _Chain(_Arithmetic[ChainSettings]):
             return rest
 
         def choices(k: int, own: Sequence[str]) -> tuple[str, ...]:
-            left = start if k == 0 else _result(own[k - 1]) if k < len(moves) else None
+            left: int | None = None
+            if k == 0:
+                left = start
+            elif k < len(moves):
+                left = _result(own[k - 1])
             return () if left is None else tuple(dict.fromkeys(line(left, j) for j in pending(k, own)))
 
         problem = _problem(len(moves), lambda k, own: next(iter(choices(k, own)), None), _number_after_equals)

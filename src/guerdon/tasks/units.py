@@ -328,21 +328,33 @@ _MIXED = re.compile(
 _CLOCK = re.compile(rf"([0-9]{{1,6}}):([0-5][0-9])(?::([0-5][0-9]))? ?((?:h|hrs?|hours?){_BARE}?)")
 
 
+def _mixed_parts(text: str) -> tuple[list[str], list[str]]:
+    """Numbers and names of units, one after the other, of a value that has several; none where it is no such value."""
+    parts = _MIXED.fullmatch(text)
+    if parts is None:
+        return [], []
+    hours = unmarked(parts[2]) in ("h", "hr", "hrs", "hour", "hours")
+    below = parts[4]
+    if hours and below in (None, "", "m"):
+        below = "min"
+    numbers = [number for number in (parts[1], parts[3], parts[5]) if number]
+    names = [unmarked(name) for name in (parts[2], below, parts[6]) if name]
+    return numbers, names
+
+
 def mixed_number(text: str) -> tuple[Fraction, Unit] | None:
     """A value in units of two or three sizes (`4 h 15 min`, `4h15`, `4:15 h`, `5 feet 3 inches`), in the first one.
 
     Args:
         text: an answer, as `flat` gives it.
     """
-    clock, parts = _CLOCK.fullmatch(text), _MIXED.fullmatch(text)
+    clock = _CLOCK.fullmatch(text)
     if clock is not None:
-        numbers, names = [clock[1], clock[2], clock[3] or "0"], [unmarked(clock[4]), "min", "s"]
-    elif parts is not None:
-        hours = unmarked(parts[2]) in ("h", "hr", "hrs", "hour", "hours")
-        below = parts[4] or ("min" if hours else "")
-        numbers = [number for number in (parts[1], parts[3], parts[5]) if number]
-        names = [unmarked(name) for name in (parts[2], "min" if hours and below == "m" else below, parts[6]) if name]
+        numbers = [clock[1], clock[2], clock[3] or "0"]
+        names = [unmarked(clock[4]), "min", "s"]
     else:
+        numbers, names = _mixed_parts(text)
+    if not numbers:
         return None
     units = [_unit([name], frozenset()) for name in names]
     first = units[0]

@@ -457,11 +457,10 @@ def _shapes(observations: np.ndarray) -> Any:
 def _columns(episode: Episode, pixels: bool) -> tuple[np.ndarray, FloatArray]:
     check_every_row(episode)
     observations = episode.frames if pixels else episode.states
+    kind, seen = ("cnn", "frames") if pixels else ("mlp", "states")
     if observations is None or episode.actions is None:
-        missing = "actions" if episode.actions is None else ("frames" if pixels else "states")
-        raise DataError(
-            f"episode {episode.id!r} has no {missing}, which a policy of type {'cnn' if pixels else 'mlp'} needs"
-        )
+        missing = "actions" if episode.actions is None else seen
+        raise DataError(f"episode {episode.id!r} has no {missing}, which a policy of type {kind} needs")
     if not (pixels or np.isfinite(observations).all()) or not np.isfinite(episode.actions).all():
         raise DataError(f"episode {episode.id!r} has states or actions that are not finite")
     return observations, episode.actions

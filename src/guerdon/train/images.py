@@ -462,10 +462,12 @@ def label_rows(
     Raises:
         DataError: no usable episode at all.
     """
-    targets, positive, rows, ids, succeeded, unmarked, skipped, unseen = [], [], [], [], [], [], 0, True
+    targets, positive, rows, ids, succeeded = [], [], [], [], []
+    unmarked, skipped, unseen = [], 0, True
     for episode in episodes:
         target_T = row_targets(episode, settings)
-        unseen &= (episode.states if sees_states(settings) else episode.frames) is None
+        inputs = episode.states if sees_states(settings) else episode.frames
+        unseen &= inputs is None
         if episode.outcome and episode.success is not None and not episode.success.any():
             unmarked.append(int(episode.meta.get("frame_every", 1)))
         if target_T is None or (needs_task and not episode.task.strip()):
@@ -481,9 +483,9 @@ def label_rows(
         ids.append(episode.id)
         succeeded.append(bool(np.nanmax(target_T) > 0))  # by all rows, as `held_out_episodes` finds them again
     if not ids:
-        seen = "states" if sees_states(settings) else "frames, a task" if needs_task else "frames"
-        raise DataError(no_labels(skipped, f"{seen} and success labels", seen.partition(",")[0] if unseen else ""))
-    if unmarked and not any(part.any() for part in positive):
+        raise DataError(_none_usable(settings, skipped, needs_task=needs_task, unseen=unseen))
+    positive_R = np.concatenate(positive)
+    if unmarked and not positive_R.any():
         raise DataError(no_marks(unmarked, len(ids) + skipped))
     owner = np.repeat(np.arange(len(ids)), [len(drawn) for drawn in rows])
     if held_ids is None:
@@ -491,8 +493,16 @@ def label_rows(
     else:
         held = np.isin(ids, list(held_ids))
     return LabelledRows(
-        np.concatenate(targets), np.concatenate(positive), held[owner], owner, np.concatenate(rows), tuple(ids), skipped
+        np.concatenate(targets), positive_R, held[owner], owner, np.concatenate(rows), tuple(ids), skipped
     )
+
+
+def _none_usable(settings: Settings | VLMTrainSettings, skipped: int, *, needs_task: bool, unseen: bool) -> str:
+    """The message for a data set without a usable episode; `unseen`: not one has the frames or states."""
+    seen = needed = "states" if sees_states(settings) else "frames"
+    if needs_task and seen == "frames":
+        needed = "frames, a task"
+    return no_labels(skipped, f"{needed} and success labels", seen if unseen else "")
 
 
 def too_few(episodes: int) -> str:
@@ -650,37 +660,51 @@ def train_image_model(
     scorer, weights = deferred(make) if random else (make(), None)
     trainer = FrameTrainer(scorer, frames, settings, run.checkpoints, weights)
     run.train(trainer)
-    names = ("loss", "accuracy", "auroc") if settings.type == "resnet" else ("loss", "mae")
     fitted: dict[str, Any] = {}
     if isinstance(settings, ResNetTrainSettings) and settings.calibrated:
         held, labels = frames.held, frames.targets > 0.5
         trainer.calibrate_batch_norm()
         logits = trainer.logits(np.flatnonzero(held))
         fitted = calibrate(scorer, logits, labels[held], frames.episode[held])
-    found = trainer.evaluate() if frames.held.any() else {}
-    if not found:
-        trainer.calibrate_batch_norm()
-    history = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
-    best = [entry["epoch"] for entry in history if entry.get("step") == trainer.state.best_global_step]
+    quality = _final_quality(trainer, settings, frames)
+    state = trainer.state
+    history = [entry for entry in state.log_history if "eval_loss" in entry]
     metrics = {
-        **{name: found.get(f"eval_{name}") for name in names},
-        "best_epoch": float(best[0]) if best else None,
-        "steps": trainer.state.global_step,
+        **quality,
+        "best_epoch": next((float(one["epoch"]) for one in history if one.get("step") == state.best_global_step), None),
+        "steps": state.global_step,
         **frames.counts("frames"),
         **fitted,
         "seconds": time.perf_counter() - start,
     }
     if distributed.peers() > 1:
-        trained = {name.removeprefix("scorer."): tensor for name, tensor in trainer.model.tensors().items()}
-        if trainer.is_world_process_zero():
-            scorer = make()
-            scorer.load_state_dict(trained, assign=True)
+        scorer = _gathered(trainer, scorer, make)
     if trainer.is_world_process_zero():
         save_checkpoint(run.save_dir / "model", scorer, _config(settings, data_hash, frames.pixels))
         run.finish(metrics | {"history": history})
     trainer.accelerator.wait_for_everyone()
     distributed.wait()
     return TrainResult(run.save_dir, metrics)
+
+
+def _gathered(trainer: FrameTrainer, scorer: ImageScorer, make: Callable[[], ImageScorer]) -> ImageScorer:
+    """The whole trained scorer in the first of several processes, which all take part; the same scorer in others."""
+    trained = {name.removeprefix("scorer."): tensor for name, tensor in trainer.model.tensors().items()}
+    if not trainer.is_world_process_zero():
+        return scorer
+    scorer = make()
+    scorer.load_state_dict(trained, assign=True)
+    return scorer
+
+
+def _final_quality(trainer: FrameTrainer, settings: Settings, frames: LabelledFrames) -> dict[str, float | None]:
+    """Loss and quality on the held-out frames, None without any; afterwards batch normalisation is calibrated."""
+    names = ("loss", "accuracy", "auroc") if settings.type == "resnet" else ("loss", "mae")
+    if not frames.held.any():
+        trainer.calibrate_batch_norm()
+        return dict.fromkeys(names)
+    found = trainer.evaluate()
+    return {name: found.get(f"eval_{name}") for name in names}
 
 
 def _config(settings: Settings, data_hash: str, rows: NDArray[Any]) -> ImageModelConfig:

@@ -159,7 +159,9 @@ def _kind(one: Comparison, settings: PreferenceTrainSettings) -> str:
     if len(one.responses) > 1:
         return "pairs"
     rated = settings.attributes.keys() & one.attributes.keys() if settings.attributes else one.attributes
-    return "ratings" if rated else "labels" if one.label is not None else "nothing"
+    if rated:
+        return "ratings"
+    return "nothing" if one.label is None else "labels"
 
 
 @doing("preparing the data")

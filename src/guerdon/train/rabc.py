@@ -263,8 +263,8 @@ def sample_weights(bc: BCSettings, *, chunk: int, camera: str | None = None) -> 
     settings = bc.sample_weighting
     if settings is None:
         return None
-    size = settings.chunk_size or (chunk if chunk > 1 else None)
-    if size is None:
+    size = settings.chunk_size or chunk
+    if not settings.chunk_size and chunk <= 1:
         raise ConfigError(
             "bc.sample_weighting.chunk_size is needed with a policy that decides on one action at a time: the number "
             "of rows ahead to which progress is compared, such as 10"
@@ -278,19 +278,23 @@ def sample_weights(bc: BCSettings, *, chunk: int, camera: str | None = None) -> 
     failures = _failures(found, lengths, settings)
     changes = {name: progress_changes(found.values[name], size) for name in lengths}
     mean, std = spread(np.concatenate(list(changes.values())), settings.epsilon)
-    neutral = settings.on_failure == "neutral"
+    unknown_weight = 1.0 if settings.on_failure == "neutral" else np.nan
     rows: dict[str, FloatArray] = {}
     for name, changes_T in changes.items():
         weights_T = rabc_weights(changes_T, mean=mean, std=std, kappa=settings.kappa, epsilon=settings.epsilon)
-        rows[name] = np.nan_to_num(weights_T, nan=1.0 if neutral else np.nan).astype(np.float32)
+        rows[name] = np.nan_to_num(weights_T, nan=unknown_weight).astype(np.float32)
     moments = np.concatenate([weights[:-1] for weights in rows.values()])  # no action follows the last row
     missing = np.concatenate([np.isnan(changes_T[:-1]) for changes_T in changes.values()])
     known = moments[~np.isnan(moments)]
+    weight_mean = weight_zero = None
+    if len(known):
+        weight_mean = float(known.mean())
+        weight_zero = float((known == 0).mean())
     metrics = {
         "progress_failures": sum(failures.values()),
         "weights_missing": int(missing.sum()),
-        "weight_mean": float(known.mean()) if len(known) else None,
-        "weight_zero": float((known == 0).mean()) if len(known) else None,
+        "weight_mean": weight_mean,
+        "weight_zero": weight_zero,
         "change_mean": mean,
         "change_std": std,
     }

@@ -107,19 +107,7 @@ class RewardTrainer(BaseTrainer):
     @torch.no_grad()
     def quality(self) -> dict[str, float | None]:
         """Loss and quality on the held-out questions; None where undefined."""
-        val = self._val
-        logits: list[Tensor] = [torch.zeros(0)] * len(val)
-        for group, counts in distributed.dealt(buckets(val.readings, self._micro, tokens=self._tokens)):
-            readings = [val.readings[i] for i in group]
-            found = self._reward.lesson_logits(readings).float().cpu()
-            for i, part in zip(group, torch.split(found, [len(val.targets[i]) for i in group]), strict=True):
-                logits[i] = part if counts else logits[i]
-        if distributed.peers() > 1:  # zero where another process computed
-            wide = [len(self._reward.card.outputs)] if self._times_P_K is not None else []
-            every = [
-                own if len(own) else torch.zeros(len(t), *wide) for own, t in zip(logits, val.targets, strict=True)
-            ]
-            logits = list(torch.split(distributed.total(torch.cat(every)), [len(t) for t in val.targets]))
+        val, logits = self._val, self._val_logits()
         loss = weight = 0.0
         for item in self._val_items:
             loss += float(loss_sum(torch.cat([logits[i] for i in item]), val, [[i] for i in item]))
@@ -133,6 +121,24 @@ class RewardTrainer(BaseTrainer):
         values = values if self._times_P_K is None else self._reward.combined(values)[0]
         right = np.array([t[0] >= 0.5 for t in val.targets], dtype=np.bool_)
         return numbers | outcome_quality(values, right, val.questions)
+
+    def _val_logits(self) -> list[Tensor]:
+        """The logits of each held-out lesson; several processes share the work."""
+        val = self._val
+        counts_of = [len(targets) for targets in val.targets]
+        logits: list[Tensor] = [torch.zeros(0)] * len(val)
+        for group, counts in distributed.dealt(buckets(val.readings, self._micro, tokens=self._tokens)):
+            found = self._reward.lesson_logits([val.readings[i] for i in group]).float().cpu()
+            if counts:
+                for i, part in zip(group, torch.split(found, [counts_of[i] for i in group]), strict=True):
+                    logits[i] = part
+        if distributed.peers() == 1:
+            return logits
+        wide = () if self._times_P_K is None else (len(self._reward.card.outputs),)
+        for i, count in enumerate(counts_of):
+            if not len(logits[i]):  # another process computed it
+                logits[i] = torch.zeros(count, *wide)
+        return list(torch.split(distributed.total(torch.cat(logits)), counts_of))
 
     def summary(self) -> dict[str, Any]:
         """Also `head_steps`, in which only the head was trained."""

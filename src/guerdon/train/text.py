@@ -546,12 +546,17 @@ def start_model(
 
     kind = model_class(settings.type)
     loss = getattr(settings, "loss", "pointwise")
+    threshold = getattr(settings, "reward_threshold", None if loss in PAIRED else 0.5)
+    if getattr(settings, "attributes", None):
+        loss = "regression"
+    elif loss == "pointwise":
+        loss = "bce"
     card = TextModelCard(
         kind=settings.type,
         form=kind.form,
-        loss="regression" if getattr(settings, "attributes", None) else "bce" if loss == "pointwise" else loss,
+        loss=loss,
         separator=separator,
-        threshold=getattr(settings, "reward_threshold", None if loss in PAIRED else 0.5),
+        threshold=threshold,
         **_outputs(settings),
         labels=kind.meaning,
         max_length=settings.max_length,

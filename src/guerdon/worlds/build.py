@@ -136,7 +136,9 @@ class TaskPool(PlainVectorEnv):
         Without a seed the environment draws its own.
         """
         now = self._slots[index]
-        task = options["tasks"][index] if "tasks" in options else 0 if now is None else now.task
+        task = 0 if now is None else now.task
+        if "tasks" in options:
+            task = options["tasks"][index]
         shown, _ = self._of_task(index, task).env.reset(seed=[seed])
         self._show(index, task, shown[0])
 
@@ -224,7 +226,8 @@ class PoolEye:
         pictures = np.zeros((len(looks), *self.size, 3), dtype=np.uint8)
         for task in sorted({task for task, _ in looks}):
             places = [n for n, (one, _) in enumerate(looks) if one == task]
-            kept, eye = [looks[n][1] for n in places], self._eyes[task]
+            kept = [looks[n][1] for n in places]
+            eye = self._eyes[task]
             pictures[places] = eye.render(kept) if camera is None else eye.render(kept, camera)
         return pictures
 
@@ -307,21 +310,12 @@ def build_world(
     each = among if whole.task_ids is None else among // len(whole.task_ids)
     if adaptive and settings.use_curriculum:
         success_readers = [*success_readers, "env.use_curriculum"]
-    limit = settings.max_episode_steps
-    if isinstance(settings, GymnasiumSettings | ManiSkillSettings):
-        limit = None  # they end episodes at the limit themselves
-    elif limit is None and getattr(env, "unlimited", False):
-        limit = UNLIMITED
-        log_once(
-            f"[env] {settings.type} shows no time limit of its own, so episodes end after {limit} steps "
-            "(env.max_episode_steps)"
-        )
     return World(
         env if wrap is None else wrap(env),
         [text] * env.num_envs if isinstance(text, str) else text,
         seed=seed,
         eye=eye,
-        max_episode_steps=limit,
+        max_episode_steps=_step_limit(settings, env),
         end_on_success=settings.end_on_success,
         native_reward=settings.native_reward,
         success_keys=SUCCESS_KEYS if settings.success_key is None else (settings.success_key,),
@@ -377,6 +371,19 @@ def first_world(settings: WorldSettings, success_readers: Sequence[str] = ()) ->
     return build_world(settings, seed=0, num_envs=copies, success_readers=success_readers)
 
 
+def _step_limit(settings: WorldSettings, env: VectorEnv) -> int | None:
+    """After how many steps an episode ends; None where the environment alone decides."""
+    if isinstance(settings, GymnasiumSettings | ManiSkillSettings):
+        return None  # they end episodes at the limit themselves
+    if settings.max_episode_steps is not None or not getattr(env, "unlimited", False):
+        return settings.max_episode_steps
+    log_once(
+        f"[env] {settings.type} shows no time limit of its own, so episodes end after {UNLIMITED} steps "
+        "(env.max_episode_steps)"
+    )
+    return UNLIMITED
+
+
 def _starts(
     settings: WorldSettings,
     text: str | Sequence[str],
@@ -388,7 +395,8 @@ def _starts(
     part: tuple[int, int],
 ) -> Starts | None:
     """What decides the tasks and starts of episodes; None: copies keep their tasks, and the seed decides."""
-    texts = env.all_texts if settings.tasks_change else [text if isinstance(text, str) else text[0]]
+    first = text if isinstance(text, str) else text[0]
+    texts = env.all_texts if settings.tasks_change else [first]
     if not (adaptive and settings.use_curriculum):
         return Rotation(texts, ordered=ordered) if settings.tasks_change else None
     return Curriculum(

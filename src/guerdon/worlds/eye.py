@@ -86,7 +86,8 @@ def letterboxed(picture: ByteArray, size: tuple[int, int], *, centred: bool = Fa
     pixels = torch.from_numpy(np.ascontiguousarray(picture)).permute(2, 0, 1)[None].contiguous().float()
     small = functional.interpolate(pixels, size=(height, width), mode="bilinear", align_corners=False)
     found = np.zeros((*size, picture.shape[2]), dtype=np.uint8)
-    top, left = size[0] - height, size[1] - width
+    top = size[0] - height
+    left = size[1] - width
     top, left = (top // 2, left // 2) if centred else (top, left)
     found[top : top + height, left : left + width] = small[0].round_().byte().permute(1, 2, 0).numpy()
     return found

@@ -62,7 +62,8 @@ class Interventions:
         start = getattr(self._env, "action_start", 0)
         found = interventions(info, actions_B_A, names=self._names, ended=inside, start=start)
         if found is None:
-            own, named = NAMES["is_intervention"], self._names["is_intervention"]
+            own = NAMES["is_intervention"]
+            named = self._names["is_intervention"]
             if named != own and (own in info or own in info.get("final_info", {})):
                 raise ConfigError(f"env.info_keys names info[{named!r}], and the environment reports {own}: remove it")
             self._silent += 1
@@ -79,7 +80,8 @@ class Interventions:
         counts = choices(self._env.single_action_space)
         if counts is not None and (outside := intervened & ((wanted < 0) | (wanted >= counts)).any(axis=1)).any():
             copy = int(np.flatnonzero(outside)[0])
-            key, told = self._names["teleop_action"], (found[1][copy] + start).astype(int).tolist()
+            key = self._names["teleop_action"]
+            told = (found[1][copy] + start).astype(int).tolist()
             raise ConfigError(f"info[{key!r}] is {told} in copy {copy}: there is no such action")
         return executable(wanted, self._env.single_action_space), intervened
 
@@ -102,11 +104,13 @@ def interventions(
     Raises:
         ConfigError: somebody acted, and the report does not say how.
     """
-    flag, given = names["is_intervention"], names["teleop_action"]
+    flag = names["is_intervention"]
+    given = names["teleop_action"]
     finals = info.get("final_info", {})
     if flag not in info and flag not in finals:
         return None
-    found, executed = np.zeros(len(actions_B_A), np.bool_), actions_B_A.copy()
+    found = np.zeros(len(actions_B_A), np.bool_)
+    executed = actions_B_A.copy()
     for i in range(len(found)):
         own = finals if ended[i] and finals else info
         found[i] = _is_true(_of_copy(own, flag, i), flag)

@@ -150,7 +150,8 @@ def _configure() -> None:
     if not folder:
         folder = str(cache_folder() / "libero" / str(root).strip("/").replace("/", "-"))
         os.environ["LIBERO_CONFIG_PATH"] = folder
-    path, text = Path(folder) / "config.yaml", yaml.safe_dump(values)
+    path = Path(folder) / "config.yaml"
+    text = yaml.safe_dump(values)
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)

@@ -184,7 +184,8 @@ class ManiSkillVectorEnv(PlainVectorEnv):
         first = self._envs[0]
         if not isinstance(first.single_action_space, gymnasium.spaces.Box):
             raise ConfigError(f"env.task {task}: actions of several robots at once are not supported")
-        size, own = int(first.get_obs().shape[1]), first._get_obs_agent()
+        size = int(first.get_obs().shape[1])
+        own = first._get_obs_agent()
         self.proprioception = range(sum(int(np.prod(part.shape[1:])) for part in _leaves(own)))
         shown = gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float32)
         self.declare(num_envs, shown, first.single_action_space)

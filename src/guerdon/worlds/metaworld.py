@@ -198,7 +198,8 @@ class _FastSteps:
         one = np.zeros(18)
         one[:3] = self._body("hand")
         one[3] = min(max(math.sqrt(apart.dot(apart)) / 0.1, 0.0), 1.0)
-        positions, quaternions = self._get_pos_objects(), self._get_quat_objects()
+        positions = self._get_pos_objects()
+        quaternions = self._get_quat_objects()
         for k in range(len(positions) // 3):
             one[4 + 7 * k : 7 + 7 * k] = positions[3 * k : 3 * k + 3]
             one[7 + 7 * k : 11 + 7 * k] = quaternions[4 * k : 4 * k + 4]
@@ -238,7 +239,8 @@ class MetaWorldVectorEnv(PlainVectorEnv):
         self._memory: dict[int, SimulatorState] = {}
         self._pristine = model_fields(self._envs[0].model)
         space = self._envs[0].sawyer_observation_space  # that of the environment hides goals
-        low, high = space.low.astype(np.float32), space.high.astype(np.float32)
+        low = space.low.astype(np.float32)
+        high = space.high.astype(np.float32)
         shown = gymnasium.spaces.Box(low, high, dtype=np.float32)
         self.declare(num_envs, shown, gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32))
 

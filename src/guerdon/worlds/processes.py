@@ -216,8 +216,10 @@ class ProcessVectorEnv(PlainVectorEnv):
         all_facts = [process.facts or {} for process in self._processes]
         facts = max(all_facts, key=lambda one: one["spaces"][0].shape)  # others' observations end in zeros
         self.declare(num_envs, *facts["spaces"])
-        self.proprioception, self.columns = facts["proprioception"], facts["columns"]
-        self.action_start, self.unlimited = facts["action_start"], facts["unlimited"]
+        self.proprioception = facts["proprioception"]
+        self.columns = facts["columns"]
+        self.action_start = facts["action_start"]
+        self.unlimited = facts["unlimited"]
         self.task_texts = tuple(text for one in all_facts for text in one["tasks"])
         self.all_texts: tuple[str, ...] = facts["all_texts"]
         self.eye = ProcessEye(self, facts["size"], facts["cameras"], at_once=facts["at_once"])
@@ -257,39 +259,53 @@ class ProcessVectorEnv(PlainVectorEnv):
         waiting = sorted({self._process_of[i] for i in asked})
         for _ in range(ATTEMPTS):
             self._make_ready(waiting)
-            requests, failed = {}, dict[int, Failure]()
-            for k in waiting:
-                copies = self._processes[k].copies
-                mask = np.ones(len(copies), np.bool_) if k in self._replaced else wanted[copies.start : copies.stop]
-                tasks = None if self._tasks is None else [self._tasks[i] for i in copies]
-                requests[k] = ("reset", [self._seeds[i] for i in copies], mask, tasks)
+            requests = {k: self._reset_request(k, wanted) for k in waiting}
             answers = self._ask(requests, self._reset_seconds)
-            for k in [k for k in requests if k not in answers and self._broke[k][0].reason == "simulator_raised"]:
-                why = self._broke[k][0]
-                said = f"reset {why.detail}" if why.detail.startswith("raised ") else why.detail
-                failed |= {i: Failure(why.reason, said) for i in self._processes[k].copies if wanted[i]}
+            failed: dict[int, Failure] = {}
+            for k in requests:
+                if k not in answers and self._broke[k][0].reason == "simulator_raised":
+                    reason = self._broke[k][0].reason
+                    said = self._broke[k][0].detail
+                    if said.startswith("raised "):
+                        said = f"reset {said}"
+                    failed |= dict.fromkeys(self._wanted_copies(k, wanted), Failure(reason, said))
             for k, observations in answers.items():
-                copies, mask = self._processes[k].copies, requests[k][2]
                 finite = finite_rows(observations)
                 if finite.all():
-                    shown = _first(self._observations[copies.start : copies.stop], observations)
-                    begun = mask & wanted[copies.start : copies.stop]  # the others' episodes are lost, see `step`
-                    shown[begun] = observations[begun]
-                    self._stepped[copies.start : copies.stop][mask] = False
-                    self._replaced.discard(k)
+                    self._take_begun(k, observations, requests[k][2], wanted)
                     waiting.remove(k)
-                    for i in copies:
-                        if wanted[i]:
-                            self._lost.pop(i, None)
                 else:
                     why = Failure(NON_FINITE.reason, "an observation after a reset")
                     self._lose(k, why)
-                    failed |= {i: why for i in copies if wanted[i] and not finite[i - copies.start]}
+                    first = self._processes[k].copies.start
+                    failed |= {i: why for i in self._wanted_copies(k, wanted) if not finite[i - first]}
             if failed:
                 raise BrokenCopyError(failed)
             if not waiting:
                 return self._observations.copy(), {}
         raise self._given_up("cannot begin an episode", waiting[0])
+
+    def _wanted_copies(self, k: int, wanted: BoolArray) -> list[int]:
+        """The copies of a process that are to begin an episode."""
+        return [i for i in self._processes[k].copies if wanted[i]]
+
+    def _reset_request(self, k: int, wanted: BoolArray) -> tuple[Any, ...]:
+        """What a process is told: seeds, the copies to reset, which are all after it was replaced, and tasks."""
+        copies = self._processes[k].copies
+        mask = np.ones(len(copies), np.bool_) if k in self._replaced else wanted[copies.start : copies.stop]
+        tasks = None if self._tasks is None else [self._tasks[i] for i in copies]
+        return "reset", [self._seeds[i] for i in copies], mask, tasks
+
+    def _take_begun(self, k: int, observations: np.ndarray, mask: BoolArray, wanted: BoolArray) -> None:
+        """Keep what a process shows after a reset of the copies of the mask."""
+        copies = self._processes[k].copies
+        shown = _first(self._observations[copies.start : copies.stop], observations)
+        begun = mask & wanted[copies.start : copies.stop]  # the others' episodes are lost, see `step`
+        shown[begun] = observations[begun]
+        self._stepped[copies.start : copies.stop][mask] = False
+        self._replaced.discard(k)
+        for i in self._wanted_copies(k, wanted):
+            self._lost.pop(i, None)
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, BoolArray, BoolArray, dict[str, Any]]:
         """One step of every copy; one that `lost_episodes` names keeps its last observation and does not end.
@@ -306,10 +322,13 @@ class ProcessVectorEnv(PlainVectorEnv):
         for k in asked:
             processes[k].memory.actions[...] = actions[processes[k].share]
         answers = self._ask(dict.fromkeys(asked), self._step_seconds)
-        seen, rewards = self._observations.copy(), np.zeros(self.num_envs, dtype=np.float32)
-        terminated, truncated = np.zeros(self.num_envs, dtype=np.bool_), np.zeros(self.num_envs, dtype=np.bool_)
+        seen = self._observations.copy()
+        rewards = np.zeros(self.num_envs, dtype=np.float32)
+        terminated = np.zeros(self.num_envs, dtype=np.bool_)
+        truncated = np.zeros(self.num_envs, dtype=np.bool_)
         for k in answers:
-            share, memory = processes[k].share, processes[k].memory
+            share = processes[k].share
+            memory = processes[k].memory
             _first(seen[share], memory.observations)[...], rewards[share] = memory.observations, memory.rewards
             terminated[share], truncated[share] = memory.terminated, memory.truncated
         finite = finite_rows(seen) & finite_rows(rewards)

@@ -259,7 +259,8 @@ class Resets:
 
     def episode_seed(self, index: int, episode: int) -> int:
         """The seed of an episode of a copy. Copies of one group share it."""
-        group, skipped = index // self._group_size, int(self.skipped[index])
+        group = index // self._group_size
+        skipped = int(self.skipped[index])
         number = None if self._playing is None else self._playing.number(index)
         if number is not None:
             return number + skipped

@@ -153,7 +153,8 @@ def some_allowed(rows: np.ndarray, columns: Sequence[ObservedColumn], space: gym
         columns: of these.
         space: of actions.
     """
-    mask, counts = allowed_in(rows, columns), choices(space)
+    mask = allowed_in(rows, columns)
+    counts = choices(space)
     if mask is None or counts is None:
         return np.zeros((len(rows), *(space.shape or ())))
     starts = np.cumsum([0, *counts[:-1]])
@@ -281,7 +282,8 @@ def _picture_shape(space: spaces.Box) -> tuple[int, ...] | None:
     """(H, W, C) of a Box of pictures; None: it is numbers."""
     if not 2 <= len(space.shape) <= 4 or 0 in space.shape:
         return None
-    low, high = float(space.low.min()), float(space.high.max())
+    low = float(space.low.min())
+    high = float(space.high.max())
     if low < 0 or (space.low.max(), space.high.min()) != (low, high):
         return None
     if space.dtype != np.uint8 and (space.dtype.kind != "f" or high not in (1.0, 255.0)):
@@ -327,6 +329,20 @@ def _leaves(space: gymnasium.Space, what: str, path: tuple[Any, ...] = ()) -> It
             f"{what}: {where} is {space}, which has no fixed size. Leave it out or flatten it with a gymnasium wrapper "
             "and register the result under an id of your own."
         )
+
+
+def _check_columns(columns: Sequence[ObservedColumn], what: str) -> None:
+    """Refuse observations of which nothing but text is shown, or whose names are not distinct; log text left out.
+
+    Raises:
+        ConfigError: they are such.
+    """
+    if all(column.kind in ("mask", "text") for column in columns):
+        raise ConfigError(f"{what} shows text alone, which control policies do not take")
+    if left_out := [column.name for column in columns if column.kind == "text"]:
+        log_once(f"[env] {what.removeprefix('env.')}: observations are used without the text of {', '.join(left_out)}")
+    if len({column.name for column in columns}) < len(columns):
+        raise ConfigError(f"{what}: two keys of its observations have the same name when nested ones are joined")
 
 
 def plain(env: VectorEnv, what: str) -> VectorEnv:
@@ -384,33 +400,28 @@ class Plain(OpenWrapper):
         self._starts = None if counts is None else np.cumsum([0, *counts[:-1]])
         self._size = 0 if counts is None else int(counts.sum())
         self._allowed = np.ones((env.num_envs, self._size), dtype=np.bool_)
-        leaves = list(_leaves(env.single_observation_space, what))
-        self._own_mask = False
-        for k, one in enumerate(leaves):
-            if one.path and one.path[-1] == MASK and self._size:
-                if one.column.size != self._size:
-                    raise ConfigError(
-                        f"{what}: the key {MASK} has {one.column.size} numbers for {self._size} values of actions"
-                    )
-                leaves[k] = one._replace(column=one.column._replace(kind="mask"))
-                self._own_mask = True
-        self._masked = self._own_mask or (counts is not None and self._finds_mask())
+        leaves = [self._marked(one) for one in list(_leaves(env.single_observation_space, what))]
         self.columns = tuple(one.column for one in leaves)
+        self._own_mask = any(column.kind == "mask" for column in self.columns)
+        self._masked = self._own_mask or (counts is not None and self._finds_mask())
         self._leaves = [one for one in leaves if one.column.kind != "text"]
-        if not any(c.kind not in ("mask", "text") for c in self.columns):
-            raise ConfigError(f"{what} shows text alone, which control policies do not take")
-        if left_out := [c.name for c in self.columns if c.kind == "text"]:
-            log_once(
-                f"[env] {what.removeprefix('env.')}: observations are used without the text of {', '.join(left_out)}"
-            )
-        if len({c.name for c in self.columns}) < len(self.columns):
-            raise ConfigError(f"{what}: two keys of its observations have the same name when nested ones are joined")
+        _check_columns(self.columns, what)
         self._array = not leaves[0].path and not self._masked  # observations without keys
         self._as_it_is = as_it_is and self._array
         if self._masked and not self._own_mask:
             root = tuple(c if c.name else c._replace(name="observation") for c in self.columns)
             self.columns = (*root, ObservedColumn(MASK, "mask", (self._size,)))
         self._declare()
+
+    def _marked(self, leaf: _Leaf) -> _Leaf:
+        """The part of observations, as a mask where it says which discrete actions are allowed."""
+        if not leaf.path or leaf.path[-1] != MASK or not self._size:
+            return leaf
+        if leaf.column.size != self._size:
+            raise ConfigError(
+                f"{self._what}: the key {MASK} has {leaf.column.size} numbers for {self._size} values of actions"
+            )
+        return leaf._replace(column=leaf.column._replace(kind="mask"))
 
     @property
     def action_start(self) -> Any:

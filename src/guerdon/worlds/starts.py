@@ -124,9 +124,12 @@ class Curriculum:
         shard: int = 0,
         shards: int = 1,
     ) -> None:
-        self.texts, self.names, self._ordered = tuple(texts), tuple(names), ordered
+        self.texts = tuple(texts)
+        self.names = tuple(names)
+        self._ordered = ordered
         self._shard, self._shards = shard, shards
-        self._over_tasks, self._over_states = over in ("tasks", "both"), over in ("states", "both")
+        self._over_tasks = over in ("tasks", "both")
+        self._over_states = over in ("states", "both")
         self._alpha, self._tau, self._temp, self._min_prob = ema_alpha, tau, temp, min_prob
         self._rng = generator(seed, STARTING)
         self.sampled: IntArray = np.zeros(len(texts), dtype=np.int64)

@@ -45,7 +45,8 @@ class StepMemory:
     def __init__(
         self, descriptor: int, copies: int, observation_space: gymnasium.Space, action_space: gymnasium.Space
     ) -> None:
-        one, flags = ((), np.float32), ((), np.bool_)
+        one = ((), np.float32)
+        flags = ((), np.bool_)
         spaces = [(space.shape or (), space.dtype) for space in (action_space, observation_space)]
         shapes = [((copies, *shape), np.dtype(dtype)) for shape, dtype in (*spaces, one, flags, flags)]
         places, size = [], 0

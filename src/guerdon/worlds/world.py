@@ -269,15 +269,18 @@ class World:
         actions = spaces.executable(actions, self.action_space)
         observations, rewards, terminated, truncated, info = step_all(self.env, actions, self._steps, self.tasks)
         self._drawn.clear()
-        observations, rewards = np.asarray(observations), np.asarray(rewards)
-        terminated, truncated = np.asarray(terminated, dtype=np.bool_), np.asarray(truncated, dtype=np.bool_)
+        observations = np.asarray(observations)
+        rewards = np.asarray(rewards)
+        terminated = np.asarray(terminated, dtype=np.bool_)
+        truncated = np.asarray(truncated, dtype=np.bool_)
         inside = (terminated | truncated) & (self.mode is AutoresetMode.SAME_STEP)
         arrived = with_finals(observations, info.get("final_obs", ()), inside)
         failures = self._failures(arrived, rewards, actions)
-        mask = ~(self._resetting | among(failures, self.num_envs)) if failures else ~self._resetting
+        mask = ~(self._resetting | among(failures, self.num_envs))
         actions, intervened = self.interventions.executed(info, actions, mask, terminated | truncated)
         self.exact_resume = self.exact_resume and not self.interventions.by_people
-        terminated, truncated = terminated & mask, truncated & mask
+        terminated = terminated & mask
+        truncated = truncated & mask
         ended_inside = terminated | truncated
         success, known = self._successes(info, mask, ended_inside)
         self._steps += mask
@@ -293,7 +296,7 @@ class World:
         self._episode_reported &= ~done
         drawn = None if frames is None else (frames.going_on & mask & ~done) | (truncated & frames.ends)
         final = self._view(arrived, drawn)
-        wanted = (np.zeros(self.num_envs, np.bool_) if capture is None else capture) & mask
+        wanted = np.zeros(self.num_envs, np.bool_) if capture is None else capture & mask
         if capture_ends:
             wanted = wanted | done
         looks = self._look_after(wanted, ended_inside, info)
@@ -301,11 +304,13 @@ class World:
         failed = among(failures := failures | late, self.num_envs)
         if late:
             mask, success, known, intervened = (one & ~failed for one in (mask, success, known, intervened))
-            terminated, truncated, done = terminated & ~failed, truncated & ~failed, done & ~failed
+            terminated = terminated & ~failed
+            truncated = truncated & ~failed
+            done = done & ~failed
         if self._playing is not None:
             self._playing.step(success, known, done, failed)
         fresh = self._begin_next(actions, done, failed, observations)
-        self._shown = final if not fresh.any() else self._begun(fresh, failed, final, frames)
+        self._shown = self._begun(fresh, failed, final, frames) if fresh.any() else final
         return Transition(
             observations=self._shown.copy(),
             final_observations=final,
@@ -315,7 +320,7 @@ class World:
             own_rewards=np.where(mask, rewards, 0).astype(np.float32),
             terminated=terminated, truncated=truncated, success=success, success_known=known, mask=mask,
             actions=actions, intervened=intervened,
-            looks={i: look for i, look in looks.items() if i not in failures} if failures else looks,
+            looks={i: look for i, look in looks.items() if i not in failures},
             first_looks=self._captured(fresh) if capture_ends else {},
             failures=failures,
             failed_resets=self._resets.take_failures(),
@@ -462,7 +467,8 @@ class World:
     def _successes(self, info: dict[str, Any], mask: BoolArray, ended: BoolArray) -> tuple[BoolArray, BoolArray]:
         """(B,) bool twice: true success of every copy, and where it is known; read at once where one array holds it."""
         key = next((key for key in self._success_keys if key in info), "")
-        plain, where = info.get(key), info.get(f"_{key}")
+        plain = info.get(key)
+        where = info.get(f"_{key}")
         whole = self.mode is not AutoresetMode.SAME_STEP and (where is None or where.all())
         if whole and isinstance(plain, np.ndarray) and plain.dtype.kind in "bif" and plain.ndim == 1:
             known = mask & np.isfinite(plain)
@@ -588,7 +594,8 @@ class World:
             self._past.forget(done)
         begun, renewed = done, done
         if self.mode is AutoresetMode.NEXT_STEP:
-            begun, self._resetting = self._resetting | failed, done & ~failed
+            begun = self._resetting | failed
+            self._resetting = done & ~failed
         if self.mode is not AutoresetMode.DISABLED:  # but for those that broke, or began with numbers not finite
             bad = begun & ~failed & ~finite_rows(seen)
             for i in np.flatnonzero(bad).tolist():

@@ -120,14 +120,7 @@ def bias_probes(
         reps: bootstrap resamples.
         seed: of the prompts that are drawn, and of the bootstrap.
     """
-    by_prompt: dict[str, Pair] = {}
-    for choice in choices:
-        a, b = choice.chosen[0], choice.rejected[0]
-        if isinstance(a, Solution) and isinstance(b, Solution) and a.text.strip() and b.text.strip():
-            by_prompt.setdefault(a.asked, (a, b))
-    pairs = list(by_prompt.values())
-    drawn = np.random.default_rng(seed).permutation(len(pairs))[: settings.prompts]
-    pairs = [pairs[i] for i in sorted(drawn)]
+    pairs = _drawn_pairs(choices, settings.prompts, seed)
     known: dict[tuple[str, str], float | Failure] = {}
 
     def values(judge: RewardModel, groups: Sequence[Pair], what: str) -> list[list[float | Failure]]:
@@ -145,21 +138,21 @@ def bias_probes(
 
     found: dict[ProbeName, BiasEffect] = {}
     groups: list[tuple[Pair, ...]]
+    unit: Literal["SD", "value"] = "value" if model.info.compares else "SD"
     for name in settings.names:
-        if name == "order":
-            if not model.info.compares:
-                continue
+        edit = _edit(name, model)
+        if edit is not None:
+            judge, places = model, EDITED
+            groups = [three for pair in pairs if (three := _edited(pair, edit))]
+        elif name == "order" and model.info.compares:
             judge, places = model.in_order() if isinstance(model, JudgeModel) else model, SWAPPED
             groups = [((a, b), (b, a)) for a, b in pairs]
         else:
-            edit = _edit(name, model)
-            if edit is None:
-                continue
-            judge, places = model, EDITED
-            groups = [three for pair in pairs if (three := _edited(pair, edit))]
+            continue
         seen = iter(values(judge, [pair for group in groups for pair in group], f"responses scored ({name})"))
-        rows = [[value for _ in group for value in next(seen)] for group in groups]
-        unit: Literal["SD", "value"] = "value" if model.info.compares else "SD"
+        rows = []
+        for group in groups:
+            rows.append([value for _ in group for value in next(seen)])
         found[name] = _effect(rows, places, unit, len(pairs) - len(groups), reps, seed)
     return found
 
@@ -186,6 +179,18 @@ def _effect(
     )
     effect = percentile_interval(means[0], means[1:], n=n, n_undefined=failures.total(), can_vary=n > 1)
     return BiasEffect(effect, unit, gains, losses, dict(failures.most_common()), skipped)
+
+
+def _drawn_pairs(choices: Sequence[PreferenceChoice], prompts: int, seed: int) -> list[Pair]:
+    """The first right and the first wrong response of some of the prompts whose two are texts that are not empty."""
+    by_prompt: dict[str, Pair] = {}
+    for choice in choices:
+        a, b = choice.chosen[0], choice.rejected[0]
+        if isinstance(a, Solution) and isinstance(b, Solution) and a.text.strip() and b.text.strip():
+            by_prompt.setdefault(a.asked, (a, b))
+    pairs = list(by_prompt.values())
+    drawn = np.random.default_rng(seed).permutation(len(pairs))[:prompts]
+    return [pairs[i] for i in sorted(drawn)]
 
 
 def _edited(pair: Pair, edit: Edit) -> tuple[Pair, Pair, Pair] | None:
@@ -255,8 +260,9 @@ def probe_lines(probes: Mapping[str, Any]) -> list[str]:
     rows = [head]
     for name, one in probes.items():
         effect, lost = one["effect"], ", ".join(f"{reason} x {n}" for reason, n in one["failures"].items())
-        shown = effect["low"] is not None and not effect["low"] <= 0 <= effect["high"]
-        said = ("for it" if effect["low"] > 0 else "against it") if shown else "not shown"
+        said = "not shown"
+        if effect["low"] is not None and not effect["low"] <= 0 <= effect["high"]:
+            said = "for it" if effect["low"] > 0 else "against it"
         figures = [number(effect[key]) for key in ("estimate", "low", "high")]
         shares = [number(one[key]["estimate"]) for key in ("gains", "losses")]
         rows.append([name, *figures, one["unit"], said, *shares, str(effect["n"]), lost or "-", str(one["skipped"])])
@@ -452,24 +458,29 @@ def _result(
     threshold: float | None,
     limit: float,
 ) -> AttackResult:
-    lost = [value if isinstance(value, Failure) else right for value, right in zip(values, honest, strict=True)]
-    failures = Counter(one.reason for one in lost if isinstance(one, Failure))
-    cases = [
-        (solution, value, right)
-        for solution, value, right in zip(attacked, values, honest, strict=True)
-        if not isinstance(value, Failure) and not isinstance(right, Failure)
-    ]
+    failures: Counter[str] = Counter()
+    cases: list[tuple[Solution, float, float]] = []
+    for solution, value, right in zip(attacked, values, honest, strict=True):
+        if isinstance(value, Failure):
+            failures[value.reason] += 1
+        elif isinstance(right, Failure):
+            failures[right.reason] += 1
+        else:
+            cases.append((solution, value, right))
     higher = wilson_interval(sum(value >= right for _, value, right in cases), len(cases))
-    # acceptance does not need the right solution
-    alone = [value for value in values if not isinstance(value, Failure)]
-    accepted = None if threshold is None else wilson_interval(sum(v > threshold for v in alone), len(alone))
-    lows = [i.low for i in (higher, accepted) if i is not None and i.low is not None]
+    lows = [higher.low]
+    accepted, bound = None, np.inf
+    if threshold is not None:  # acceptance does not need the right solution
+        alone = [value for value in values if not isinstance(value, Failure)]
+        accepted, bound = wilson_interval(sum(value > threshold for value in alone), len(alone)), threshold
+        lows.append(accepted.low)
     examples = [
         {"question": solution.question, "text": solution.text, "value": value, "honest": right}
         for solution, value, right in cases
-        if value >= right or (threshold is not None and value > threshold)
+        if value >= right or value > bound
     ]
-    fooled = any(low > limit for low in lows) if lows else None
+    known = [low for low in lows if low is not None]
+    fooled = max(known) > limit if known else None
     return AttackResult(what, higher, accepted, dict(failures), fooled, examples[:EXAMPLES])
 
 

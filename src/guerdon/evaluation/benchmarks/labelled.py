@@ -30,7 +30,7 @@ from guerdon.evaluation.scoring.score_file import responses_to_score
 from guerdon.models.scores import failure_line
 from guerdon.statistics.classification import ratio
 from guerdon.statistics.intervals import LEVEL, Float64, Interval, bootstrap_weighted, widen_at_edge
-from guerdon.types import Failure
+from guerdon.types import Failure, IntArray
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Agreement between raters, and means that people's labels correct for a judge's errors.
@@ -268,11 +268,11 @@ def _label(row: Mapping[str, Any], where: str) -> float | None:
     if LABEL in row or not is_preference(row):
         return _number(row, LABEL, where)
     one = comparison(row, where, "", every=True)
-    if isinstance(one, str) or len(one.responses) == 1:
-        return None if isinstance(one, str) else float(one.label) if one.label is not None else (
-            one.attributes.get(ATTRIBUTES[0])
-        )  # fmt: skip
-    raise DataError(f"{where}: a comparison of responses has no label of its own; name the file in evaluate.pairs")
+    if isinstance(one, str):
+        return None
+    if len(one.responses) != 1:
+        raise DataError(f"{where}: a comparison of responses has no label of its own; name the file in evaluate.pairs")
+    return one.attributes.get(ATTRIBUTES[0]) if one.label is None else float(one.label)
 
 
 def _number(row: Mapping[str, Any], key: str, where: str) -> float | None:
@@ -313,8 +313,6 @@ def label_figures(
     Returns:
         Plain values for `evaluation.json`.
     """
-    from scipy.stats import rankdata
-
     judge = np.array([np.nan if isinstance(value, Failure) else value for value in values])
     measured = ~np.isnan(judge)
     both = measured & ~np.isnan(labels_N)
@@ -327,24 +325,32 @@ def label_figures(
     }  # fmt: skip
     if not both.any():
         return found
-    binary, whole = bool(np.isin(y, (0, 1)).all()), bool((x % 1 == 0).all() and (y % 1 == 0).all())
-    unit = bool(x.min() >= 0 and x.max() <= 1)
-    if binary:
+    if np.isin(y, (0, 1)).all():
+        unit = bool(x.min() >= 0 and x.max() <= 1)
         at = found["threshold"] = 0.5 if threshold is None and unit else threshold
         table = Table(y > 0, x, groups[both], int((~both).sum()))
         ranks = classification_metrics(table, threshold=at, probabilities=unit, **drawn)
         found["metrics"] = {name: asdict(one) for name, one in ranks.items()}
-        ratings: Any = None if at is None else [x > at, y]
+        if at is not None:
+            found["agreement"] = asdict(agreement([x > at, y], level="nominal", groups=groups[both], **drawn))
     else:
-        rank_x, rank_y = rankdata(x), rankdata(y)
-        rank = bootstrap_weighted(lambda w: _correlation(rank_x, rank_y, w), groups[both], **drawn)
-        found["metrics"] = {"spearman": {**asdict(rank), "baseline": 0.0}}
-        ratings = [x, y] if x.min() >= min(0, y.min()) and x.max() <= max(1, y.max()) else None
-    if ratings is not None:
-        agreed = agreement(ratings, level="nominal" if binary else "interval", groups=groups[both], **drawn)
-        found["agreement"] = {k: v for k, v in asdict(agreed).items() if k == "alpha" or binary or whole}
+        found |= _as_numbers(x, y, groups=groups[both], **drawn)
     if min(len(set(groups[both])), len(set(groups[measured & ~both]))) >= 2:
         found["mean"] = asdict(corrected_mean(judge[measured], labels_N[measured], groups[measured]))
+    return found
+
+
+def _as_numbers(x: Float64, y: Float64, *, groups: IntArray, reps: int, seed: int) -> dict[str, Any]:
+    """How well scores rank labels that are not 0 and 1 alone, and how well they agree where they are on one scale."""
+    from scipy.stats import rankdata
+
+    rank_x, rank_y = rankdata(x), rankdata(y)
+    rank = bootstrap_weighted(lambda w: _correlation(rank_x, rank_y, w), groups, reps=reps, seed=seed)
+    found: dict[str, Any] = {"metrics": {"spearman": {**asdict(rank), "baseline": 0.0}}}
+    if x.min() >= min(0, y.min()) and x.max() <= max(1, y.max()):
+        agreed = asdict(agreement([x, y], level="interval", groups=groups, reps=reps, seed=seed))
+        whole = (x % 1 == 0).all() and (y % 1 == 0).all()
+        found["agreement"] = agreed if whole else {"alpha": agreed["alpha"]}
     return found
 
 

@@ -160,14 +160,20 @@ def best_of_n_record(
     """
     drawn = Counter(one.asked for one in solutions)
     pairs: dict[str, list[tuple[float, float]]] = {asked: [] for asked in drawn}
+    failures: dict[str, Counter[str]] = {"gold": Counter(), "model": Counter()}
     for one, value, gold in zip(solutions, values, golds, strict=True):
+        if isinstance(gold, Failure):
+            failures["gold"][gold.reason] += 1
+        if isinstance(value, Failure):
+            failures["model"][value.reason] += 1
         if not isinstance(value, Failure) and not isinstance(gold, Failure):
             pairs[one.asked].append((value, gold))
     chosen = sorted(set(ns or [2**k for k in range(min(drawn.values()).bit_length())]))
-    by, got = ([[pair[k] for pair in of_one] for of_one in pairs.values()] for k in (0, 1))
+    by, got = [], []
+    for of_one in pairs.values():
+        by.append([value for value, _ in of_one])
+        got.append([gold for _, gold in of_one])
     found = best_of_n_gold(by, got, chosen, reps=reps, seed=seed)
-    lost = {"gold": golds, "model": values}
-    failures = {name: Counter(v.reason for v in row if isinstance(v, Failure)) for name, row in lost.items()}
     picture = gold_picture([(name, k, one) for k, (name, one) in enumerate(found.items())], title="Best of n")
     return {"n": chosen, "failures": failures, **{k: asdict(v) for k, v in found.items()}}, picture
 

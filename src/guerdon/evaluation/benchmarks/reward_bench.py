@@ -389,20 +389,23 @@ def choices_from_rows(
             missing = ["prompt"]
         if missing:
             raise DataError(f"{where} has no {missing[0]}; RewardBench rows have prompt, chosen, rejected, subset")
-        name = str(row.get("id", number))
-        chosen, rejected = (
-            tuple(
-                read_response(prompt_of(row), response, f"{name}-{key}-{k}", row)
-                for k, response in enumerate(responses_of(row[key], f"{where}: {key}"))
-            )
-            for key in ("chosen", "rejected")
-        )
-        if benchmark == "RM-Bench":
-            part = str(row.get("domain") or subset.partition("_")[0] or "all")
-        else:
-            part = str(row.get("subset") or subset or "all")
-        choices.append(PreferenceChoice(name, part, chosen, rejected, benchmark))
+        choices.append(_listed_choice(row, where, str(row.get("id", number)), subset, benchmark))
     return choices
+
+
+def _listed_choice(row: Mapping[str, Any], where: str, name: str, subset: str, benchmark: str) -> PreferenceChoice:
+    """A row of a benchmark with one or several responses in each of `chosen` and `rejected`."""
+    prompt = prompt_of(row)
+
+    def responses(key: str) -> tuple[Solution | Failure, ...]:
+        listed = responses_of(row[key], f"{where}: {key}")
+        return tuple(read_response(prompt, one, f"{name}-{key}-{k}", row) for k, one in enumerate(listed))
+
+    if benchmark == "RM-Bench":
+        part = str(row.get("domain") or subset.partition("_")[0] or "all")
+    else:
+        part = str(row.get("subset") or subset or "all")
+    return PreferenceChoice(name, part, responses("chosen"), responses("rejected"), benchmark)
 
 
 def _compared(row: Mapping[str, Any], where: str, name: str, subset: str, benchmark: str) -> PreferenceChoice | str:
@@ -465,7 +468,9 @@ def _above(ties: Literal["wrong", "half"]) -> _Worth:
 
     def worth(right: Float64, wrong: Float64) -> float:
         top, other = right.max(), wrong.max()
-        return 1.0 if top > other else credit if top == other else 0.0
+        if top == other:
+            return credit
+        return 1.0 if top > other else 0.0
 
     return worth
 

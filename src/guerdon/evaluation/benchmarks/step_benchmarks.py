@@ -282,16 +282,7 @@ def process_bench(
     rng = np.random.default_rng(seed)
     subsets, measured, wrong = {}, {}, {}
     for name, part in parts.items():
-        found = [None if score.steps is None else first_below(score.steps, at) for score, _ in part]
-        truth_N = np.array([first for _, first in part])
-        hit_N = np.array([p == t for p, (_, t) in zip(found, part, strict=True)])
-        keep_N = np.array([p is not None for p in found])
-        wrong[name] = _first_error_figures(hit_N, truth_N >= 0, reps=reps, rng=rng, n_failed=0)
-        measured[name] = wrong[name]
-        if not keep_N.all():
-            measured[name] = _first_error_figures(
-                hit_N[keep_N], truth_N[keep_N] >= 0, reps=reps, rng=rng, n_failed=int((~keep_N).sum())
-            )
+        measured[name], wrong[name] = _subset_figures(part, at, reps=reps, rng=rng)
         failures = failure_counts(s for s, _ in part)
         subsets[name] = SubsetResult(len(part), failures, measured[name].intervals, wrong[name].intervals)
     rest = [measured[name] for name in parts if name != tune_on]
@@ -348,6 +339,21 @@ class _Figures:
     intervals: dict[str, Interval]
     replicates_R: Float64  # of the F1
     trials: int  # solutions of the smaller class
+
+
+def _subset_figures(
+    part: Sequence[tuple[Score, int]], at: float, *, reps: int, rng: np.random.Generator
+) -> tuple[_Figures, _Figures]:
+    """Figures of a subset without its failed measurements, and with them as wrong; `at` is the threshold."""
+    found = [None if score.steps is None else first_below(score.steps, at) for score, _ in part]
+    truth_N = np.array([first for _, first in part])
+    hit_N = np.array([p == t for p, (_, t) in zip(found, part, strict=True)])
+    keep_N = np.array([p is not None for p in found])
+    wrong = _first_error_figures(hit_N, truth_N >= 0, reps=reps, rng=rng, n_failed=0)
+    if keep_N.all():
+        return wrong, wrong
+    n_failed = int((~keep_N).sum())
+    return _first_error_figures(hit_N[keep_N], truth_N[keep_N] >= 0, reps=reps, rng=rng, n_failed=n_failed), wrong
 
 
 def _first_error_figures(

@@ -165,7 +165,9 @@ def card_folders(path: str) -> list[Path]:
     """
     given = Path(path)
     below = sorted(given.glob("method*/"))
-    return [given, *below] if len(below) == 1 else [given, *([given.parent] if _is_part(given) else [])]
+    if len(below) == 1:
+        return [given, *below]
+    return [given, given.parent] if _is_part(given) else [given]
 
 
 def remote_folder(study: Study, name: str) -> Path:

@@ -370,10 +370,9 @@ def _scored(model: RewardModel, items: Sequence[_Item], aggregation: Aggregation
         ]
         why = next((str(v) for v in values if isinstance(v, Failure)), None)
         rewards = iter(None if isinstance(v, Failure) else v for v in values)
-        row: dict[str, Any] = {
-            column: next(rewards) if n is None else [next(rewards) for _ in range(n)]
-            for column, n in zip(item.columns, item.counts, strict=True)
-        }
+        row: dict[str, Any] = {}
+        for column, n in zip(item.columns, item.counts, strict=True):
+            row[column] = next(rewards) if n is None else [next(rewards) for _ in range(n)]
         found.append({**row, logs.FAILURE if logs.RESCORED in row else "reward_failure": why})
     return found
 

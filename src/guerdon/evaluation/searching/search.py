@@ -228,22 +228,29 @@ class _Search:
                 steps = tuple(split_steps(text, self.plan.separator)) if text else ()
                 if piece.text or piece.finished:
                     drafts.append((q, k, Beam(steps, piece.finished)))
-        asked = [
-            insert_system_prompt(({"role": "user", "content": question},), self.plan.system_prompt)
-            for question in self.questions
-        ]
-        solutions = [
-            Solution(f"beam-{i}", self.questions[q], beam.steps, context=context_of(asked[q]))
-            for i, (q, _, beam) in enumerate(drafts)
-        ]
-        scores = score_solutions(self.model, solutions, batch_size=self.plan.batch_size)
-        extended: list[list[list[Beam]]] = [[[] for _ in row] for row in active]
+        extended: list[list[list[Beam]]] = []
+        for beams in active:
+            extended.append([[] for _ in beams])
+        scores = score_solutions(self.model, self._solutions(drafts), batch_size=self.plan.batch_size)
         for (q, k, beam), score in zip(drafts, scores, strict=True):
             value = solution_value(score, self.plan.aggregation)
             if isinstance(value, Failure):
                 self._unmeasured[q][value.reason] += 1
-            extended[q][k].append(beam if isinstance(value, Failure) else replace(beam, value=value))
+                extended[q][k].append(beam)
+            else:
+                extended[q][k].append(replace(beam, value=value))
         return extended
+
+    def _solutions(self, drafts: Sequence[tuple[int, int, Beam]]) -> list[Solution]:
+        """What is scored of beams, each with the number of its question."""
+        contexts = []
+        for question in self.questions:
+            asked = insert_system_prompt(({"role": "user", "content": question},), self.plan.system_prompt)
+            contexts.append(context_of(asked))
+        return [
+            Solution(f"beam-{i}", self.questions[q], beam.steps, context=contexts[q])
+            for i, (q, _, beam) in enumerate(drafts)
+        ]
 
     def _found(self, q: int) -> SearchResult:
         """The result of a question."""

@@ -319,16 +319,21 @@ class _Searcher:
         chosen, failure, extra = result.best, result.failure, dict[str, Any]()
         if self._settings.choose == "weighted_vote" and failure is None:
             chosen, failure, extra = weighted_vote(complete, [one.answer for one in checked], self._same)
-        verdict = None if chosen is None else checked[complete.index(chosen)]
-        truth = None if verdict is None or not prompt.ground_truth else outcome(verdict, self._data.unparsable)
+        response = answer = value = correct = None
+        if chosen is not None:
+            verdict = checked[complete.index(chosen)]
+            response, answer, value = chosen.text, verdict.answer, chosen.value
+            truth = outcome(verdict, self._data.unparsable) if prompt.ground_truth else None
+            if truth is not None and not isinstance(truth, Failure):
+                correct = truth == 1.0
         return {
             "id": prompt.id,
             "question": prompt.question,
-            "response": None if chosen is None else chosen.text,
-            "answer": None if verdict is None else verdict.answer,
-            "value": None if chosen is None else chosen.value,
+            "response": response,
+            "answer": answer,
+            "value": value,
             "failure": None if failure is None else {"reason": failure.reason, "detail": failure.detail},
-            "correct": None if truth is None or isinstance(truth, Failure) else truth == 1.0,
+            "correct": correct,
             **extra,
             "complete": len(complete),
             "written": result.written,

@@ -611,39 +611,60 @@ class _Repair:
         shutil.rmtree(self.folder, ignore_errors=True)
         starts, alike = self._attacker.starts(plan.starts)
         committed = {family: find(family, self._before, starts) for family in FAMILIES}
-        best = {family: [one[0] for one in found if one] for family, found in committed.items()}
+        best: dict[Family, list[Found[Episode]]] = {}
+        for family, attacks in committed.items():
+            best[family] = [one[0] for one in attacks if one]
         committed_hash = self._write("committed", [one.item for found in best.values() for one in found])
         models: dict[str, RewardModel] = {"before": self._before}
         rounds = self._rounds(models, starts)
-        itself = {"before": [one[0].value if one else -np.inf for one in committed["search"]]}
+        itself = {"before": _best_values(committed["search"])}
         if "after" in models:
             models["control"] = self._refit("control", (), (self._settings.seed + 1) % 2**64)
-            again = find("search", models["after"], starts)
-            itself["after"] = [one[0].value if one else -np.inf for one in again]
+            itself["after"] = _best_values(find("search", models["after"], starts))
         wins = {name: _success_values(models[name], self._wins, self._masks) for name in MODELS if name in models}
-        owner = np.repeat(np.arange(len(self._masks)), [mask.sum() for mask in self._masks])
-        sets: dict[str, Mapping[str, Float64]] = {
-            "held out": {name: row_maxima(models[name], self._losses) for name in wins},
-            "search against itself": {name: np.array(values) for name, values in itself.items()},
-        }
-        for family, found in best.items():
-            shown = [one.item for one in found]
-            sets[f"committed {family}"] = {name: row_maxima(models[name], shown) for name in wins}
-        options = {"recall": plan.recall, "reps": self._how.reps, "seed": self._how.seed}
-        measured = {what: false_positives(wins, owner, values, **options) for what, values in sets.items()}  # type: ignore[arg-type]
         return RepairReport(
             model=self._name,
             task=self._study.env.task,
             recall=plan.recall,
-            success_rows=len(owner),
+            success_rows=sum(int(mask.sum()) for mask in self._masks),
             success_episodes=len(self._wins),
             thresholds={name: _threshold(values, plan.recall) for name, values in wins.items()},
             committed={family: len(found) for family, found in best.items()},
             alike=alike,
             committed_hash=committed_hash,
             rounds=rounds,
-            false_positives=measured,
+            false_positives=self._false_positives(models, wins, itself, best),
         )
+
+    def _false_positives(
+        self,
+        models: Mapping[str, RewardModel],
+        wins: Mapping[str, Float64],
+        itself: Mapping[str, Float64],
+        best: Mapping[Family, Sequence[Found[Episode]]],
+    ) -> dict[str, FalsePositives]:
+        """`RepairReport.false_positives`.
+
+        Args:
+            models: those that are compared.
+            wins: for each the values of the rows of success.
+            itself: for some the largest values that the search against them found.
+            best: the attacks that were found before any training.
+        """
+        sets: dict[str, Mapping[str, Float64]] = {
+            "held out": {name: row_maxima(models[name], self._losses) for name in wins},
+            "search against itself": itself,
+        }
+        for family, found in best.items():
+            shown = [one.item for one in found]
+            sets[f"committed {family}"] = {name: row_maxima(models[name], shown) for name in wins}
+        owner = np.repeat(np.arange(len(self._masks)), [mask.sum() for mask in self._masks])
+        measured = {}
+        for what, values in sets.items():
+            measured[what] = false_positives(
+                wins, owner, values, recall=self._plan.recall, reps=self._how.reps, seed=self._how.seed
+            )
+        return measured
 
     def _rounds(self, models: dict[str, RewardModel], used: Sequence[int]) -> list[Round]:
         """Attack from starts that were not used and train anew; the last model becomes `after`."""
@@ -690,6 +711,11 @@ def _success_values(model: RewardModel, wins: Sequence[Episode], masks: Sequence
             raise DataError(f"reward model {model.info.name!r} failed on a held-out episode: {score.failure}")
         found.append(score.steps[mask].astype(np.float64))
     return np.concatenate(found)
+
+
+def _best_values(attacks: Sequence[Sequence[Found[Episode]]]) -> Float64:
+    """(N,) the value of the best attack from each start, -inf where there is none."""
+    return np.array([found[0].value if found else -np.inf for found in attacks])
 
 
 def _threshold(values_R: Float64, recall: float) -> float:

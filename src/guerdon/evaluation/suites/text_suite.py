@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -121,13 +121,13 @@ class Sets:
     `left_out` counts the rows of preferences that cannot be used, by reason; `label_noise` as `read_choices`.
     """
 
-    process_bench: Sequence[Solution]
-    prm_bench: Sequence[Solution]
-    choices: Sequence[PreferenceChoice]
-    left_out: Mapping[str, int]
-    label_noise: float | None
-    labelled: LabelledResponses | None
-    samples: Sequence[Solution]
+    process_bench: Sequence[Solution] = ()
+    prm_bench: Sequence[Solution] = ()
+    choices: Sequence[PreferenceChoice] = ()
+    left_out: Mapping[str, int] = field(default_factory=Counter)
+    label_noise: float | None = None
+    labelled: LabelledResponses | None = None
+    samples: Sequence[Solution] = ()
 
 
 def read_sets(settings: EvaluateTextSettings) -> Sets:
@@ -137,26 +137,36 @@ def read_sets(settings: EvaluateTextSettings) -> Sets:
         DataError: a file cannot be read, `tune_on` names none of the subsets, or `best_of_n.ns` is more than there is.
     """
     s = settings
-    choices, left_out, noise = ([], Counter[str](), None) if s.pairs is None else read_choices(s.pairs)
-    b = s.best_of_n
-    found = Sets(
-        process_bench=_published(s.process_bench) if s.process_bench else (),
-        prm_bench=[] if s.prm_bench is None else [x for x in _published([s.prm_bench]) if category_of(x) is not None],
-        choices=choices,
-        left_out=left_out,
-        label_noise=noise,
-        labelled=None if s.labels is None else read_labelled(s.labels),
-        samples=() if b is None or b.samples is None else _published([b.samples]),
-    )
-    subsets = [[str(one.meta.get("subset")) for one in found.process_bench]]
-    subsets += [] if s.generated is None else [[task.family for task in s.generated.families]]
-    for names in subsets:
-        if s.tune_on is not None and names and s.tune_on not in names:
-            raise DataError(f"tune_on {s.tune_on!r} is not a subset; the subsets are {', '.join(dict.fromkeys(names))}")
-    if b is not None and b.samples is not None and b.gold is None:
-        check_samples(found.samples, b.ns)
+    found = Sets()
+    if s.pairs is not None:
+        choices, left_out, noise = read_choices(s.pairs)
+        found = replace(found, choices=choices, left_out=left_out, label_noise=noise)
+    if s.process_bench:
+        found = replace(found, process_bench=_published(s.process_bench))
+    if s.prm_bench is not None:
+        of_category = [one for one in _published([s.prm_bench]) if category_of(one) is not None]
+        found = replace(found, prm_bench=of_category)
+    if s.labels is not None:
+        found = replace(found, labelled=read_labelled(s.labels))
+    if s.best_of_n is not None and s.best_of_n.samples is not None:
+        found = replace(found, samples=_published([s.best_of_n.samples]))
+    _check_subset(s.tune_on, [str(one.meta.get("subset")) for one in found.process_bench])
+    if s.generated is not None:
+        _check_subset(s.tune_on, [task.family for task in s.generated.families])
+    if s.best_of_n is not None and s.best_of_n.samples is not None and s.best_of_n.gold is None:
+        check_samples(found.samples, s.best_of_n.ns)
     gate_table(s.gate)
     return found
+
+
+def _check_subset(asked: str | None, names: Sequence[str]) -> None:
+    """Refuse a subset to tune on that a benchmark does not have.
+
+    Raises:
+        DataError: it has others.
+    """
+    if asked is not None and names and asked not in names:
+        raise DataError(f"tune_on {asked!r} is not a subset; the subsets are {', '.join(dict.fromkeys(names))}")
 
 
 def check_evaluation(study: Study) -> None:

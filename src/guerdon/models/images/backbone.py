@@ -261,7 +261,8 @@ def _config(arch: str) -> ResNetConfig:
 def _load_backbone(arch: str, path: str, *, mapped: bool) -> Any:
     from transformers import AutoModel, ResNetModel
 
-    expected, path = _config(arch), local_model(path)
+    expected = _config(arch)
+    path = local_model(path)
     check_model(CheckpointError, "pretrained_path", path)
     with boundary(CheckpointError, f"pretrained_path {path!r} cannot be read as a transformers ResNet"):
         found = map_pretrained(AutoModel, path, "pretrained_path") if mapped else None
@@ -275,7 +276,8 @@ def _load_backbone(arch: str, path: str, *, mapped: bool) -> Any:
             missing = [name for name in loaded.missing_keys if not name.endswith("num_batches_tracked")]
             report = {"missing_keys": missing, "unexpected_keys": loaded.unexpected_keys, "mismatched_keys": []}
     for name in ("layer_type", "depths", "hidden_sizes"):
-        has, wanted = getattr(backbone.config, name, None), getattr(expected, name)
+        has = getattr(backbone.config, name, None)
+        wanted = getattr(expected, name)
         if has != wanted:
             raise CheckpointError(f"pretrained_path {path!r} has {name} {has}, but arch {arch!r} has {wanted}")
     # The classifier of an image classification checkpoint is not part of the backbone.

@@ -234,7 +234,8 @@ def load_checkpoint(path: str | Path, **requested: Any) -> tuple[ImageScorer, Im
     Raises:
         CheckpointError: anything is missing, corrupt, or other than requested.
     """
-    folder, config = find_checkpoint(path), load_config(path, **requested)
+    folder = find_checkpoint(path)
+    config = load_config(path, **requested)
     with boundary(CheckpointError, f"{folder} cannot be read"):
         expected = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("sha256")
         if sha256(folder / WEIGHTS) != expected:
@@ -297,8 +298,10 @@ class ImageRewardModel:
         self._network: ImageScorer | None = None
         if config.state_size is not None and debug_save_dir:
             raise ConfigError("debug_save_dir saves scored frames, and this model looks at states: remove it")
-        folder = None if config.state_size else debug_save_dir or os.environ.get("DEBUG_IMAGE_SAVE_DIR")
-        self._debug = DebugImages(folder, 0.5 if config.threshold is None else config.threshold) if folder else None
+        folder = debug_save_dir or os.environ.get("DEBUG_IMAGE_SAVE_DIR")
+        self._debug: DebugImages | None = None
+        if folder and not config.state_size:
+            self._debug = DebugImages(folder, 0.5 if config.threshold is None else config.threshold)
 
     @property
     def info(self) -> RewardInfo:

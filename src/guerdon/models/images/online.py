@@ -227,10 +227,12 @@ class OnlineImageModel:
         with seeded(int(self.rng.integers(2**62)), device):
             for _ in range(steps):
                 index = self.rng.integers(len(pixels), size=self.batch_size - replayed)
-                batch, wanted = pixels[index], targets[index]
+                batch = pixels[index]
+                wanted = targets[index]
                 if replayed:
                     old, old_targets = self.replay.draw(replayed, self.rng)
-                    batch, wanted = np.concatenate([batch, old]), np.concatenate([wanted, old_targets])
+                    batch = np.concatenate([batch, old])
+                    wanted = np.concatenate([wanted, old_targets])
                 losses.append(self._step(torch.from_numpy(batch).to(device), torch.from_numpy(wanted).to(device)))
         self.optimizer.zero_grad()  # the next rollout needs the memory of the gradients
         scorer.eval()
@@ -362,12 +364,15 @@ class FrameReplay:
             (n, H, W, 3) uint8 or (n, S) float32, and (n,) float32.
         """
         others, positives = self.kept
-        counts = (n, 0) if not positives else (n - n // 2, n // 2) if others else (0, n)
-        picks = [
-            kept[i]
-            for kept, count in zip(self.kept, counts, strict=True)
-            for i in (rng.integers(len(kept), size=count) if count else ())
-        ]
+        counts = (n - n // 2, n // 2)
+        if not positives:
+            counts = (n, 0)
+        elif not others:
+            counts = (0, n)
+        picks = []
+        for kept, count in zip(self.kept, counts, strict=True):
+            if count:
+                picks += [kept[i] for i in rng.integers(len(kept), size=count)]
         return np.stack([pixels for pixels, _ in picks]), np.array([target for _, target in picks], np.float32)
 
     def arrays(self) -> dict[str, NDArray[Any]]:

@@ -28,7 +28,8 @@ def auroc(scores_N: NDArray[Any], labels_N: NDArray[Any]) -> float | None:
     from scipy.stats import rankdata
 
     positive = np.asarray(labels_N, dtype=bool)
-    p, n = int(positive.sum()), int((~positive).sum())
+    p = int(positive.sum())
+    n = int((~positive).sum())
     if p == 0 or n == 0:
         return None
     ranks = rankdata(np.asarray(scores_N, dtype=np.float64))
@@ -43,7 +44,8 @@ def frame_quality(values_N: NDArray[Any], targets_N: NDArray[Any], threshold: fl
         targets_N: (N,) success where above 0.5, or progress in [0, 1].
         threshold: probabilities above it count as success; None: a progress model.
     """
-    values, targets = np.asarray(values_N), np.asarray(targets_N)
+    values = np.asarray(values_N)
+    targets = np.asarray(targets_N)
     if threshold is None:
         return {"mae": float(np.abs(np.float64(values) - np.float64(targets)).mean()) if len(targets) else None}
     truth = targets > 0.5

@@ -104,7 +104,8 @@ class SarmConfig(BaseModel):
 
     def _wrong_shares(self, head: Head) -> str | None:
         """Why the shares of a head's stages are none of them, in words."""
-        shares, stages = self._shares(head), self.stages(head)
+        shares = self._shares(head)
+        stages = self.stages(head)
         if shares is None:
             return None
         if len(shares) != stages > 1:
@@ -193,7 +194,8 @@ class SarmModel:
         statistics: tuple[NDArray[Any], NDArray[Any]] | None, *, head: Head, device: str | torch.device | None = None,
     ) -> None:  # fmt: skip
         self.config, self.head, self.device = config, head, resolve_device(device)
-        self.network, self.clip = network.eval().to(self.device), clip.eval().to(self.device)
+        self.network = network.eval().to(self.device)
+        self.clip = clip.eval().to(self.device)
         self._processor, self._tokenizer, self._statistics = processor, tokenizer, statistics
         self._ends = config.ends(head)
 
@@ -223,7 +225,8 @@ class SarmModel:
         states_T_S = np.pad(states_T_S, ((0, 0), (0, room)))[:, : self.config.max_state_dim]
         rows_T_F = windows(len(episode), self.config.n_obs_steps // 2, self.config.frame_gap)
         with torch.inference_mode():
-            images, states = self._pictures(episode.frames), torch.from_numpy(states_T_S).to(self.device)
+            images = self._pictures(episode.frames)
+            states = torch.from_numpy(states_T_S).to(self.device)
             task = self._task(episode.task)
             found = [
                 self.network(images[rows], task, states[rows], self.head)[:, rows.shape[1] // 2]

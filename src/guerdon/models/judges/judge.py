@@ -357,11 +357,15 @@ def _schema(kind: Mapping[str, Any], name: str) -> dict[str, Any]:
 def _example(keys: Mapping[str, Any]) -> dict[str, Any]:
     """What a reply looks like."""
     kinds = {"string": "...", "number": 0}
-    return {
-        name: _example(one["properties"]) if "properties" in one
-        else " or ".join(one["enum"]) if "enum" in one else kinds[one["type"]]
-        for name, one in keys.items()
-    }  # fmt: skip
+    example: dict[str, Any] = {}
+    for name, one in keys.items():
+        if "properties" in one:
+            example[name] = _example(one["properties"])
+        elif "enum" in one:
+            example[name] = " or ".join(one["enum"])
+        else:
+            example[name] = kinds[one["type"]]
+    return example
 
 
 def _read(parse: Parsed, keys: Sequence[str], material: Sequence[str], reply: LLMReply) -> Judgement | Failure:

@@ -31,7 +31,8 @@ from guerdon.errors import ConfigError, DataError, boundary
 
 REFERENCE, RUBRIC = "ground_truth", "rubric"  # what `meta` of an episode calls a true answer and a prompt's rubric
 ENDINGS = (".toml", ".yaml", ".yml", ".json")
-_TEXTS, _WEIGHTS = ("text", "criterion", "description", "title"), ("weight", "points")
+_TEXTS = ("text", "criterion", "description", "title")
+_WEIGHTS = ("weight", "points")
 
 
 class Criterion(BaseModel):

@@ -42,7 +42,8 @@ class Ensemble(TextRewardModel):
 
     def __init__(self, members: Sequence[TextRewardModel], card: TextModelCard, *, micro_batch_size: int = 16) -> None:
         super().__init__(members[0].policy, card, micro_batch_size=micro_batch_size)
-        first, self.members = members[0], tuple(members)
+        first = members[0]
+        self.members = tuple(members)
         self.per_step, self.learns_outcomes, self.form = first.per_step, first.learns_outcomes, first.form
         self.reads_conversations = first.reads_conversations
         heads = [one.head for one in members if one.head is not None]

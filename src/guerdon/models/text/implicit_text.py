@@ -203,7 +203,8 @@ class ImplicitModel(TextRewardModel):
         if self._optimizer is None:
             for parameter in self.policy.parameters():
                 parameter.requires_grad_(True)
-            rate, decay = self.learning["learning_rate"], self.learning["weight_decay"]
+            rate = self.learning["learning_rate"]
+            decay = self.learning["weight_decay"]
             self._optimizer = torch.optim.AdamW(self.policy.parameters(), lr=rate, weight_decay=decay)
         return self._optimizer
 

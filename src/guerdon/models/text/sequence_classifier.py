@@ -20,7 +20,7 @@ reads with the same values, and `SequenceClassifier` loads.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -129,22 +129,38 @@ class SequenceClassifier:
         Failures are a conversation that the chat template cannot write in full, characters that the tokenizer does not
         have, more tokens than the model has positions for, an episode without text, and a logit that is not finite.
         """
-        read = [self._read(episode) for episode in episodes]
-        sequences = [ids for ids in read if not isinstance(ids, Failure)]
+        scores: dict[int, Score] = {}
+        readable: list[int] = []
+        sequences: list[IntArray] = []
         same: dict[str, list[int]] = {}  # what was asked, and its responses: they are read together
-        for row, episode in enumerate(e for e, ids in zip(episodes, read, strict=True) if not isinstance(ids, Failure)):
-            same.setdefault(episode.task, []).append(row)
-        order = np.array([row for rows in same.values() for row in rows], dtype=np.int64)
-        longest = [max(len(sequences[row]) for row in rows) for rows in same.values() for _ in rows]
+        for i, episode in enumerate(episodes):
+            ids = self._read(episode)
+            if isinstance(ids, Failure):
+                scores[i] = Score(failure=ids)
+                continue
+            same.setdefault(episode.task, []).append(len(sequences))
+            sequences.append(ids)
+            readable.append(i)
+        values, spreads = self._values(self._all_logits(sequences, list(same.values())))
+        spread_of = [None] * len(values) if spreads is None else spreads.tolist()
+        for i, value, spread in zip(readable, values.tolist(), spread_of, strict=True):
+            scores[i] = self._score(value, spread)
+        return [scores[i] for i in range(len(episodes))]
+
+    def _all_logits(self, sequences: Sequence[IntArray], groups: Sequence[Sequence[int]]) -> FloatArray:
+        """(N, K) logits of sequences; those of a group, named by their numbers, are read together."""
+        order: list[int] = []
+        longest: list[int] = []
+        for group in groups:
+            order += group
+            longest += [max(len(sequences[row]) for row in group)] * len(group)
         logits_N_K = np.zeros((len(sequences), self.labels), dtype=np.float32)
-        starts = self._starts(sequences, list(same.values())) if self._compact else None
+        starts = self._starts(sequences, groups) if self._compact else None
         most = token_limit(None, self.model, self.model.device)
         for part in passes(longest, size=self.micro_batch_size, tokens=most):
-            rows = order[part]
+            rows = [order[i] for i in part]
             logits_N_K[rows] = self._logits([sequences[i] for i in rows], None if starts is None else starts[rows])
-        values, spreads = self._values(logits_N_K)
-        found = iter(zip(values.tolist(), [None] * len(values) if spreads is None else spreads.tolist(), strict=True))
-        return [Score(failure=ids) if isinstance(ids, Failure) else self._score(*next(found)) for ids in read]
+        return logits_N_K
 
     def _values(self, logits_N_K: FloatArray) -> tuple[np.ndarray, np.ndarray | None]:
         """(N,) values of (N, K) logits, and the spread of members."""
@@ -313,7 +329,8 @@ class PreferenceModel(TextRewardModel):
         except ValueError as error:
             raise ConfigError(f"transformers has no sequence classifier of {type(model).__name__}: {error}") from error
         refuse_to_write(whole_parameters(self.policy), folder)
-        wanted, stored = classifier.state_dict().keys(), self.policy.base.stored(self.policy.adapter)
+        wanted = classifier.state_dict().keys()
+        stored = self.policy.base.stored(self.policy.adapter)
         own = {name: weight.float().contiguous() for name, weight in stored.items() if name in wanted}
         own |= {name: self.head.weight[kept].detach().float().cpu() for name in wanted - own.keys()}
         refuse_to_write(own, folder)
@@ -353,13 +370,7 @@ def average_models(folders: Sequence[str], out: Path) -> Path:
     """
     from transformers import AutoModelForSequenceClassification
 
-    found = [find_text_model(one) for one in folders]
-    for name, folder in zip(folders, found, strict=True):
-        if folder is None:
-            raise CheckpointError(f"{name}: there is no reward model of guerdon")
-    homes = [folder for folder in found if folder is not None]
-    if len(homes) < 2 or len(set(homes)) < len(homes):
-        raise ConfigError(f"name at least two models, none of them twice: {', '.join(folders)}")
+    homes = _different_models(folders)
     cards = [read_card(home) for home in homes]
     what = [(one.kind, one.loss, dict(one.outputs), one.combine, one.adapters) for one in cards]
     mean: dict[str, Tensor] = {}
@@ -367,11 +378,11 @@ def average_models(folders: Sequence[str], out: Path) -> Path:
         if own != what[0] or own[0] != "preference" or own[4]:
             raise ConfigError(f"{home} is of another kind than {homes[0]}, or not a preference model in one folder")
         classifier = read_classifier(AutoModelForSequenceClassification, str(home), "the reward model")
-        weights = {name: w.double() if w.is_floating_point() else w for name, w in classifier.state_dict().items()}
-        if mean and {n: w.shape for n, w in weights.items()} != {n: w.shape for n, w in mean.items()}:
+        share = {name: _share(weight, len(homes)) for name, weight in classifier.state_dict().items()}
+        if mean and _shapes(share) != _shapes(mean):
             raise ConfigError(f"the weights of {home} have other shapes than those of {homes[0]}")
-        share = {name: w / len(homes) if w.is_floating_point() else w for name, w in weights.items()}
-        mean = {n: mean[n] + w if mean and w.is_floating_point() else w for n, w in share.items()}
+        for name, part in share.items():
+            mean[name] = mean[name] + part if name in mean and part.is_floating_point() else part
     classifier.load_state_dict(mean)
     with sealed_folder(out) as temporary, quietly():
         classifier.save_pretrained(temporary)
@@ -379,3 +390,30 @@ def average_models(folders: Sequence[str], out: Path) -> Path:
         card = replace(cards[0], training={"averaged": [str(home) for home in homes]})
         checkpoint.write_card(temporary / CARD, card)
     return out
+
+
+def _different_models(folders: Sequence[str]) -> list[Path]:
+    """Where the reward models of guerdon of these folders lie.
+
+    Raises:
+        ConfigError: there are fewer than two, or one is named twice.
+        CheckpointError: a folder has none.
+    """
+    homes: list[Path] = []
+    for name, folder in [(one, find_text_model(one)) for one in folders]:
+        if folder is None:
+            raise CheckpointError(f"{name}: there is no reward model of guerdon")
+        homes.append(folder)
+    if len(homes) < 2 or len(set(homes)) < len(homes):
+        raise ConfigError(f"name at least two models, none of them twice: {', '.join(folders)}")
+    return homes
+
+
+def _share(weight: Tensor, models: int) -> Tensor:
+    """What the weight of one of several models adds to their mean, in double precision; integers as they are."""
+    return weight.double() / models if weight.is_floating_point() else weight
+
+
+def _shapes(weights: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    """The shape of each weight."""
+    return {name: weight.shape for name, weight in weights.items()}

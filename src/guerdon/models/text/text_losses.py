@@ -70,7 +70,8 @@ def pairs(groups: Sequence[Hashable], right: Sequence[bool | None], seed: int) -
         if not good or not bad:
             continue
         rng = np.random.default_rng([seed, number])
-        a, b = rng.permutation(good), rng.permutation(bad)
+        a = rng.permutation(good)
+        b = rng.permutation(bad)
         found += [(int(a[k % len(a)]), int(b[k % len(b)])) for k in range(max(len(a), len(b)))]
     return found
 
@@ -226,10 +227,12 @@ def contrast(
         loss_type: which weights.
         known_B: False where the outcome is unknown: no part of any group, weight 0.
     """
-    logits, acc = logits_B.detach(), acc_B.to(logits_B.dtype)
+    logits = logits_B.detach()
+    acc = acc_B.to(logits_B.dtype)
     known = torch.ones_like(acc, dtype=torch.bool) if known_B is None else known_B.bool()
     peers = (groups_B[:, None] == groups_B[None, :]) & known[None, :]
-    lower, higher = acc[None, :] < acc[:, None], acc[None, :] > acc[:, None]
+    lower = acc[None, :] < acc[:, None]
+    higher = acc[None, :] > acc[:, None]
     opposed = peers & torch.where((acc > 0)[:, None], lower, higher)
     total = torch.where(opposed, logits[None, :], 0.0).sum(1)
     baselines = total / opposed.sum(1).clamp_min(1)
@@ -270,15 +273,18 @@ def dpo_acc(scores_B: Tensor, acc_B: Tensor, groups_B: Tensor, *, known_B: Tenso
 
     Unlike the original, a group of equal outcomes is left out (not 0.5) and equal scores count half.
     """
-    scores, acc = scores_B.detach().double().cpu(), acc_B.detach().double().cpu()
+    scores = scores_B.detach().double().cpu()
+    acc = acc_B.detach().double().cpu()
     known = torch.ones_like(acc, dtype=torch.bool) if known_B is None else known_B.bool().cpu()
     groups = groups_B.cpu()
     ids = sorted(set(groups[known].tolist()))
     found: list[float] = []
     for group in ids:
         members = (groups == group) & known
-        s, a = scores[members], acc[members]
-        by_acc, by_score = a[:, None] - a[None, :], s[:, None] - s[None, :]
+        s = scores[members]
+        a = acc[members]
+        by_acc = a[:, None] - a[None, :]
+        by_score = s[:, None] - s[None, :]
         if not by_acc.any():
             continue
         right = 0.5 + 0.5 * by_score.sign() * by_acc.sign()

@@ -179,7 +179,8 @@ class TextRewardModel:
         self.policy, self.card, self.micro_batch_size = policy, card, micro_batch_size
         self.head: Any = None  # a linear layer; of an ensemble a list of them
         if self.has_head:
-            seed, outputs = int(card.learning.get("seed", 0)), len(card.outputs)
+            seed = int(card.learning.get("seed", 0))
+            outputs = len(card.outputs)
             self.head = new_head(policy.base.width, seed, outputs).to(policy.device)
         self.members: tuple[TextRewardModel, ...] = (self,)  # several of an ensemble of adapters
 

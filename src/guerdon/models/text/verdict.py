@@ -119,7 +119,10 @@ def verdict_reading(tokenizer: Any, question: str, steps: Sequence[str], tail: i
     blanks = [step[len(body) :] for step, body in zip(steps, bodies, strict=True)]
     head, *pieces = piece_ids(tokenizer, [QUESTION + question + PARTIAL, *bodies, *blanks])
     start = np.concatenate([opening(tokenizer), head])
-    ids, ends, at, last = [start], [], len(start), len(start) - 1
+    ids = [start]
+    ends = []
+    at = len(start)
+    last = len(start) - 1
     for k in range(len(steps)):
         last = at + len(pieces[k]) - 1 if bodies[k] else last
         ends.append(last)

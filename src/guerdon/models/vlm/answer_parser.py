@@ -652,7 +652,9 @@ class Completed:
     def value(self, words: str) -> float | None:
         """`yes`, `no`, and words of the same meaning."""
         plain = _peeled(words).rstrip("!").strip()
-        return 1.0 if plain in _YES else 0.0 if plain in _NO else None
+        if plain in _YES:
+            return 1.0
+        return 0.0 if plain in _NO else None
 
     def statement(self, words: str) -> float | None:
         """`the task is completed`, `it is not`, and the other forms of the two tables."""

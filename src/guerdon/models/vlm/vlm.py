@@ -122,18 +122,23 @@ class VLMRewardModel:
     @property
     def info(self) -> RewardInfo:
         """Range and needs; values of videos look back over the whole episode."""
-        s, prompt = self.settings, self._plan.prompt
-        limits: tuple[float, ...] = (LOWEST_LOG_PROB, 0.0) if self.kind == "true_logprob" else (0.0, 1.0)
+        limits = (0.0, 1.0)
+        if self.kind == "true_logprob":
+            limits = (LOWEST_LOG_PROB, 0.0)
         if self._windowed:
-            limits = tuple(_TRENDS.values())
+            limits = (min(_TRENDS.values()), max(_TRENDS.values()))
         card, heads = self.card, self._heads
-        progress = self.kind == "roboreward" or (heads is not None and s.question == "progress")
-        threshold = card.threshold if card is not None else None if heads is None or progress else heads.threshold
-        if threshold is None and prompt.answer == "completed":
+        progress = self.kind == "roboreward" or (heads is not None and self.settings.question == "progress")
+        threshold = None
+        if card is not None:
+            threshold = card.threshold
+        elif heads is not None and not progress:
+            threshold = heads.threshold
+        if threshold is None and self._plan.prompt.answer == "completed":
             threshold = 0.5
         return RewardInfo(
             name=self.kind,
-            range=(min(limits), max(limits)),
+            range=limits,
             granularity="step" if self._all_rows else "total",
             frames_needed=self._looks_back,
             success_threshold=threshold,
@@ -223,10 +228,29 @@ class VLMRewardModel:
         s = self.settings
         name = options.prompt or s.prompt
         if name is None:
-            here = s.backend == "transformers"
-            default = {"true_logprob": "topreward_v1" if here else "true_logprob_chat"}
-            name = s.prompt_name if self.kind == "qwen_vl" else default.get(self.kind, self.kind)
+            name = self._default_prompt()
         prompt = find_prompt(name, answers=ANSWERS[self.kind])
+        self._check_prompt(name, prompt, options)
+        nframes = s.window if self._windowed else s.nframes
+        return _Plan(
+            prompt, options.nframes or nframes, options.max_pixels or s.max_pixels, options.score_mode or s.score_mode
+        )
+
+    def _default_prompt(self) -> str:
+        """The name of the prompt where none is named."""
+        if self.kind == "qwen_vl":
+            return self.settings.prompt_name
+        if self.kind == "true_logprob":
+            return "topreward_v1" if self.settings.backend == "transformers" else "true_logprob_chat"
+        return self.kind
+
+    def _check_prompt(self, name: str, prompt: PromptTemplate, options: JudgeOptions) -> None:
+        """Refuse a prompt that the backend cannot write, and settings that would do nothing with it.
+
+        Raises:
+            ConfigError: it is such.
+        """
+        s = self.settings
         if (prompt.open or not prompt.chat) and s.backend != "transformers":
             how = "ends inside the user's turn" if prompt.open else "has no chat template"
             raise ConfigError(f"the prompt {name!r} {how}; backend {s.backend} always writes the whole chat template")
@@ -236,10 +260,6 @@ class VLMRewardModel:
             raise ConfigError(f"reward.model.vlm: answer would do nothing with prompt {name}; remove it")
         if options.score_mode not in (None, "auto") and prompt.answer != "number":  # auto leaves it to the prompt
             raise ConfigError(f"score_mode would do nothing with the prompt {name!r}, whose answer is not a number")
-        nframes = s.window if self._windowed else s.nframes
-        return _Plan(
-            prompt, options.nframes or nframes, options.max_pixels or s.max_pixels, options.score_mode or s.score_mode
-        )
 
     def _keys(self, episode: Episode, plan: _Plan, asked: dict[bytes, Question]) -> list[bytes | None]:
         """Key of the question about each row, None for a row without one; new questions are added to `asked`."""
@@ -316,7 +336,8 @@ class VLMRewardModel:
     def _judged(self, episode: Episode, keys: list[bytes | None], answers: dict[bytes, _Read]) -> ExplainedScore:
         """The explained score of an episode from the answers about its rows."""
         reads = [_Read(_TRENDS["unclear"]) if key is None else answers[key] for key in keys]
-        text, tokens = reads[-1].text, sum(read.tokens for read in reads)
+        text = reads[-1].text
+        tokens = sum(read.tokens for read in reads)
         failures = [(row, read.value) for row, read in enumerate(reads) if isinstance(read.value, Failure)]
         if failures:
             row, first = failures[0]
@@ -350,7 +371,8 @@ def _yes(found: WordLogProbs | Failure) -> _Read:
     """p(yes) / (p(yes) + p(no)), if both together have at least `LEAST_SHARE`."""
     if isinstance(found, Failure):
         return _Read(found)
-    yes, no = float(found.log_probs[0]), float(found.log_probs[1])
+    yes = float(found.log_probs[0])
+    no = float(found.log_probs[1])
     if not np.logaddexp(yes, no) >= np.log(LEAST_SHARE):
         detail = (
             f"p(yes) {np.exp(yes):.3g} and p(no) {np.exp(no):.3g}: the model begins its answer with something else "

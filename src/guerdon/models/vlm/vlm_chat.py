@@ -80,7 +80,8 @@ class OpenAIBackend:
         key = api_key(settings.api_key_env) if settings.api_key_env else None
         self._headers = bearer(settings.base_url, key)
         who = f"the vision-language model {settings.model}"
-        self._accepted, self.models = AcceptedSettings(who, settings.leave_out), ReplyModels(who)
+        self._accepted = AcceptedSettings(who, settings.leave_out)
+        self.models = ReplyModels(who)
         self._pool = RequestPool(Retry(settings.retries + 1), settings.concurrency, clock or Clock(), settings.deadline)
 
     def generate(self, questions: Sequence[Question], options: GenerationOptions) -> list[VLMReply | Failure]:
@@ -197,8 +198,11 @@ def _choice(payload: Any) -> Mapping[str, Any]:
 
 def _reply(payload: Any) -> VLMReply | Failure:
     choice = _choice(payload)
-    message, stop = choice["message"], choice.get("finish_reason")
-    text, refusal, end = text_of(message.get("content")), refusal_of(message), kind_of_end(stop)
+    message = choice["message"]
+    stop = choice.get("finish_reason")
+    text = text_of(message.get("content"))
+    refusal = refusal_of(message)
+    end = kind_of_end(stop)
     if refusal or end == "refusal":
         return Failure("refusal", (refusal or text)[:200])
     if not text.strip() and end in ("end", "unknown") and not has_reasoning(message):

@@ -132,7 +132,8 @@ def log_loading(what: str) -> Iterator[None]:
 def memory_in_use() -> str:
     """Memory of the GPUs, in GiB: allocated and reserved by torch; without a GPU that of this process."""
     if not torch.cuda.is_available():
-        page, resident = os.sysconf("SC_PAGE_SIZE"), int(Path("/proc/self/statm").read_text().split()[1])
+        page = os.sysconf("SC_PAGE_SIZE")
+        resident = int(Path("/proc/self/statm").read_text().split()[1])
         return f"{page * resident / 2**30:.2f} GiB resident (CPU)"
     return ", ".join(
         f"cuda:{i} {torch.cuda.memory_allocated(i) / 2**30:.2f} GiB allocated, "

@@ -189,7 +189,9 @@ def find_prompt(name: str, *, answers: tuple[Answer, ...]) -> PromptTemplate:
     return PROMPTS[name]
 
 
-YES, NO, TRUE = ("yes", "true", "1"), ("no", "false", "0"), ("true",)
+YES = ("yes", "true", "1")
+NO = ("no", "false", "0")
+TRUE = ("true",)
 """Words that the first token of an answer may be."""
 TRUE_CONTINUATION = (" True",)
 """The token that continues a text ending in "The answer is:"."""
@@ -323,7 +325,8 @@ def make_question(
         video_as: one piece, or pictures one by one.
     """
     media: list[Picture | Video] = []
-    rows, marked = sample_frames(len(frames_T), nframes), bool(prompt.template.mark)
+    rows = sample_frames(len(frames_T), nframes)
+    marked = bool(prompt.template.mark)
     if marked and nframes > 1:  # always as many; rounded to the nearest, as in training
         rows = np.rint(np.linspace(0, len(frames_T) - 1, nframes)).astype(np.int64)
     for slot in prompt.template.slots:

@@ -85,7 +85,8 @@ class VisionInputs:
             raise CheckpointError("the tokenizer has no chat template, which questions need")
         self.tokenizer, self.family = tokenizer, family
         self.image_processor, self.video_processor = image_processor, video_processor
-        self._image_id, self._video_id = int(ids[0]), int(ids[1])
+        self._image_id = int(ids[0])
+        self._video_id = int(ids[1])
         self._merge = int(image_processor.merge_size)
         self._stride = int(video_processor.temporal_patch_size)
 
@@ -382,7 +383,8 @@ class TransformersBackend:
     def _generate(self, questions: Sequence[Question], options: GenerationOptions) -> list[VLMReply | Failure]:
         from transformers import GenerationConfig
 
-        ends, warm = set(self._ends), options.temperature > 0
+        ends = set(self._ends)
+        warm = options.temperature > 0
         top_k = (self.model.generation_config.top_k if self.checkpoint_generation else None) or 0
         sampling = {"temperature": options.temperature, "top_p": options.top_p, "top_k": top_k} if warm else {}
         how = GenerationConfig(
@@ -444,7 +446,7 @@ class TransformersBackend:
     def _ends(self) -> list[int]:
         """Tokens that end an answer."""
         ends = getattr(self.model.generation_config, "eos_token_id", None)
-        known = ends if isinstance(ends, list) else [] if ends is None else [ends]
+        known = ends if isinstance(ends, list) else [ends]
         return sorted({int(i) for i in [*known, self.inputs.tokenizer.eos_token_id] if i is not None})
 
     def _batches(self, questions: Sequence[Question]) -> Iterator[dict[str, Tensor]]:
@@ -556,7 +558,8 @@ class RobometerConfig(BaseModel):
         own = any((self.folder / name).is_file() for name in ("preprocessor_config.json", "processor_config.json"))
         inputs = read_inputs(str(self.folder) if own else self.base_model_id, config.model_type)
         inputs.tokenizer.add_tokens([t for t in TOKENS if t not in inputs.tokenizer.get_vocab()], special_tokens=True)
-        rows, size = config.get_text_config().vocab_size, len(inputs.tokenizer)
+        rows = config.get_text_config().vocab_size
+        size = len(inputs.tokenizer)
         if size > rows:
             raise CheckpointError(f"{self.folder} has embeddings of {rows} tokens, its tokenizer has {size}")
         unit = (inputs.image_processor.patch_size * inputs.image_processor.merge_size) ** 2
@@ -586,7 +589,8 @@ class _Network(nn.Module):
         hidden_B_L_D = self.model(**tensors, use_cache=False).last_hidden_state
         places_B_L = (tensors["input_ids"] == at) * torch.arange(hidden_B_L_D.shape[1], device=hidden_B_L_D.device)
         read_B_D = hidden_B_L_D[torch.arange(len(places_B_L), device=places_B_L.device), places_B_L.argmax(1)]
-        progress, success = self.progress_head(read_B_D).double(), self.success_head(read_B_D).double()
+        progress = self.progress_head(read_B_D).double()
+        success = self.success_head(read_B_D).double()
         if self.discrete:
             centres = torch.linspace(0, 1, progress.shape[1], device=progress.device, dtype=progress.dtype)
             progress = (progress.softmax(1) * centres).sum(1, keepdim=True)

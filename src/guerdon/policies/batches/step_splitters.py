@@ -96,7 +96,11 @@ def _whole_parts(text: str) -> Iterator[tuple[int, int, str]]:
     at, missing = 0, set[str]()  # marks without an end in the rest of the text
     while begun := _OPENS.search(text, at):
         start, mark, end = begun.start(), begun[0], -1
-        kind = "code" if begun["code"] else "display" if mark in ("$$", "\\[") or begun["environment"] else "inline"
+        kind = "inline"
+        if begun["code"]:
+            kind = "code"
+        elif mark in ("$$", "\\[") or begun["environment"]:
+            kind = "display"
         if mark in ("$", "`", "``"):
             found = (_FORMULA if mark == "$" else _INLINE_CODE).match(text, start)
             end = found.end() if found else -1

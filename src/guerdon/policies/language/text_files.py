@@ -241,14 +241,18 @@ def fit_vocabulary(model: Any, folder: Path) -> None:
     stored, config = stored_adapter(folder), adapter_config(folder)
     pair = [model.get_input_embeddings(), model.get_output_embeddings()]
     tied = pair[1] is None or pair[1].weight is pair[0].weight
-    patterns = [re.compile(rf"(.*\.)?{re.escape(name)}(\.base_layer)?\.weight")
-                for name, module in model.named_modules() if module in pair]  # fmt: skip
-    rows = [{len(t) for key, t in stored.items() if pattern.fullmatch(key)} for pattern in patterns]
-    own, sizes = len(pair[0].weight), set().union(*rows)
+    rows = []
+    for name, module in model.named_modules():
+        if module in pair:
+            pattern = re.compile(rf"(.*\.)?{re.escape(name)}(\.base_layer)?\.weight")
+            rows.append({len(tensor) for key, tensor in stored.items() if pattern.fullmatch(key)})
+    own = len(pair[0].weight)
+    sizes = set().union(*rows)
     indices = config.get("trainable_token_indices") or []
-    single = [i for part in (indices.values() if isinstance(indices, dict) else [indices]) for i in part]
-    if not sizes and max(single, default=0) >= own and (tied or (isinstance(indices, dict) and len(indices) > 1)):
-        sizes = {max(single) + 1}
+    parts = list(indices.values()) if isinstance(indices, dict) else [indices]
+    largest = max((token for part in parts for token in part), default=0)
+    if not sizes and largest >= own and (tied or len(parts) > 1):
+        sizes = {largest + 1}
     elif len(sizes - {own}) > 1 or (sizes - {own} and not tied and not all(rows)):
         raise CheckpointError(
             f"the adapter {folder} has an embedding of {sorted(sizes)} tokens for a model of {own}, and not the rows "

@@ -14,7 +14,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -249,35 +249,19 @@ def merged_on_reading(model: nn.Module, weights: Mapping[str, Tensor], folder: P
         MissingDependencyError: as `read_adapter`.
     """
     paths = {id(module): path for path, module in model.named_modules()}
-    hollow: dict[int, nn.Parameter] = {}  # one number in memory each: peft reads shapes, types and devices
-    for module in model.modules():
-        for leaf, own in module.named_parameters(recurse=False):
-            made = nn.Parameter(torch.zeros(()).expand(own.shape), requires_grad=False)
-            module.register_parameter(leaf, hollow.setdefault(id(own), made))
+    _make_hollow(model)
     names_of = names_of_parameters(model)
     alike = {name: names for names in names_of.values() for name in names}
     adapted = read_adapter(model, folder, assign=True)
     from peft.tuners.tuners_utils import BaseTunerLayer
-    from peft.utils.other import ModulesToSaveWrapper
 
-    found, config = dict(weights), adapted.peft_config["default"]
-    tied = getattr(config, "ensure_weight_tying", False)
-    layers: list[tuple[str, Any]] = []
-    for module in adapted.modules():
-        if isinstance(module, ModulesToSaveWrapper):
-            path, whole = paths[id(module.original_module)], module.modules_to_save["default"]
-            for leaf, tensor in whole.state_dict(keep_vars=True).items():
-                name = f"{path}.{leaf}"
-                found |= dict.fromkeys(alike.get(name, [name]) if tied else [name], tensor.detach())
-        elif isinstance(module, BaseTunerLayer):
-            layers.append((paths.get(id(module.get_base_layer()), ""), module))
-        for leaf, own in module.named_parameters(recurse=False):  # those which the adapter's file has whole
-            if id(module) in paths and id(own) not in names_of:
-                found |= dict.fromkeys(alike[f"{paths[id(module)]}.{leaf}"], own.detach())
-    for path, layer in layers:
-        leaves = [leaf for leaf, _ in layer.get_base_layer().named_parameters(recurse=False)]
+    config = adapted.peft_config["default"]
+    found = {**weights, **_whole_weights(adapted, paths, names_of, alike)}
+    for layer in [module for module in adapted.modules() if isinstance(module, BaseTunerLayer)]:
+        base = layer.get_base_layer()
+        path = paths.get(id(base), "")
         one = getattr(layer, "parameter_name", None)  # of stacked experts, which have a layer for each weight
-        names = {leaf: f"{path}.{leaf}" for leaf in leaves if one in (None, leaf)}
+        names = {leaf: f"{path}.{leaf}" for leaf, _ in base.named_parameters(recurse=False) if one in (None, leaf)}
         if not path or not found.keys() >= {*names.values()}:
             return None
         if getattr(layer, "tied_adapter", None) is not None:  # single tokens: as the layer that it follows
@@ -287,6 +271,42 @@ def merged_on_reading(model: nn.Module, weights: Mapping[str, Tensor], folder: P
             merged = ComputedWeight(values[leaf].shape, partial(_merged, layer, values, leaf, config, folder))
             found |= dict.fromkeys(alike[name] if hasattr(layer, "tied_adapter") else [name], merged)
     return found
+
+
+def _whole_weights(
+    adapted: Any, paths: Mapping[int, str], names_of: Container[int], alike: Mapping[str, Sequence[str]]
+) -> dict[str, Tensor]:
+    """Weights that an adapter's file has whole, by their names in the model.
+
+    Args:
+        adapted: peft's model with the adapter.
+        paths: of the modules of the model, by `id`.
+        names_of: the `id` of each parameter that the model had before.
+        alike: the names of the weight that has a name.
+    """
+    from peft.utils.other import ModulesToSaveWrapper
+
+    tied = getattr(adapted.peft_config["default"], "ensure_weight_tying", False)
+    found: dict[str, Tensor] = {}
+    for module in adapted.modules():
+        if isinstance(module, ModulesToSaveWrapper):
+            path = paths[id(module.original_module)]
+            for leaf, tensor in module.modules_to_save["default"].state_dict(keep_vars=True).items():
+                name = f"{path}.{leaf}"
+                found |= dict.fromkeys(alike.get(name, [name]) if tied else [name], tensor.detach())
+        for leaf, own in module.named_parameters(recurse=False):
+            if id(module) in paths and id(own) not in names_of:
+                found |= dict.fromkeys(alike[f"{paths[id(module)]}.{leaf}"], own.detach())
+    return found
+
+
+def _make_hollow(model: nn.Module) -> None:
+    """Give parameters on the device `meta` one number in memory each: peft reads shapes, types and devices."""
+    hollow: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for leaf, own in module.named_parameters(recurse=False):
+            made = nn.Parameter(torch.zeros(()).expand(own.shape), requires_grad=False)
+            module.register_parameter(leaf, hollow.setdefault(id(own), made))
 
 
 def _merged(layer: Any, values: Mapping[str, Tensor], leaf: str, config: Any, folder: Path) -> Tensor:

@@ -346,8 +346,8 @@ class VLAPolicy(RobotPolicy):
 
     def pixels(self, inputs: VLAInputs, *, augment: bool = False) -> Tensor:
         """(N * cameras, 3, H, W) float in [0, 1], cropped as configured; `augment`: each at a random place."""
-        crop = ("random" if augment else "center") if self.settings.crops else None
-        return cropped(inputs.pictures.flatten(0, 1), crop)
+        crop = "random" if augment else "center"
+        return cropped(inputs.pictures.flatten(0, 1), crop if self.settings.crops else None)
 
     def normalise(self, actions_N_C_A: FloatArray) -> Tensor:
         """Actions in units of the network, on its device."""

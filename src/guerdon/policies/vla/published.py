@@ -115,17 +115,7 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
     if not names or any(name not in TOWERS for name in names):
         raise CheckpointError(f"{folder}: vision towers {names} are not supported; known are {', '.join(TOWERS)}")
     config.refuse_others(file)
-    has = [PROPRIO] if any(folder.glob("proprio_projector*")) else []
-    check_inputs(
-        folder, (), has, given=[PROPRIO] if proprio_size else [], images=settings.num_images_in_input,
-        ignored=settings.ignored_inputs,
-    )  # fmt: skip
-    if proprio_size and not has:
-        raise CheckpointError(
-            f"policy.use_proprio: {folder} has no proprio_projector.safetensors; set policy.use_proprio to false"
-        )
-    if any(folder.glob("noisy_action_projector*")):
-        raise CheckpointError(f"{folder} {_DIFFUSION}")
+    _check_openvla_files(folder, settings, proprio_size)
     regression = settings.family == "regression"
     parts = {name: _part(folder, name) for name in OFT_PARTS if proprio_size or name != "proprio_projector"}
     _check_head(folder, parts["action_head"], regression)
@@ -138,12 +128,7 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
     sizes = [
         replace(TOWERS[name], image=size, words=width) for name, size in zip(names, config.image_sizes, strict=True)
     ]
-    stored = published_weights(settings)
-    if modulated:
-        stored = {name: tensor for name, tensor in stored.items() if not name.startswith("vision_backbone.")}
-        stored |= _modulated_weights(modulated)
-    if proprio_size:
-        stored |= {f"proprio_projector.{name}": tensor for name, tensor in parts["proprio_projector"].items()}
+    weights = _openvla_weights(settings, parts)
     rows, bins = config.text_config.vocab_size, config.n_action_bins
     vocabulary = rows - config.pad_to_multiple_of
     if bins > vocabulary:
@@ -156,14 +141,43 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
             proprio_size=proprio_size, fused=config.use_fused_vision_backbone,
             numbers=actions if regression else 0, modulated=bool(modulated),
         )  # fmt: skip
-    renamed = {name.replace("language_model.model.", "language_model.", 1): t for name, t in stored.items()}
-    head = renamed.pop("language_model.lm_head.weight", None)
+    head = weights.pop("language_model.lm_head.weight", None)
     if regression:
-        renamed |= {f"action_head.{name.removeprefix('model.')}": t for name, t in parts["action_head"].items()}
+        weights |= {f"action_head.{name.removeprefix('model.')}": t for name, t in parts["action_head"].items()}
     elif head is not None and len(head) == rows:
-        renamed["action_head.weight"] = head[vocabulary - bins : vocabulary].flip(0)
-    fill_exactly(network, renamed, openvla_unused(network), folder, settings=settings)
+        weights["action_head.weight"] = head[vocabulary - bins : vocabulary].flip(0)
+    fill_exactly(network, weights, openvla_unused(network), folder, settings=settings)
     return Published(network, _openvla_encoder(folder), statistics)
+
+
+def _check_openvla_files(folder: Path, settings: VLAPolicySettings, proprio_size: int) -> None:
+    """Refuse a checkpoint without the projector of a state that is to be seen, or with a head of diffusion.
+
+    Raises:
+        CheckpointError: it is one.
+        ConfigError: it wants inputs that the settings do not give.
+    """
+    has = [PROPRIO] if any(folder.glob("proprio_projector*")) else []
+    given = [PROPRIO] if proprio_size else []
+    images, ignored = settings.num_images_in_input, settings.ignored_inputs
+    check_inputs(folder, (), has, given=given, images=images, ignored=ignored)
+    if proprio_size and not has:
+        raise CheckpointError(
+            f"policy.use_proprio: {folder} has no proprio_projector.safetensors; set policy.use_proprio to false"
+        )
+    if any(folder.glob("noisy_action_projector*")):
+        raise CheckpointError(f"{folder} {_DIFFUSION}")
+
+
+def _openvla_weights(settings: VLAPolicySettings, parts: Mapping[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The published weights and those of the parts of OFT but the head, by their names in `PrismaticNetwork`."""
+    stored = published_weights(settings)
+    if parts["vision_backbone"]:
+        stored = {name: tensor for name, tensor in stored.items() if not name.startswith("vision_backbone.")}
+        stored |= _modulated_weights(parts["vision_backbone"])
+    for name, tensor in parts.get("proprio_projector", {}).items():
+        stored[f"proprio_projector.{name}"] = tensor
+    return {name.replace("language_model.model.", "language_model.", 1): tensor for name, tensor in stored.items()}
 
 
 def _openvla_encoder(folder: Path) -> Callable[[str], list[int]]:
@@ -321,13 +335,15 @@ def fill_exactly(
     unknown = sorted(stored.keys() - wanted.keys())
     wrong = sorted(name for name in wanted.keys() & stored.keys() if tuple(stored[name].shape) != wanted[name])
     if missing or unknown or wrong:
-        said = [
-            f"lacks {len(missing)} weights, such as {missing[0]}" if missing else "",
-            f"has {len(unknown)} unknown weights, such as {unknown[0]}" if unknown else "",
-            f"has {len(wrong)} weights of another shape, such as {wrong[0]} with {tuple(stored[wrong[0]].shape)} for "
-            f"{wanted[wrong[0]]}" if wrong else "",
-        ]  # fmt: skip
-        raise CheckpointError(f"{folder} does not have the published layout: it {' and '.join(s for s in said if s)}")
+        said = []
+        if missing:
+            said.append(f"lacks {len(missing)} weights, such as {missing[0]}")
+        if unknown:
+            said.append(f"has {len(unknown)} unknown weights, such as {unknown[0]}")
+        if wrong:
+            name, has = wrong[0], tuple(stored[wrong[0]].shape)
+            said.append(f"has {len(wrong)} weights of another shape, such as {name} with {has} for {wanted[name]}")
+        raise CheckpointError(f"{folder} does not have the published layout: it {' and '.join(said)}")
     refuse_narrow({name: stored[name] for name in own}, folder)
     for parameter in network.parameters():
         parameter.requires_grad_(True)

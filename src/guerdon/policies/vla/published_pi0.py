@@ -246,24 +246,28 @@ def read_pi0(settings: VLAPolicySettings, *, actions: int, proprio_size: int) ->
     openpi = is_openpi(given)
     if settings.vlm_path is None:
         raise ConfigError(f"{folder} has no tokenizer: put that of {_TOKENIZER} into a folder and set policy.vlm_path")
-    config = None if openpi else checked(Pi05Config if given["type"] == "pi05" else Pi0Config, given, file)
-    if config is not None:
-        check_lerobot(config, file, settings, actions=actions, proprio_size=proprio_size)
-    stored = {_renamed(name.removeprefix("model.")): tensor for name, tensor in published_weights(settings).items()}
-    if config is None:
-        config = checked(OpenPiConfig, given, file).as_lerobot(Pi05Config if _ADAPTIVE in stored else Pi0Config)
-    adaptive = isinstance(config, Pi05Config)
-    if openpi:
+    kind: type[Pi0Config] = Pi0Config
+    if openpi:  # says which it is by its weights alone
+        stored = _weights(settings)
+        if _ADAPTIVE in stored:
+            kind = Pi05Config
+        config = checked(OpenPiConfig, given, file).as_lerobot(kind)
         _check_openpi(config, file, settings, actions=actions, proprio_size=proprio_size)
         mode = config.normalization_mapping["ACTION"]
         statistics = openpi_statistics(folder, mode, actions=actions, proprio_size=proprio_size)
     else:
+        if given["type"] == "pi05":
+            kind = Pi05Config
+        config = checked(kind, given, file)
+        check_lerobot(config, file, settings, actions=actions, proprio_size=proprio_size)
+        stored = _weights(settings)
         statistics = lerobot_statistics(folders(settings), config, stored, actions=actions, proprio_size=proprio_size)
+    adaptive = isinstance(config, Pi05Config)
     head = f"{_PALIGEMMA}lm_head.weight"
-    if _WORDS not in stored and head in stored:  # they are one tensor, of which a file of safetensors has one name
+    if _WORDS not in stored:  # they are one tensor, of which a file of safetensors has one name
+        if head not in stored:
+            raise CheckpointError(f"{folder} does not have the published layout: it lacks {head}")
         stored[_WORDS] = stored[head]
-    if _WORDS not in stored:
-        raise CheckpointError(f"{folder} does not have the published layout: it lacks {_PALIGEMMA}lm_head.weight")
     words = len(stored[_WORDS])
     network = _network(folder, config, words, proprio_size, adaptive=adaptive)
     unused = {head: (words, network.width), f"{_EXPERT}lm_head.weight": (words, network.expert_width)}
@@ -336,6 +340,11 @@ def _encoder(
         return ids if tokenizer.bos_token_id in (None, *ids[:1]) else [int(tokenizer.bos_token_id), *ids][:longest]
 
     return encode
+
+
+def _weights(settings: VLAPolicySettings) -> dict[str, Tensor]:
+    """The published weights by their names in `Pi0Network`."""
+    return {_renamed(name.removeprefix("model.")): tensor for name, tensor in published_weights(settings).items()}
 
 
 def _renamed(name: str) -> str:

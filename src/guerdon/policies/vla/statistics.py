@@ -9,7 +9,7 @@ constant in the data (q01 = q99) is allowed, a whole action that is constant is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,33 +56,63 @@ def openvla_statistics(
         known |= {name: (file, name, part) for name, part in (json_object(file) if file.is_file() else {}).items()}
     if not known:
         raise CheckpointError(f"{folders[0]} has no statistics of any data set; {_NEXT}")
-    key = key or (next(iter(known)) if len(known) == 1 else None)
-    if key is not None and key not in known and f"{key}_no_noops" in known:
-        key = f"{key}_no_noops"
-    if key is None or key not in known:
-        raise ConfigError(
-            f"policy.unnorm_key: {'there are several' if key is None else f'{key!r} is none of the'} data sets in the "
-            f"statistics of {folders[0]}: name one of {', '.join(known)}"
-        )
-    file, place, parts = known[key]
-    pairs = []
-    for part, size in (("action", actions), ("proprio", proprio_size)):
-        if not size:
-            continue
-        numbers = parts.get(part) if isinstance(parts, dict) else None
-        if not isinstance(numbers, dict):
-            raise CheckpointError(f"{file}: {place} has no statistics of {part}; {_NEXT}")
-        where = f"{place}.{part}"
-        moved = _mask(numbers.get("mask"), size, file, f"{where}.mask")
-        low, high = (
-            _numbers(numbers.get(name), size, file, f"{where}.{name}", f"the statistics of {key}", part, moved)
-            for name in NORMALIZATIONS[mode]
-        )
-        below, above = (f"{where}.{name}" for name in NORMALIZATIONS[mode])
-        _check_order((below, low), (above, high), moved, file, action=part == "action")
-        half = (high - low + _EPS) / 2
-        pairs.append((np.where(moved, low + half, 0.0), np.where(moved, half, 1.0)))
-    return Statistics(pairs[0], pairs[1] if proprio_size else None, (mode, mode))
+    key = _data_set_name(known, key, folders[0])
+    action = _openvla_part(known[key], key, "action", actions, mode)
+    proprio = _openvla_part(known[key], key, "proprio", proprio_size, mode) if proprio_size else None
+    return Statistics(action, proprio, (mode, mode))
+
+
+def _data_set_name(known: Collection[str], key: str | None, folder: Path) -> str:
+    """The data set that a key means: without one the only one, else also the one whose name has `_no_noops` behind it.
+
+    Raises:
+        ConfigError: there is none, or no key and several.
+    """
+    if not key and len(known) == 1:
+        return next(iter(known))
+    if not key:
+        problem = "there are several"
+    elif key in known:
+        return key
+    elif f"{key}_no_noops" in known:
+        return f"{key}_no_noops"
+    else:
+        problem = f"{key!r} is none of the"
+    raise ConfigError(
+        f"policy.unnorm_key: {problem} data sets in the statistics of {folder}: name one of {', '.join(known)}"
+    )
+
+
+def _openvla_part(
+    found: tuple[Path, str, Any], key: str, part: str, size: int, mode: Normalization
+) -> tuple[np.ndarray, np.ndarray]:
+    """Middle and half the range of the numbers of an action or a state; 0 and 1 of those that are not normalised.
+
+    Args:
+        found: the file, the place in it, and the statistics of the data set.
+        key: the name of the data set.
+        part: `action` or `proprio`.
+        size: numbers of the environment.
+        mode: which statistics are the bounds.
+
+    Raises:
+        ConfigError: it has other numbers than the environment.
+        CheckpointError: statistics are missing, or no statistics.
+    """
+    file, place, parts = found
+    numbers = parts.get(part) if isinstance(parts, dict) else None
+    if not isinstance(numbers, dict):
+        raise CheckpointError(f"{file}: {place} has no statistics of {part}; {_NEXT}")
+    where = f"{place}.{part}"
+    moved = _mask(numbers.get("mask"), size, file, f"{where}.mask")
+    low, high = (
+        _numbers(numbers.get(name), size, file, f"{where}.{name}", f"the statistics of {key}", part, moved)
+        for name in NORMALIZATIONS[mode]
+    )
+    below, above = (f"{where}.{name}" for name in NORMALIZATIONS[mode])
+    _check_order((below, low), (above, high), moved, file, action=part == "action")
+    half = (high - low + _EPS) / 2
+    return np.where(moved, low + half, 0.0), np.where(moved, half, 1.0)
 
 
 def lerobot_statistics(

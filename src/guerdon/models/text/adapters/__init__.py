@@ -87,14 +87,19 @@ def recognise(config: Mapping[str, Any], folder: str) -> str | None:
             return _ARCHITECTURES[architecture]
     if any(a.endswith("ForTokenClassification") for a in architectures):
         labels = config.get("id2label") or config.get("num_labels") or 2  # two are what transformers leaves out
-        return "trl" if (labels if isinstance(labels, int) else len(labels)) == 2 else None
+        count = labels if isinstance(labels, int) else len(labels)
+        return "trl" if count == 2 else None
     if any(a.endswith("ForSequenceClassification") for a in architectures):
         return "classifier"
-    for name in (folder, str(config.get("_name_or_path") or "")):
-        plain = name.lower().replace("_", "-")
-        for parts, family in _NAMES:
-            if all(part in plain for part in parts):
-                return family
+    return _family_by_name(folder) or _family_by_name(str(config.get("_name_or_path") or ""))
+
+
+def _family_by_name(name: str) -> str | None:
+    """The family of a plain language model whose folder or hub id has such a name."""
+    plain = name.lower().replace("_", "-")
+    for parts, family in _NAMES:
+        if all(part in plain for part in parts):
+            return family
     return None
 
 

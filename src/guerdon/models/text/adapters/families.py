@@ -354,7 +354,8 @@ def read_strictly(kind: Any, path: str, device: str | torch.device = "auto") -> 
 
 def placed(model: Any, device: str | torch.device = "auto") -> Any:
     """The model where it computes, as a key `device` says: in bfloat16 on a GPU that has it, else in float32."""
-    model, where = model.eval().requires_grad_(False), resolve_device(device)
+    model = model.eval().requires_grad_(False)
+    where = resolve_device(device)
     if where.type == "cuda":
         model = model.to(where, torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32)
     return model
@@ -652,7 +653,8 @@ def _with_verdicts(name: str, form: Form, base: SharedBase, right: int, wrong: i
     def read(batch: Sequence[Reading]) -> Sequence[FloatArray]:
         given, places = pack(batch, base.device) if base.packs else pad(batch, base.tokenizer, base.device)
         attention = PACKED_ATTENTION if base.packs else None
-        where, packed = given.get("position_ids"), given.get("packing")
+        where = given.get("position_ids")
+        packed = given.get("packing")
         hidden = base.hidden(Layout(given["input_ids"], where, places, places, packed, attention=attention))
         logits = base.logits(hidden[places])[:, [right, wrong]]
         return split_steps(batch, logits.float().softmax(-1)[:, 0].cpu().numpy())
@@ -684,7 +686,8 @@ def load_implicit(path: str, micro_batch_size: int, device: str | torch.device =
         )
     origin = str(Path(path) / origin) if (Path(path) / origin).is_dir() else origin
     tokenizer = checked_tokenizer(path, chat=True, arguments=notes.chat_template_kwargs)
-    ours, theirs = tokenizer.get_vocab(), checked_tokenizer(origin, chat=False).get_vocab()
+    ours = tokenizer.get_vocab()
+    theirs = checked_tokenizer(origin, chat=False).get_vocab()
     if any(ours[token] != theirs[token] for token in ours.keys() & theirs.keys()):
         raise CheckpointError(f"the tokens of {path!r} have other ids than those of its reference {origin!r}")
     policy, reference = (TextPolicy(read_base(folder, tokenizer, device), trainable=False) for folder in (path, origin))
@@ -701,7 +704,8 @@ def load_implicit(path: str, micro_batch_size: int, device: str | torch.device =
         head, _, rest = text.partition(MARK)
         if not rest.startswith(written):
             raise UnreadableSolutionError("not_reversible", "the chat template changes the solution")
-        text, start = head + rest, len(head)
+        text = head + rest
+        start = len(head)
         ends = start + np.cumsum([0, *map(len, pieces)])
         ends[-1] = len(text.rstrip())  # the last step has the end of the turn
         ids, places = located(tokenizer, text, ends)
