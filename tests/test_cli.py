@@ -318,7 +318,8 @@ def test_the_default_folder_of_a_run_lies_in_the_default_work_dir():
 def test_a_module_beside_the_study_is_found_by_the_installed_command(tmp_path):
     (tmp_path / "my_robots.py").write_text(WORLD)
     (tmp_path / "own.yaml").write_text(OWN)
-    entry = [sys.executable, "-P", "-c", "from guerdon.cli import main; main()"]  # what the script of a package does
+    script = "import sys; del sys.path[0]; from guerdon.cli import main; main()"
+    entry = [sys.executable, "-c", script]  # like the script of a package, without the working directory on the path
     command = [*entry, "run", "own.yaml", "env.vectorization=async", "runner.total_steps=20"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -149,7 +149,7 @@ def load_weights(path: Path, *, states: bool = False) -> dict[str, Tensor]:
 
     Args:
         path: of the file.
-        states: it also holds states of random generators, which are bytes.
+        states: it also holds what is no weight, in bytes: states of random generators, or the kind of an activation.
 
     Raises:
         CheckpointError: a tensor is not finite or, without `states`, is stored in 8 bits; or a link leads out of the

@@ -456,7 +456,7 @@ def start_from_policy(policy: RobotPolicy, folder: Path) -> str:
     """
     weights = _files(folder)[1]
     with boundary(CheckpointError, f"the policy in {folder} cannot be read"):
-        policy.load_tensors(load_weights(weights), critic=False)
+        policy.load_tensors(load_weights(weights, states=True), critic=False)
     if isinstance(policy, ControlPolicy) and isinstance(policy.head, Gaussian):
         settings = policy.settings
         if "log_std_init" in settings.model_fields_set:
@@ -504,7 +504,7 @@ def load_policy(folder: Path) -> RobotPolicy:
             else None,
             algorithm=spec.get("algorithm", "control"),
         )
-        policy.load_tensors(load_weights(weights))
+        policy.load_tensors(load_weights(weights, states=True))
     return policy
 
 
