@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import t as student_t
 
+from guerdon.pages.formats import speed_sentence, speed_text
 from guerdon.statistics.learning_curves import pair_reach, steps_ratio
 
 STEPS = (0, 100, 200, 300, 400)
@@ -102,3 +103,11 @@ def test_a_run_against_itself_takes_the_same_steps(scores):
     assert not reach.censored
     assert np.isnan(reach.arm) == (scores[-1] == 0)
     assert np.isnan(reach.arm) or reach.arm == reach.baseline
+
+
+def test_a_level_that_is_never_reached_is_one_sentence():
+    never = ratio([[400.0, 390.0, 410.0]], [[1000.0, 1000.0, 1000.0]], censored=np.ones((1, 3), bool))
+    assert never.conclusion == "more"
+    assert speed_text(never) == ("not reached in 3 of 3 pairs", "", "")
+    said = speed_sentence(never, "PRIME", "RLOO", "responses")
+    assert said == "PRIME does not reach the final success of RLOO in any of 3 pairs of runs."

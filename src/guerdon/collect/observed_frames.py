@@ -60,7 +60,7 @@ class ObservedRow(NamedTuple):
     picture: ByteArray | None = None
 
     @property
-    def inside(self) -> int:
+    def step_inside(self) -> int:
         """A step at or after which the row's episode goes on: its own, or the one after a first moment."""
         return self.step if self.row else self.step + 1
 
@@ -193,7 +193,7 @@ class ObservedFrames:
             SeenRows(
                 stream,
                 number,
-                tasks[own[0].inside][stream],
+                tasks[own[0].step_inside][stream],
                 np.array([row.row for row in own], dtype=np.int64),
                 np.array([row.last for row in own], dtype=np.bool_),
                 np.stack([row.picture for row in own if row.picture is not None]),
@@ -300,18 +300,18 @@ def cut_into_segments(
         rows_of[row.stream].append(n)
     segments = []
     for stream, members in enumerate(rows_of):
-        for start, end, until in _stretches(done_B_T[stream] | lost_B_T[stream]):
-            picked = [n for n in members if start <= rows[n].inside <= until]
-            taken = np.flatnonzero(mask_B_T[stream, start : end + 1])
-            finished = until == end
+        for first, end, moment in _stretches(done_B_T[stream] | lost_B_T[stream]):
+            picked = [n for n in members if first <= rows[n].step_inside <= moment]
+            taken = np.flatnonzero(mask_B_T[stream, first : end + 1])
+            finished = moment == end  # the stretch that goes on has a moment after its last step
             lost = finished and bool(lost_B_T[stream, end])
             if not picked and not len(taken) and not lost:
                 continue
             segments.append(
                 Segment(
                     stream=stream,
-                    task=tasks_T[start][stream],
-                    start=start + int(taken[0]) if len(taken) else end + 1,
+                    task=tasks_T[first][stream],
+                    start=first + int(taken[0]) if len(taken) else end + 1,
                     end=end,
                     terminated=finished and bool(terminated_B_T[stream, end]),
                     finished=finished,

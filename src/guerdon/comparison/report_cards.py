@@ -304,8 +304,8 @@ def _attacks(card: Row) -> dict[str, Row]:
 # ---------------------------------------------------------------------------------------------------------------------
 # Rows of the gate's table: what the reward models of a study measured before RL, and what they did in it.
 #
-# A study whose baseline uses no reward model writes them as `gate.jsonl` beside its report. Files of several studies
-# are one table when they are put together: `cat runs/*/gate.jsonl > mine.jsonl`.
+# A task whose baseline uses a reward model has none. They are `gate.jsonl` beside the study's report. Files of several
+# studies are one table when they are put together: `cat runs/*/gate.jsonl > mine.jsonl`.
 #
 #     rows = gate_rows(read_study(Path("runs/demo")))
 # ---------------------------------------------------------------------------------------------------------------------
@@ -314,8 +314,9 @@ def _attacks(card: Row) -> dict[str, Row]:
 def gate_rows(study: StudyRecord) -> list[dict[str, Any]]:
     """A row for each task and arm that uses one reward model which was evaluated, against the baseline's same seeds.
 
-    The family of a reward model, which validation withholds, is the name of its arm. A seed that lacks a complete run
-    on either side is null in both; a row without any other is left out.
+    A task whose baseline uses a reward model has no rows. The family of a reward model, which the gate's
+    cross-validation withholds, is the name of its arm. A seed that lacks a complete run on either side is null in both;
+    a row without any other is left out.
     """
     rows = []
     for task in study.tasks:
@@ -369,7 +370,7 @@ def _exploited(run: RunRecord) -> bool | None:
 
 
 def _models_of(run: RunRecord) -> list[str]:
-    """The paths of the reward models of a run, by its configuration; an empty path for one without any."""
+    """The paths of the reward models of a run, by its configuration; an empty path for each model without one."""
     reward = mapping(run.config.get("reward"))
     if not reward.get("use_reward_model"):
         return []

@@ -1,7 +1,7 @@
 """Completions of a policy in this process, kept on disk by content; also a local judge.
 
 Mining, solutions, continuations and local judges all use this. What is sampled depends on the requests, the weights of
-the policy and the seed alone, and a resumed run samples what an uninterrupted one would have.
+the policy, the seed and the size of batches, and a resumed run samples what an uninterrupted one would have.
 
     completer = Completer(policy, generation, cache, seed=0)
     request = CompletionRequest(prompt_ids, prefix="3+5=8;")
@@ -163,17 +163,18 @@ class Completer:
         """
         how = [self.fingerprint, self._seed, purpose, n, limit, sampling.temperature, sampling.top_p]
         keys = [content_key(how, request.prompt.tolist(), request.prefix, request.salt) for request in requests]
-        first = dict(zip(keys, requests, strict=True))  # equal keys stand for equal requests
+        request_of = dict(zip(keys, requests, strict=True))  # equal keys stand for equal requests
         missing = [key for key in dict.fromkeys(keys) if self._cache.get(key) is None]
-        self.counts[f"{purpose}: from cache"] += len(first) - len(missing)
-        missing.sort(key=lambda key: len(first[key].prefix))  # neighbours of like length; equal ones keep their order
+        self.counts[f"{purpose}: from cache"] += len(request_of) - len(missing)
+        # Neighbours of like length. The keys of a batch seed what it draws, so their order decides that, too.
+        missing.sort(key=lambda key: len(request_of[key].prefix))
         generation = self._generation
-        most = generation.batch_size if generation.engine == "local" else 4096
-        size = max(1, most // n)
+        responses_of_batch = generation.batch_size if generation.engine == "local" else 4096
+        size = max(1, responses_of_batch // n)
         batches = []
         for start in range(0, len(missing), size):
             part = tuple(missing[start : start + size])
-            asked = tuple(first[key] for key in part)
+            asked = tuple(request_of[key] for key in part)
             batches.append(SampleBatch(asked, part, n, limit, sampling))
         done = 0
         with ExitStack() as stack:

@@ -126,11 +126,17 @@ def flatten(value: Any, prefix: str = "") -> dict[str, str]:
 def speed_text(speed: StepsRatio) -> tuple[str, str, str]:
     """The ratio, its interval and its censored pairs in words; any of them may be empty.
 
-    With `more`, the ratio is turned round: 3× more, not a third as many.
+    The ratio is the baseline's steps over the arm's. With `more` it is turned round: 3× more, not a third as many.
+    Where all pairs are censored there is no ratio, and the first text says that alone.
     """
     interval = speed.interval
     if interval.estimate is None:
         return "", "", ""
+    not_reached = ""
+    if speed.censored:
+        not_reached = f"not reached in {speed.censored} of {plural(interval.n, 'pair')}"
+    if speed.censored == interval.n:
+        return not_reached, "", ""
     ratio, low, high = interval.estimate, interval.low, interval.high
     limit = "at most "
     if speed.conclusion == "more":
@@ -141,16 +147,12 @@ def speed_text(speed: StepsRatio) -> tuple[str, str, str]:
     words = times(ratio)
     if speed.conclusion != "no difference shown":
         words += f" {speed.conclusion}"
-    never = ""
     if speed.censored:
         words = limit + words
-        never = f"not reached in {speed.censored} of {plural(interval.n, 'pair')}"
-    if speed.censored == interval.n:
-        return never, "", ""
     bounds = ""
     if low is not None or high is not None:
         bounds = f"[{times(low).removesuffix('×')}, {times(high).removesuffix('×')}]"
-    return words, bounds, never
+    return words, bounds, not_reached
 
 
 def _turned(ratio: float | None) -> float | None:
@@ -162,11 +164,13 @@ def speed_sentence(speed: StepsRatio | None, arm: str, baseline: str, unit: str)
     """`PRIME reaches the final success of RLOO in 2.4× fewer responses [1.1, 3.9].`; empty where nothing is shown."""
     if speed is None or speed.conclusion == "no difference shown":
         return ""
-    ratio, bounds, never = speed_text(speed)
+    pairs = plural(speed.interval.n, "pair")
+    if speed.censored == speed.interval.n:
+        return f"{arm} does not reach the final success of {baseline} in any of {pairs} of runs."
+    ratio, bounds, not_reached = speed_text(speed)
     verb = "reaches" if speed.conclusion == "fewer" else "needs"
     what = f"the final success of {baseline} in {ratio} {unit}"
     if speed.conclusion == "more":
         what = f"{ratio} {unit} to reach the final success of {baseline}"
-    pairs = plural(speed.interval.n, "pair")
-    detail = f", {never}" if never else ""
+    detail = f", {not_reached}" if not_reached else ""
     return f"{arm} {verb} {what} {bounds} over {pairs} of runs{detail}."

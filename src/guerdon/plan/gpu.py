@@ -373,8 +373,7 @@ def estimate_vla(study: Study) -> dict[str, str]:
     kind = _kind(policy)
     tokens = PATCHES[kind] * policy.num_images_in_input + INSTRUCTION
     tokens += 1 if kind in EXPERTS else ACTION * policy.num_action_chunks
-    (one, again), cards = decision_bytes(policy, shape, tokens), gpus_named(policy.gpus)[0]
-    one += again
+    one, cards = sum(decision_bytes(policy, shape, tokens)), gpus_named(policy.gpus)[0]
     held = vla_state(policy, shape, p, trained, cards)
     acting = held.get(WHOLE, 0.0)
     updating = sum(held.values()) - acting
@@ -447,7 +446,7 @@ def vla_state(policy: VLAPolicySettings, shape: Shape, p: float, trained: float,
 
 
 def decision_bytes(policy: VLAPolicySettings, shape: Shape, tokens: int) -> tuple[float, float]:
-    """Bytes that autograd keeps for one decision; with gradient checkpointing, of the largest block, computed again.
+    """Bytes that autograd keeps for one decision.
 
     A block of a vision transformer of width w and inner width m keeps 24 w + 4 m per token where all weights are
     trained; with adapters of rank r 18 w + 4 m + 8 r, and on a GPU, whose layer norms are in float32, 22 w + 4 m + 8 r;
@@ -469,6 +468,10 @@ def decision_bytes(policy: VLAPolicySettings, shape: Shape, tokens: int) -> tupl
         policy: the `policy` section.
         shape: of the language part.
         tokens: that it reads, S.
+
+    Returns:
+        The bytes that are kept until the backward pass; and with gradient checkpointing those of the largest block,
+        while it is computed again, else 0.
     """
     kind = _kind(policy)
     rank = policy.lora_rank if policy.use_lora else None
@@ -486,10 +489,11 @@ def decision_bytes(policy: VLAPolicySettings, shape: Shape, tokens: int) -> tupl
         if language_frozen:
             read = (8 * shape.width + 8 * shape.queries + 6 * shape.inner) * _passes_gradients(policy)
         actions, steps = denoised(policy)
-        one = actions * _reading_bytes(expert, rank) + 4 * expert.queries * tokens
+        inputs_of_layer = tokens * (2 * shape.width + 4 * shape.keys) if read else 0
+        parts.append((shape.layers, inputs_of_layer, tokens * read))
+        expert_layer = actions * _reading_bytes(expert, rank) + 4 * expert.queries * tokens
+        parts.append((steps * expert.layers, actions * 2 * expert.width, expert_layer))
         ends += 16 * actions * steps * expert.width
-        parts.append((shape.layers, tokens * (2 * shape.width + 4 * shape.keys) * (read > 0), tokens * read))
-        parts.append((steps * expert.layers, actions * 2 * expert.width, one))
     if not policy.gradient_checkpointing:
         return ends + sum(blocks * whole for blocks, _, whole in parts), 0.0
     return ends + sum(blocks * inputs for blocks, inputs, _ in parts), max(whole for *_, whole in parts)

@@ -107,20 +107,22 @@ class RewardTrainer(BaseTrainer):
     @torch.no_grad()
     def quality(self) -> dict[str, float | None]:
         """Loss and quality on the held-out questions; None where undefined."""
-        val, logits = self._val, self._val_logits()
+        lessons, logits = self._val, self._val_logits()
         loss = weight = 0.0
         for item in self._val_items:
-            loss += float(loss_sum(torch.cat([logits[i] for i in item]), val, [[i] for i in item]))
-            weight += item_weight(val, item)
+            columns = [[i] for i in item]  # one lesson, or a right and a wrong one
+            loss += float(loss_sum(torch.cat([logits[i] for i in item]), lessons, columns))
+            weight += item_weight(lessons, item)
         numbers: dict[str, float | None] = {"loss": loss / weight if weight else None}
         if not self._reward.learns_outcomes:
             probabilities = [self._reward.combined(part.numpy())[0] for part in logits]
             threshold = self._reward.card.threshold or 0.5
-            return numbers | step_quality(probabilities, val.targets, val.weights, threshold)
-        values = torch.cat(logits).numpy() if logits else np.zeros(0, dtype=np.float32)
-        values = values if self._times_P_K is None else self._reward.combined(values)[0]
-        right = np.array([t[0] >= 0.5 for t in val.targets], dtype=np.bool_)
-        return numbers | outcome_quality(values, right, val.questions)
+            return numbers | step_quality(probabilities, lessons.targets, lessons.weights, threshold)
+        scores = torch.cat(logits).numpy() if logits else np.zeros(0, dtype=np.float32)  # only their order counts
+        if self._times_P_K is not None:  # there are several members
+            scores = self._reward.combined(scores)[0]
+        right = np.array([t[0] >= 0.5 for t in lessons.targets], dtype=np.bool_)
+        return numbers | outcome_quality(scores, right, lessons.questions)
 
     def _val_logits(self) -> list[Tensor]:
         """The logits of each held-out lesson; several processes share the work."""

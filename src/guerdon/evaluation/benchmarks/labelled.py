@@ -39,8 +39,7 @@ from guerdon.types import Failure, IntArray
 # that were not rated, given these raters.
 #
 #     agreement(np.array([[1, 0, 1, 1], [1, 0, 0, np.nan]]), seed=0).kappa.estimate
-#     corrected_mean(judge_scores_N, oracle_labels_N)     # labels are NaN where no person looked; `labelled` reads
-#     files
+#     corrected_mean(judge_scores_N, oracle_labels_N)     # labels are NaN where no person looked
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -137,7 +136,8 @@ class CorrectedMean:
     """The mean label of all items, of which people labelled a part.
 
     Attributes:
-        corrected: mean of the judge's scores plus the mean error of those scores on the labelled items.
+        corrected: mean of the judge's scores on the unlabelled items plus the mean error of its scores on the labelled
+            ones.
         labelled: mean of the labels alone, which uses no judge.
         judge: mean of the judge's scores alone, whose interval ignores the judge's errors.
         shift: mean score of the labelled items minus that of the others; an interval without 0 says that the labelled
@@ -327,7 +327,10 @@ def label_figures(
         return found
     if np.isin(y, (0, 1)).all():
         unit = bool(x.min() >= 0 and x.max() <= 1)
-        at = found["threshold"] = 0.5 if threshold is None and unit else threshold
+        at = threshold
+        if threshold is None and unit:
+            at = 0.5
+        found["threshold"] = at
         table = Table(y > 0, x, groups[both], int((~both).sum()))
         ranks = classification_metrics(table, threshold=at, probabilities=unit, **drawn)
         found["metrics"] = {name: asdict(one) for name, one in ranks.items()}
@@ -373,7 +376,9 @@ def label_lines(section: Mapping[str, Any]) -> list[str]:
         *figure_table([*agreed.items(), *section["metrics"].items(), *means.items()]),
         *([] if at is None else [f"decisions: score above {number(at)}"]),
     ]
-    if not agreed:
+    if not section["labelled"]:
+        lines.append("no agreement: no row has both a label and a score")
+    elif not agreed:
         lines.append("no agreement: the scores are on another scale than the labels")
     if shift is None:
         lines.append("no corrected mean: it needs labelled and unlabelled rows of two prompts each")

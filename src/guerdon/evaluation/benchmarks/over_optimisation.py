@@ -152,7 +152,8 @@ def best_of_n_record(
 
     Args:
         solutions: several per question.
-        values: of the reward model; solutions without, or without a gold reward, are left out and counted.
+        values: of the reward model; a solution without one, or without a gold reward, is left out and counted, and its
+            question with it where fewer than the largest n are left.
         golds: gold rewards.
         ns: as of `best_of_n_gold`; None: powers of two up to the smallest number of solutions to a question.
         reps: as of `best_of_n_gold`.
@@ -168,12 +169,14 @@ def best_of_n_record(
             failures["model"][value.reason] += 1
         if not isinstance(value, Failure) and not isinstance(gold, Failure):
             pairs[one.asked].append((value, gold))
-    chosen = sorted(set(ns or [2**k for k in range(min(drawn.values()).bit_length())]))
-    by, got = [], []
+    fewest = min(drawn.values())  # failures included
+    powers = [2**k for k in range(fewest.bit_length())]
+    chosen = sorted(set(ns or powers))
+    values_of, golds_of = [], []
     for of_one in pairs.values():
-        by.append([value for value, _ in of_one])
-        got.append([gold for _, gold in of_one])
-    found = best_of_n_gold(by, got, chosen, reps=reps, seed=seed)
+        values_of.append([value for value, _ in of_one])
+        golds_of.append([gold for _, gold in of_one])
+    found = best_of_n_gold(values_of, golds_of, chosen, reps=reps, seed=seed)
     picture = gold_picture([(name, k, one) for k, (name, one) in enumerate(found.items())], title="Best of n")
     return {"n": chosen, "failures": failures, **{k: asdict(v) for k, v in found.items()}}, picture
 

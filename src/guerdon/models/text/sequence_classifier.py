@@ -372,18 +372,21 @@ def average_models(folders: Sequence[str], out: Path) -> Path:
 
     homes = _different_models(folders)
     cards = [read_card(home) for home in homes]
-    what = [(one.kind, one.loss, dict(one.outputs), one.combine, one.adapters) for one in cards]
     mean: dict[str, Tensor] = {}
-    for home, own in zip(homes, what, strict=True):
-        if own != what[0] or own[0] != "preference" or own[4]:
-            raise ConfigError(f"{home} is of another kind than {homes[0]}, or not a preference model in one folder")
+    for home, card in zip(homes, cards, strict=True):
+        if card.kind != "preference":
+            raise ConfigError(f"{home} is a model of kind {card.kind}: only means of preference models are made")
+        if card.adapters:
+            raise ConfigError(f"{home} has members that are adapters: only models in one folder have a mean")
+        if (card.loss, dict(card.outputs), card.combine) != (cards[0].loss, dict(cards[0].outputs), cards[0].combine):
+            raise ConfigError(f"{home} was trained with another loss or has other outputs than {homes[0]}")
         classifier = read_classifier(AutoModelForSequenceClassification, str(home), "the reward model")
         share = {name: _share(weight, len(homes)) for name, weight in classifier.state_dict().items()}
         if mean and _shapes(share) != _shapes(mean):
             raise ConfigError(f"the weights of {home} have other shapes than those of {homes[0]}")
         for name, part in share.items():
             mean[name] = mean[name] + part if name in mean and part.is_floating_point() else part
-    classifier.load_state_dict(mean)
+    classifier.load_state_dict(mean)  # the last of them holds the mean
     with sealed_folder(out) as temporary, quietly():
         classifier.save_pretrained(temporary)
         read_tokenizer(str(homes[0])).save_pretrained(temporary)

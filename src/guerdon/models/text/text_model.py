@@ -70,7 +70,7 @@ class TextModelCard:
     """Everything about a reward model of text except its weights.
 
     Attributes:
-        kind: which model: `stepwise`, `verdict`, `outcome`, `implicit`.
+        kind: which model: `stepwise`, `verdict`, `outcome`, `implicit`, `preference`.
         form: how it reads: `chat` (the conversation by the chat template, up to the opening of the assistant's turn,
             and the steps behind it, each tokenised by itself; nothing of the template follows them) or
             `evaluate_this_step` (plain text that ends with a request to evaluate). Published classifiers read the

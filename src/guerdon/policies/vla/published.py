@@ -123,8 +123,9 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
         folders(settings), config.norm_stats, settings.unnorm_key, actions=actions, proprio_size=proprio_size,
         mode=_BOUNDS[settings.normalization],
     )  # fmt: skip
-    modulated, language = parts["vision_backbone"], LlamaConfig(**config.text_config.model_dump())
-    width = int(language.hidden_size) if modulated else 0
+    language = LlamaConfig(**config.text_config.model_dump())
+    film = bool(parts["vision_backbone"])  # OFT saves the vision towers apart only where they have FiLM
+    width = int(language.hidden_size) if film else 0
     sizes = [
         replace(TOWERS[name], image=size, words=width) for name, size in zip(names, config.image_sizes, strict=True)
     ]
@@ -139,13 +140,17 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
         network = PrismaticNetwork(
             DinoSiglipTowers(sizes), language, vocabulary=vocabulary, bins=bins, image_size=sizes[0].image,
             proprio_size=proprio_size, fused=config.use_fused_vision_backbone,
-            numbers=actions if regression else 0, modulated=bool(modulated),
+            numbers=actions if regression else 0, modulated=film,
         )  # fmt: skip
-    head = weights.pop("language_model.lm_head.weight", None)
+    output_rows = weights.pop("language_model.lm_head.weight", None)
     if regression:
         weights |= {f"action_head.{name.removeprefix('model.')}": t for name, t in parts["action_head"].items()}
-    elif head is not None and len(head) == rows:
-        weights["action_head.weight"] = head[vocabulary - bins : vocabulary].flip(0)
+    elif output_rows is not None and len(output_rows) != rows:
+        raise CheckpointError(
+            f"{folder}: language_model.lm_head.weight has {len(output_rows)} rows, and vocab_size is {rows}"
+        )
+    elif output_rows is not None:
+        weights["action_head.weight"] = output_rows[vocabulary - bins : vocabulary].flip(0)  # bin k: vocabulary - 1 - k
     fill_exactly(network, weights, openvla_unused(network), folder, settings=settings)
     return Published(network, _openvla_encoder(folder), statistics)
 
