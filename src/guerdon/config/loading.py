@@ -26,7 +26,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-from guerdon.config.problems import is_secret, problem_lines, unknown_lines
+from guerdon.config.problems import is_secret, problems, unknown_keys
 from guerdon.config.schema import Spot, child, field_of, leaves, models_in, names_of, without_nulls
 from guerdon.config.tree import LONGEST_KEY, CoreLoader, Tree, apply_overrides, describe, merge, parse_yaml, read_yaml
 from guerdon.errors import ConfigError
@@ -149,7 +149,7 @@ def _usable(value: Any, path: str, tree: Tree, origin: str) -> Any:
         return usable_value(value, path=_PATHS.search(key) is not None)
     except ValueError as error:
         shown = "not shown here" if is_secret(key) else describe(value)
-        raise ConfigError(f"{tree.place(path) or origin}: {path} is {shown}: {error}") from error
+        raise ConfigError(f"{tree.place(path) or origin}: {path} is {shown}: {error}", key=path) from error
 
 
 def usable_value(value: Any, *, path: bool) -> Any:

@@ -71,9 +71,9 @@ class ManiSkillExpert:
     def __init__(self, env: ManiSkillVectorEnv, noise: float = 0.0) -> None:
         mode, robot = env.simulator(0).control_mode, env.simulator(0).agent.uid
         if not robot.startswith("panda") or mode not in _TRIES:
-            raise ConfigError(
-                f"collect.mixture: the expert moves a Panda arm in control_mode {', '.join(_TRIES)}; this is {robot} "
-                f"in {mode}"
+            raise ConfigError.about(
+                "collect.mixture",
+                f": the expert moves a Panda arm in control_mode {', '.join(_TRIES)}; this is {robot} in {mode}",
             )
         self._env, self._noise, self._mode = env, noise, mode
         self._solve = _solution(env.task)
@@ -188,8 +188,9 @@ def _solution(task: str) -> Any:
     with boundary(MissingDependencyError, "ManiSkill's motion planning cannot be imported; make env-maniskill"):
         from mani_skill.examples.motionplanning.panda.run import MP_SOLUTIONS
     if task not in MP_SOLUTIONS:
-        raise ConfigError(
-            f"collect.mixture: ManiSkill has no motion planning for {task}; it has some for {', '.join(MP_SOLUTIONS)}"
+        raise ConfigError.about(
+            "collect.mixture",
+            f": ManiSkill has no motion planning for {task}; it has some for {', '.join(MP_SOLUTIONS)}",
         )
     return MP_SOLUTIONS[task]
 
@@ -248,7 +249,9 @@ class _PickAndPlace:
     def __init__(self, name: str, env: Any) -> None:
         goals = env.parsed_problem["goal_state"]
         if len(goals) != 1 or len(goals[0]) != 3 or goals[0][1] not in env.objects_dict:
-            raise ConfigError(f"collect.mixture: {name} has no scripted expert: its goal is not one object in a place")
+            raise ConfigError.about(
+                "collect.mixture", f": {name} has no scripted expert: its goal is not one object in a place"
+            )
         self._env, self._object, self._place = env, goals[0][1], goals[0][2]
         body = env.get_object(self._object)
         self._height = min(float(body.top_offset[-1]), 0.01)  # m above its middle where an object is grasped

@@ -273,7 +273,9 @@ def check_lerobot(
     if not settings.use_proprio:
         raise ConfigError(f"{file.parent} reads the state of the robot: set policy.use_proprio to true")
     if settings.num_action_chunks > config.chunk_size:
-        raise ConfigError(f"policy.num_action_chunks: {file.parent} was trained on chunks of {config.chunk_size}")
+        raise ConfigError.about(
+            "policy.num_action_chunks", f": {file.parent} was trained on chunks of {config.chunk_size}"
+        )
     cameras, others = config.inputs()
     check_inputs(
         file, cameras, others, given=[STATE], images=settings.num_images_in_input, ignored=settings.ignored_inputs

@@ -315,14 +315,17 @@ def _check_openpi(
     if not isinstance(config, Pi05Config) and not proprio_size:
         raise ConfigError(f"{file.parent} reads the state of the robot: set policy.use_proprio to true")
     if settings.num_action_chunks > config.chunk_size:
-        raise ConfigError(f"policy.num_action_chunks: {file.parent} was trained on chunks of {config.chunk_size}")
+        raise ConfigError.about(
+            "policy.num_action_chunks", f": {file.parent} was trained on chunks of {config.chunk_size}"
+        )
     if settings.num_images_in_input > len(_VIEWS):
-        raise ConfigError(
-            f"policy.num_images_in_input is {settings.num_images_in_input}, {file.parent} has the cameras "
-            f"{', '.join(_VIEWS)}: set it to at most {len(_VIEWS)}"
+        raise ConfigError.about(
+            "policy.num_images_in_input",
+            f"is {settings.num_images_in_input}, {file.parent} has the cameras "
+            f"{', '.join(_VIEWS)}: set it to at most {len(_VIEWS)}",
         )
     if settings.ignored_inputs:
-        raise ConfigError(f"policy.ignored_inputs: {file} names no inputs; leave the list out")
+        raise ConfigError.about("policy.ignored_inputs", f": {file} names no inputs; leave the list out")
     config.check_numbers(file, actions=actions, proprio_size=proprio_size)
 
 
