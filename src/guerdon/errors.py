@@ -106,7 +106,22 @@ class InUseError(ConfigError):
 
 
 class DataError(GuerdonError, ValueError):
-    """Data on disk is missing, truncated or of another shape than declared."""
+    """Data on disk is missing, truncated or of another shape than declared.
+
+    Args:
+        message: in words; with `where`, it begins with the place and a colon.
+        where: the file, with the line or the row where one is known: `train.jsonl:3`.
+        field: the column or the key that is wrong.
+
+    Attributes:
+        where: as given, as text; None: the error is about no file.
+        field: as given; None: the error is about no column.
+    """
+
+    def __init__(self, message: str, *, where: Path | str | None = None, field: str | None = None) -> None:
+        super().__init__(message if where is None else f"{where}: {message}")
+        self.where = None if where is None else str(where)
+        self.field = field
 
 
 class CheckpointError(GuerdonError, RuntimeError):

@@ -322,17 +322,17 @@ class Study(Settings):
     @model_validator(mode="after")
     def _one_side(self) -> Self:
         kind, side = f"policy.type {self.policy.type}", "text" if self.text else "control"
-        evaluate = {} if self.evaluate is None else {f"evaluate.type {self.evaluate.type}": self.evaluate.type == side}
         same = isinstance(self.algorithm, TextAlgorithmSettings) == self.text
-        fits = {f"algorithm.type {self.algorithm.type}": same, **evaluate}
-        fits |= {
-            f"train.{k}: type {m.type}": isinstance(m, TextTrainSettings) == self.text for k, m in self.train.items()
-        }
-        sources = self.reward.sources.items()
-        fits |= {f"reward.sources.{k}: model_type {s.model.model_type}": s.text == self.text for k, s in sources}
-        for part, same in fits.items():
+        fits = {"algorithm.type": (self.algorithm.type, same)}
+        if self.evaluate is not None:
+            fits["evaluate.type"] = (self.evaluate.type, self.evaluate.type == side)
+        for name, model in self.train.items():
+            fits[f"train.{name}"] = (f": type {model.type}", isinstance(model, TextTrainSettings) == self.text)
+        for name, source in self.reward.sources.items():
+            fits[f"reward.sources.{name}"] = (f": model_type {source.model.model_type}", source.text == self.text)
+        for key, (what, same) in fits.items():
             if not same:
-                raise ValueError(f"{part} does not go with {kind}")
+                raise ConfigError.about(key, f"{what} does not go with {kind}")
         for rule in IDLE:
             given = {key for key in rule.keys if _given(self, key, stored=rule.stored)}
             if given and rule.idle(self):

@@ -283,9 +283,10 @@ def _check_columns(row: Mapping[str, Any], where: str) -> None:
     unknown = [key for key, value in row.items() if not _is_empty(value) and _may_be_options(key, value)]
     if unknown:
         raise DataError(
-            f"{where}: {', '.join(unknown)}: options in a layout that is not known, found {', '.join(map(str, row))}; "
+            f"{', '.join(unknown)}: options in a layout that is not known, found {', '.join(map(str, row))}; "
             "write question, choices (a list of texts) and answer (a letter), or remove these columns if the question "
-            "is complete without them"
+            "is complete without them",
+            where=where,
         )
 
 
@@ -361,9 +362,9 @@ def _parsed(text: str) -> Any:
 
 def _check(texts: Sequence[str], where: str) -> None:
     if not 2 <= len(texts) <= len(ascii_uppercase):
-        raise DataError(f"{where}: {len(texts)} options; a question has 2 to {len(ascii_uppercase)}")
+        raise DataError(f"{len(texts)} options; a question has 2 to {len(ascii_uppercase)}", where=where)
     if not all(texts):
-        raise DataError(f"{where}: option {ascii_uppercase[[*map(bool, texts)].index(False)]} is empty")
+        raise DataError(f"option {ascii_uppercase[[*map(bool, texts)].index(False)]} is empty", where=where)
 
 
 def _answer(cells: Mapping[str, Any], options: _Options, where: str) -> int | None:
@@ -387,7 +388,7 @@ def _answer(cells: Mapping[str, Any], options: _Options, where: str) -> int | No
                 found[key] = place
     if len(set(found.values())) > 1:
         says = ", ".join(f"{key} {ascii_uppercase[place]}" for key, place in found.items())
-        raise DataError(f"{where}: columns that name different options: {says}")
+        raise DataError(f"columns that name different options: {says}", where=where)
     if not found and problem is not None:
         raise problem
     return next(iter(found.values()), None)

@@ -152,7 +152,9 @@ def read_progress(path: Path, root: Path, *, head_mode: str = "sparse") -> Progr
         wanted = ["index", "episode_index", "frame_index", column]
         missing = [name for name in wanted if name not in table.column_names]
         if missing:
-            raise DataError(f"{path} has no column {missing[0]}; it has {', '.join(table.column_names)}")
+            raise DataError(
+                f"{path} has no column {missing[0]}; it has {', '.join(table.column_names)}", field=missing[0]
+            )
         index, episode, frame = (table[name].to_numpy().astype(np.int64) for name in wanted[:3])
         progress = table[column].to_numpy(zero_copy_only=False).astype(np.float32)
         failure = table["failure"].to_pylist() if "failure" in table.column_names else [None] * len(index)
