@@ -323,7 +323,7 @@ class Study(Settings):
     def _one_side(self) -> Self:
         kind, side = f"policy.type {self.policy.type}", "text" if self.text else "control"
         same = isinstance(self.algorithm, TextAlgorithmSettings) == self.text
-        fits = {"algorithm.type": (self.algorithm.type, same)}
+        fits: dict[str, tuple[str, bool]] = {"algorithm.type": (self.algorithm.type, same)}
         if self.evaluate is not None:
             fits["evaluate.type"] = (self.evaluate.type, self.evaluate.type == side)
         for name, model in self.train.items():
