@@ -114,8 +114,8 @@ class DataError(GuerdonError, ValueError):
         field: the column or the key that is wrong.
 
     Attributes:
-        where: as given, as text; None: the error is about no file.
-        field: as given; None: the error is about no column.
+        where: as given, as text; None: the error is about no file, or its message names one in other words.
+        field: as given; None: the error is about no single column.
     """
 
     def __init__(self, message: str, *, where: Path | str | None = None, field: str | None = None) -> None:

@@ -128,7 +128,7 @@ def read_choices(row: Mapping[str, Any], where: str, *, answered: bool = True, s
         _check(texts, where)
         if answered and (not right or right in wrong):
             problem = "is among the wrong ones" if right else "is missing"
-            raise UnreadableGoldError(f"{where}: the right answer {problem}")
+            raise UnreadableGoldError(f"the right answer {problem}", where=where)
         texts.sort(key=lambda text: hashlib.sha256(f"{seed}/{question}/{text}".encode("utf-8", "replace")).digest())
         place = texts.index(right) if right else None
     else:
@@ -140,7 +140,7 @@ def read_choices(row: Mapping[str, Any], where: str, *, answered: bool = True, s
         _check(texts, where)
         place = _answer(cells, options, where)
         if place is None and answered:
-            raise UnreadableGoldError(f"{where}: no true answer to a question with options, found {', '.join(row)}")
+            raise UnreadableGoldError(f"no true answer to a question with options, found {', '.join(row)}", where=where)
     letter = "" if place is None else ascii_uppercase[place]
     return MultipleChoice(question, tuple(texts), letter, shuffled=ordered is not None)
 
@@ -274,8 +274,9 @@ def _check_open(row: Mapping[str, Any], cells: Mapping[str, Any], where: str) ->
     for key, value in [(", ".join(columns), columns), *_cells_within(row)]:
         if _is_unknown_list(key, value, place, words=letter is None):
             raise UnreadableGoldError(
-                f"{where}: the true answer {gold!r} may name one of the texts in {key}; write the options as choices "
-                "(a list of texts), or the answer in full"
+                f"the true answer {gold!r} may name one of the texts in {key}; write the options as choices "
+                "(a list of texts), or the answer in full",
+                where=where,
             )
 
 

@@ -394,12 +394,14 @@ def _gold(row: Mapping[str, Any], where: str, *, answered: bool) -> tuple[str, s
             text = _as_text(row[key], f"{where}: {key}")
             gold = final_answer(text) if _marks(text) else text
             if gold is None or is_blank(gold):
-                raise UnreadableGoldError(f"{where}: {key} marks no answer: {text[-80:]!r}")
+                raise UnreadableGoldError(f"{key} marks no answer: {text[-80:]!r}", where=where, field=key)
             return gold, solution
         stated = final_answer(solution) if solution else None
         if stated is None:
             wanted = f"reward_model.ground_truth, one of {', '.join(_ANSWERS)}, or a solution that marks its answer"
-            raise UnreadableGoldError(f"{where}: no true answer; expected {wanted}; found {', '.join(map(str, row))}")
+            raise UnreadableGoldError(
+                f"no true answer; expected {wanted}; found {', '.join(map(str, row))}", where=where
+            )
         return stated, solution
     except UnreadableGoldError:
         if answered:
