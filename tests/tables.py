@@ -87,7 +87,8 @@ def refused_name(error):
     first = error.errors()[0]
     check = first.get("ctx", {}).get("error")
     named = check.key if isinstance(check, ConfigError) else None
-    return named or str(first["loc"][-1])
+    places = [part for part in first["loc"] if part != "[key]"]  # as pydantic marks a key of a map that is wrong itself
+    return named or str(places[-1])
 
 
 def sample(rows, *kept):

@@ -280,7 +280,8 @@ def _work(pipe: Connection, life: Connection, build: Callable[[], RewardModel], 
 def _plain(error: GuerdonError) -> GuerdonError:
     """An error that can be pickled: of its class if that takes a message alone, else a `ModelFailed`."""
     kinds = type(error).__mro__
-    plain = not any("__init__" in vars(kind) for kind in kinds[: kinds.index(GuerdonError)])
+    own = [kind for kind in kinds[: kinds.index(GuerdonError)] if kind not in (ConfigError, DataError)]
+    plain = not any("__init__" in vars(kind) for kind in own)
     return (type(error) if plain else ModelFailed)(str(error))
 
 
@@ -518,7 +519,12 @@ def _refuse_no_path(name: str, kind: str, path: str | None, vlm: Mapping[str, An
 def _check_values(name: str, kind: str, path: str | None, options: Mapping[str, Any]) -> None:
     form = MODEL_FORMS.get(kind, OwnModelSettings)
     at = {} if path is None else {form.path_key: path}
-    checked = validate(form, {"model_type": kind, **at, **options}, origin=f"models.{name}.options")
+    section = f"models.{name}.options"
+    try:
+        checked = validate(form, {"model_type": kind, **at, **options}, origin=section)
+    except ConfigError as error:
+        key = section if error.key is None else f"{section}.{error.key}"
+        raise ConfigError(str(error), key=key) from error
     if isinstance(checked, VLMModelSettings) and checked.vlm is not None and checked.vlm.path is not None:
         refuse_missing(checked.vlm.path)
 

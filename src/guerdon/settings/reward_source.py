@@ -243,7 +243,9 @@ class RobotSource(_ScoredSource, LiberoWords):
                 "shaping", f"{shaping} needs reward_mode: per_step; {mode} gives one value per episode"
             )
         if self.native_fallback and "on_failure" in given:
-            raise ConfigError.about("fallback", "native is not for use with on_failure: remove one of them")
+            raise ConfigError(
+                "fallback native is not for use with on_failure: remove one of them", key="model.remote.fallback"
+            )
         if mode == "terminal":
             refuse(given & {"score_every"}, f"{kind} and reward_mode {mode}")
         idle = {*_THRESHOLDS, "success_threshold", "confirm_frames"}
@@ -316,7 +318,9 @@ class TextSource(_ScoredSource):
                 "shaping", f"{shaping} needs reward_mode: per_step; {mode} gives one value per episode"
             )
         if isinstance(self.model, RemoteModelSettings) and self.model.remote.fallback == "native":
-            raise ConfigError.about("fallback", "native is not for use with language models: remove one of them")
+            raise ConfigError(
+                "fallback native is not for use with language models: remove one of them", key="model.remote.fallback"
+            )
         if self.model.compares and shaping == "threshold":
             raise ConfigError(f"{relative(kind)}: set shaping to raw or signed, not threshold", key="shaping")
         if mode != "terminal":

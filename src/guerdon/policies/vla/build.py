@@ -188,6 +188,8 @@ def _reader(settings: VLAPolicySettings) -> Callable[..., Published]:
         raise CheckpointError(f"{folder} is a checkpoint of {kind!r}; known are {', '.join(READERS)}")
     families, reader = READERS[kind]
     if settings.family not in families:
-        raise ConfigError(f"{folder} is a checkpoint of {kind}: set policy.family to {' or '.join(families)}")
+        raise ConfigError(
+            f"{folder} is a checkpoint of {kind}: set policy.family to {' or '.join(families)}", key="policy.family"
+        )
     read: Callable[..., Published] = loaded(reader)
     return read

@@ -313,7 +313,9 @@ def _check_openpi(
 ) -> None:
     """Refuse a study that does not fit a checkpoint of openpi."""
     if not isinstance(config, Pi05Config) and not proprio_size:
-        raise ConfigError(f"{file.parent} reads the state of the robot: set policy.use_proprio to true")
+        raise ConfigError(
+            f"{file.parent} reads the state of the robot: set policy.use_proprio to true", key="policy.use_proprio"
+        )
     if settings.num_action_chunks > config.chunk_size:
         raise ConfigError.about(
             "policy.num_action_chunks", f": {file.parent} was trained on chunks of {config.chunk_size}"
