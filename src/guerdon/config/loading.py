@@ -130,10 +130,11 @@ def validate(model: type[M], tree: Tree | Mapping[str, Any], *, origin: str) -> 
     try:
         return model.model_validate(known.data)
     except ValidationError as exc:
-        lines = problem_lines(model, known, exc, origin)
+        found = problems(model, known, exc, origin)
+        lines = [str(one) for one in found]
         if len(lines) > 1:
             lines.insert(0, f"{origin}: {len(lines)} problems")
-        raise ConfigError("\n  ".join(lines)) from exc
+        raise ConfigError("\n  ".join(lines), key=found[0].key) from exc
 
 
 def _usable(value: Any, path: str, tree: Tree, origin: str) -> Any:
@@ -441,13 +442,12 @@ class _Resolver:
 
     def fail(self, path: str, what: str) -> Any:
         if self.defaults is not None:
-            unknown = unknown_lines(self.defaults, self.tree, "the configuration")
+            unknown = unknown_keys(self.defaults, self.tree, "the configuration")
             if unknown:  # a misspelled key is what the reference does not find
-                raise ConfigError("\n  ".join(unknown))
+                raise ConfigError("\n  ".join(map(str, unknown)), key=unknown[0].key)
         place = self.tree.place(path)
-        if place:
-            path = f"{place}: {path}"
-        raise ConfigError(f"{path}: {what}")
+        where = f"{place}: {path}" if place else path
+        raise ConfigError(f"{where}: {what}", key=path)
 
 
 def _default_at(model: type[BaseModel] | None, parts: list[str], data: Any) -> tuple[bool, Any]:

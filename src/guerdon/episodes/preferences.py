@@ -380,8 +380,9 @@ def _without_layout(row: Any, where: str) -> str:
     columns = ", ".join(map(str, row)) if isinstance(row, Mapping) else type(row).__name__
     known = "; ".join(f"{', '.join(one.keys)} ({one.seen_in})" for one in LAYOUTS.values())
     raise DataError(
-        f"{where}: no known layout of preferences, found {columns[:200]}; known are {known}. Map other names by "
-        "columns: {chosen: ..., rejected: ...}"
+        f"no known layout of preferences, found {columns[:200]}; known are {known}. Map other names by "
+        "columns: {chosen: ..., rejected: ...}",
+        where=where,
     )
 
 

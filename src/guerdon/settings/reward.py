@@ -246,9 +246,15 @@ def _check_unverified(
         refuse({"verifier_coef"} & section.model_fields_set, unknown, "reward_model")
     for name, one in sources.items():
         if isinstance(one, RunSource) and one.model.learns:
-            raise ValueError(f"the prime reward source {name} learns from outcomes, not with {unknown}")
+            raise ConfigError(
+                f"the prime reward source {name} learns from outcomes, not with {unknown}",
+                key=f"reward.sources.{name}",
+            )
     if not set(sources) - {reward.truth}:
-        raise ValueError(f"nothing would train the policy with {unknown}: name reward models in reward.sources")
+        raise ConfigError(
+            f"nothing would train the policy with {unknown}: name reward models in reward.sources",
+            key="reward.sources",
+        )
 
 
 def check_truth(

@@ -215,7 +215,9 @@ def _of_truthful_qa(targets: Mapping[str, Any], where: str) -> tuple[str, list[s
         pairs = list(zip(targets["choices"], targets["labels"], strict=False))
     right = [str(text).strip() for text, label in pairs if label == 1]
     if len(right) > 1:
-        raise DataError(f"{where}: mc1_targets has {len(right)} right answers, one is expected")
+        raise DataError(
+            f"mc1_targets has {len(right)} right answers, one is expected", where=where, field="mc1_targets"
+        )
     return "".join(right), [str(text).strip() for text, label in pairs if label != 1]
 
 

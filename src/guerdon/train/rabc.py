@@ -267,9 +267,10 @@ def sample_weights(bc: BCSettings, *, chunk: int, camera: str | None = None) -> 
         return None
     size = settings.chunk_size or chunk
     if not settings.chunk_size and chunk <= 1:
-        raise ConfigError(
-            "bc.sample_weighting.chunk_size is needed with a policy that decides on one action at a time: the number "
-            "of rows ahead to which progress is compared, such as 10"
+        raise ConfigError.about(
+            "bc.sample_weighting.chunk_size",
+            "is needed with a policy that decides on one action at a time: the number "
+            "of rows ahead to which progress is compared, such as 10",
         )
     found = _recorded(bc) if settings.recorded_reward else _progress(bc, settings, camera)
     cloned = read_episodes(bc.data_path, with_frames=False, only_success=bc.only_success)

@@ -183,7 +183,7 @@ class ManiSkillVectorEnv(PlainVectorEnv):
         self._steps = np.zeros(num_envs, dtype=np.int64)
         first = self._envs[0]
         if not isinstance(first.single_action_space, gymnasium.spaces.Box):
-            raise ConfigError(f"env.task {task}: actions of several robots at once are not supported")
+            raise ConfigError.about("env.task", f"{task}: actions of several robots at once are not supported")
         size = int(first.get_obs().shape[1])
         own = first._get_obs_agent()
         self.proprioception = range(sum(int(np.prod(part.shape[1:])) for part in _leaves(own)))

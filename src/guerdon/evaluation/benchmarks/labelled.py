@@ -273,7 +273,9 @@ def _label(row: Mapping[str, Any], where: str) -> float | None:
     if isinstance(one, str):
         return None
     if len(one.responses) != 1:
-        raise DataError(f"{where}: a comparison of responses has no label of its own; name the file in evaluate.pairs")
+        raise DataError(
+            "a comparison of responses has no label of its own; name the file in evaluate.pairs", where=where
+        )
     return one.attributes.get(ATTRIBUTES[0]) if one.label is None else float(one.label)
 
 

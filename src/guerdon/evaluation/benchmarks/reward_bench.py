@@ -388,7 +388,9 @@ def choices_from_rows(
         if prompt_of(row) is None and not missing and not _are_conversations(row):
             missing = ["prompt"]
         if missing:
-            raise DataError(f"{where} has no {missing[0]}; RewardBench rows have prompt, chosen, rejected, subset")
+            raise DataError(
+                f"{where} has no {missing[0]}; RewardBench rows have prompt, chosen, rejected, subset", field=missing[0]
+            )
         choices.append(_listed_choice(row, where, str(row.get("id", number)), subset, benchmark))
     return choices
 

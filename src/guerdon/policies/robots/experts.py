@@ -475,21 +475,28 @@ def actor_maker(share: ActorShare, world: World, env: WorldSettings, policy: Rob
     if share.type in ("expert", "noisy"):
         noise = share.noise if share.type == "noisy" else 0.0
         if env.tasks_change:
-            raise ConfigError(
-                "collect.mixture: an expert plays one task: set env.task instead of env.task_ids (or remove "
-                "env.use_curriculum), and collect each task into a folder of its own"
+            raise ConfigError.about(
+                "collect.mixture",
+                ": an expert plays one task: set env.task instead of env.task_ids (or remove "
+                "env.use_curriculum), and collect each task into a folder of its own",
             )
         if isinstance(world.env, LiberoVectorEnv):
             return lambda: LiberoExpert(world.env, noise)
         if isinstance(world.env, ManiSkillVectorEnv):
             return _planner(share, ManiSkillExpert(world.env, noise))
         if env.type in ("libero", "maniskill"):
-            raise ConfigError("collect.mixture: this expert looks into the simulator; set env.vectorization=sync")
+            raise ConfigError.about(
+                "collect.mixture", ": this expert looks into the simulator; set env.vectorization=sync"
+            )
         expert = expert_of(env, noise)
         if expert is None:
-            raise ConfigError(f"collect.mixture: {env.task} has no scripted expert; use type random or checkpoint")
+            raise ConfigError.about(
+                "collect.mixture", f": {env.task} has no scripted expert; use type random or checkpoint"
+            )
         if share.calibration_error and env.type != "metaworld":
-            raise ConfigError("collect.mixture: calibration_error is of what Meta-World's experts see: remove it")
+            raise ConfigError.about(
+                "collect.mixture", ": calibration_error is of what Meta-World's experts see: remove it"
+            )
         return lambda: expert
     random_actor(world)  # what is wrong with the actions is said before the first round
     return lambda: random_actor(world)
@@ -505,7 +512,9 @@ def random_actor(world: World) -> Actor:
         return RandomChoices(counts, partial(allowed_in, columns=world.own_columns))
     low, high = action_bounds(world.action_space)
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
-        raise ConfigError(f"collect.mixture: the actions of {world.tasks[0]!r} have no bounds to draw random ones from")
+        raise ConfigError.about(
+            "collect.mixture", f": the actions of {world.tasks[0]!r} have no bounds to draw random ones from"
+        )
     return RandomActor(low, high)
 
 
@@ -513,9 +522,10 @@ def _planner(share: ActorShare, expert: ManiSkillExpert) -> Callable[[], Actor]:
     """Makes the motion planner plan anew for each round; it is made once, with a simulator of its own."""
     unused = [key for key in ("random_steps", "calibration_error") if getattr(share, key)]
     if unused:
-        raise ConfigError(
-            f"collect.mixture: ManiSkill's expert plans a whole episode from its first moment, so "
-            f"{' and '.join(unused)} would not do what is expected; remove them"
+        raise ConfigError.about(
+            "collect.mixture",
+            f": ManiSkill's expert plans a whole episode from its first moment, so "
+            f"{' and '.join(unused)} would not do what is expected; remove them",
         )
 
     def make() -> Actor:

@@ -245,7 +245,10 @@ def read_pi0(settings: VLAPolicySettings, *, actions: int, proprio_size: int) ->
     file, given = folder / "config.json", read_config(folder)
     openpi = is_openpi(given)
     if settings.vlm_path is None:
-        raise ConfigError(f"{folder} has no tokenizer: put that of {_TOKENIZER} into a folder and set policy.vlm_path")
+        raise ConfigError(
+            f"{folder} has no tokenizer: put that of {_TOKENIZER} into a folder and set policy.vlm_path",
+            key="policy.vlm_path",
+        )
     kind: type[Pi0Config] = Pi0Config
     if openpi:  # says which it is by its weights alone
         stored = _weights(settings)
