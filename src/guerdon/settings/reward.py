@@ -125,7 +125,9 @@ class RewardSettings(Settings):
                 key="combine_mode",
             )
         if sum(adaptive) >= 1:
-            raise ValueError(f"the shares of adaptive_weight add up to {sum(adaptive):g}; they must leave some")
+            raise ConfigError(
+                f"the shares of adaptive_weight add up to {sum(adaptive):g}; they must leave some", key="sources"
+            )
         if self.combine_mode != "weighted" and "env_reward_weight" in self.model_fields_set and self.env_reward_weight:
             raise ConfigError.about("env_reward_weight", "counts only with combine_mode: weighted; remove it")
         return self
