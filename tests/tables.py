@@ -3,14 +3,23 @@
 @cases(("text", "wanted"), [("1/2", 0.5), ("50 %", 0.5)])
 def test_numbers_are_read(text, wanted):
     assert read(text) == wanted
+
+@cases(("changes", "key"), [({"gamma": 2}, "algorithm.gamma")])
+def test_wrong_values_are_refused(changes, key):
+    with refuses(key):
+        study(**changes)
 """
 
+import contextlib
 import functools
 import inspect
 import itertools
 import traceback
 
 import pytest
+from pydantic import ValidationError
+
+from guerdon.errors import ConfigError, DataError
 
 
 def cases(names, rows, ids=None):
@@ -55,6 +64,31 @@ def cases(names, rows, ids=None):
         return all_rows
 
     return decorate
+
+
+@contextlib.contextmanager
+def refuses(name):
+    """Expect an error about a key of a configuration, or about a column of data; its words do not matter.
+
+    Args:
+        name: the key, dotted (of settings that are made without the loader, within their section); or the column.
+    """
+    with pytest.raises((ConfigError, DataError, ValidationError)) as refused:
+        yield refused
+    assert refused_name(refused.value) == name, str(refused.value)
+
+
+def refused_name(error):
+    """The key or the column that an error is about."""
+    if isinstance(error, ConfigError):
+        return error.key
+    if isinstance(error, DataError):
+        return error.field
+    first = error.errors()[0]
+    check = first.get("ctx", {}).get("error")
+    named = check.key if isinstance(check, ConfigError) else None
+    places = [part for part in first["loc"] if part != "[key]"]  # as pydantic marks a key of a map that is wrong itself
+    return named or str(places[-1])
 
 
 def sample(rows, *kept):

@@ -1,11 +1,13 @@
 """Messages of errors: one line, no addresses of objects, and the path where a disk is full."""
 
+import copy
 import importlib
 import io
 import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import huggingface_hub.constants
 import huggingface_hub.hf_api
@@ -14,8 +16,10 @@ from PIL import Image
 
 from guerdon.errors import (
     CheckpointError,
+    ConfigError,
     DataError,
     MissingDependencyError,
+    StudyError,
     boundary,
     did_you_mean,
     naming,
@@ -140,3 +144,36 @@ class TestNeeds:
 )
 def test_names_that_are_alike(given, options, ending):
     assert did_you_mean(given, iter(["door", "window", "widow"]), **options) == ending
+
+
+def test_an_error_about_a_key_begins_with_it():
+    error = ConfigError.about("env.task", "has no camera")
+    assert (str(error), error.key) == ("env.task has no camera", "env.task")
+    assert str(ConfigError.about("env.task", ": there is none")) == "env.task: there is none"
+    assert ConfigError("there is no file").key is None
+
+
+def test_an_error_about_data_begins_with_its_place():
+    error = DataError("label must be a number", where=Path("a.jsonl"), field="label")
+    assert (str(error), error.where, error.field) == ("a.jsonl: label must be a number", "a.jsonl", "label")
+    bare = DataError("no row")
+    assert (str(bare), bare.where, bare.field) == ("no row", None, None)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConfigError.about("env.task", "is empty"),
+        StudyError("{study} has no bc section", "a.yaml", key="bc"),
+        DataError("is empty", where="a.jsonl:2", field="text"),
+    ],
+)
+def test_a_copy_keeps_what_an_error_is_about(error):  # as one from another process, which is rebuilt in the same way
+    again = copy.copy(error)
+    assert type(again) is type(error)
+    assert (str(again), vars(again)) == (str(error), vars(error))
+
+
+def test_an_error_of_a_study_keeps_its_key_when_the_study_gets_its_name():
+    error = StudyError("{study} has no bc section", key="bc")
+    assert (str(error.of("a.yaml")), error.of("a.yaml").key) == ("a.yaml has no bc section", "bc")

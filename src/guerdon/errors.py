@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from guerdon.secrets import hide
 
@@ -51,7 +51,31 @@ class GuerdonError(Exception):
 
 
 class ConfigError(GuerdonError, ValueError):
-    """The configuration is wrong: an unknown key, a value out of range, a knob that would do nothing."""
+    """The configuration is wrong: an unknown key, a value out of range, a knob that would do nothing.
+
+    Args:
+        message: in words.
+        key: the key that it is about. A check of a section names the key within that section.
+
+    Attributes:
+        key: dotted, as in the file, such as `algorithm.loss`; of several problems, the key of the first one. None: the
+            error is about no key.
+    """
+
+    def __init__(self, message: str, *, key: str | None = None) -> None:
+        super().__init__(message)
+        self.key = key
+
+    @classmethod
+    def about(cls, key: str, message: str) -> Self:
+        """An error whose message begins with its key.
+
+        Args:
+            key: as for the class.
+            message: what follows the key: words after a space, or a colon and words.
+        """
+        space = "" if message.startswith(":") else " "
+        return cls(f"{key}{space}{message}", key=key)
 
 
 class StudyError(ConfigError):
@@ -60,18 +84,19 @@ class StudyError(ConfigError):
     Args:
         message: in words; `{study}` in it stands for the study.
         study: what it is called.
+        key: as of a `ConfigError`.
 
     Attributes:
         message: as given.
     """
 
-    def __init__(self, message: str, study: str = "this configuration") -> None:
-        super().__init__(message.replace("{study}", study))
+    def __init__(self, message: str, study: str = "this configuration", *, key: str | None = None) -> None:
+        super().__init__(message.replace("{study}", study), key=key)
         self.message = message
 
     def of(self, study: str) -> StudyError:
         """The same error about a study of this name."""
-        return StudyError(self.message, study)
+        return StudyError(self.message, study, key=self.key)
 
 
 class InUseError(ConfigError):
@@ -81,7 +106,22 @@ class InUseError(ConfigError):
 
 
 class DataError(GuerdonError, ValueError):
-    """Data on disk is missing, truncated or of another shape than declared."""
+    """Data on disk is missing, truncated or of another shape than declared.
+
+    Args:
+        message: in words; with `where`, it begins with the place and a colon.
+        where: the file, with the line or the row where one is known: `train.jsonl:3`.
+        field: the column or the key that is wrong.
+
+    Attributes:
+        where: as given, as text; None: the error is about no file, or its message names one in other words.
+        field: as given; None: the error is about no single column.
+    """
+
+    def __init__(self, message: str, *, where: Path | str | None = None, field: str | None = None) -> None:
+        super().__init__(message if where is None else f"{where}: {message}")
+        self.where = None if where is None else str(where)
+        self.field = field
 
 
 class CheckpointError(GuerdonError, RuntimeError):

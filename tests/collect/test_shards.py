@@ -20,6 +20,7 @@ from guerdon.rl.learner import OnPolicyLearner
 from guerdon.rl.run import run
 from guerdon.settings.study import Study
 from guerdon.types import Chunks, Failure, Observes, Rollout, Segment
+from tables import refuses
 
 
 def study(*, shards=2, env=None, algorithm=None, **more):
@@ -252,18 +253,18 @@ OVERLAP = {
 
 
 @pytest.mark.parametrize(
-    ("given", "reason"),
+    ("given", "key"),
     [
-        ({"shards": 3}, "must be a multiple of runner.rollout_shards 3"),
-        ({"engine": "ray", "cluster": {"collectors": 3}}, "runner.rollout_shards 2"),
-        ({"cluster": {"collectors": 2}}, "cluster would do nothing with engine: local"),
-        ({"engine": "ray", "cluster": {"address": "ray://head:10001"}}, "Ray Client"),
-        ({"algorithm": {"adv_estimator": "grpo", "group_size": 4}}, "times algorithm.group_size 4"),
-        ({"reward": OVERLAP}, "overlap_steps is not supported with runner.rollout_shards: .* runner.max_staleness"),
+        ({"shards": 3}, "env.num_envs"),
+        ({"engine": "ray", "cluster": {"collectors": 3}}, "cluster.collectors"),
+        ({"cluster": {"collectors": 2}}, "cluster"),
+        ({"engine": "ray", "cluster": {"address": "ray://head:10001"}}, "address"),
+        ({"algorithm": {"adv_estimator": "grpo", "group_size": 4}}, "env.num_envs"),
+        ({"reward": OVERLAP}, "reward.overlap_steps"),
     ],
 )
-def test_what_does_not_fit_is_refused(given, reason):
-    with pytest.raises(ValueError, match=reason):
+def test_what_does_not_fit_is_refused(given, key):
+    with refuses(key):
         study(**given)
 
 

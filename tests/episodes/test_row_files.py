@@ -8,7 +8,7 @@ import huggingface_hub
 import pytest
 
 from guerdon.episodes.preferences import read_preferences
-from guerdon.episodes.row_files import rows_by_split
+from guerdon.episodes.row_files import RowFields, good_rows, rows_by_split
 from guerdon.episodes.solution_files import RECORDS, published_solutions, write_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
@@ -163,3 +163,32 @@ def test_a_data_set_in_the_cache_of_datasets_is_read_without_the_hub(tmp_path, m
     assert rows_by_split("nobody/SomeThing") == {"train": [{"question": "1+1?"}]}
     with pytest.raises(DataError, match=r"'nobody/other' cannot be read: .* cannot be reached: ConnectionError"):
         rows_by_split("nobody/other")
+
+
+def read_fields(file):
+    for where, row in good_rows(file):
+        fields = RowFields(row, where)
+        fields.texts("steps")
+        fields.meta()
+        fields.messages("conversation")
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "words"),
+    [
+        ("{}", "steps", "no steps; found "),
+        ('{"steps": "a"}', "steps", "steps must be a list of texts, this is 'a'"),
+        ('{"steps": [1]}', "steps", "steps must hold texts only, this is [1]"),
+        ('{"steps": ["a"], "meta": "{"}', "meta", "meta is not JSON: "),
+        ('{"steps": ["a"], "conversation": [1]}', "conversation", "conversation: "),
+        ("[1]", None, "a row must be a map of keys, this is list"),
+        ("{", None, "not JSON: "),
+    ],
+)
+def test_an_error_of_a_row_has_its_place_and_its_column(tmp_path, line, field, words):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(f"\n{line}\n")
+    with pytest.raises(DataError) as refused:
+        read_fields(file)
+    assert (refused.value.where, refused.value.field) == (f"{file}:2", field)
+    assert str(refused.value).startswith(f"{file}:2: {words}")

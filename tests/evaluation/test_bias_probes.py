@@ -17,7 +17,7 @@ from guerdon.models.judges.judge import JudgeModel, JudgePlan
 from guerdon.models.scores import score_solutions
 from guerdon.settings.evaluate import BiasProbeSettings, EvaluateTextSettings
 from guerdon.types import Failure, RewardInfo, Score
-from tables import cases
+from tables import cases, refuses
 
 ALL = ("order", "length", "formatting", "confidence", "claim", "family")
 LOGIT = RewardInfo("scripted", (-np.inf, np.inf), granularity="total", modality="text")
@@ -298,7 +298,7 @@ def test_the_section(pairs):
     assert EvaluateTextSettings.model_validate({**pairs, "probes": ["order"]}).probes.names == ("order",)
     with pytest.raises(ValidationError, match="verbosity"):
         EvaluateTextSettings.model_validate({**pairs, "probes": ["verbosity"]})
-    with pytest.raises(ValidationError, match="probes would do nothing without pairs"):
+    with refuses("probes"):
         EvaluateTextSettings.model_validate({"aggregation": "min", "prm_bench": "x.jsonl", "probes": True})
 
 

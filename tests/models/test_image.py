@@ -13,6 +13,7 @@ from guerdon.models.images.backbone import ImageScorer, inference_copy, to_pixel
 from guerdon.models.images.image import ImageModelConfig, ImageRewardModel, load_checkpoint, save_checkpoint
 from guerdon.models.load import load_reward_model
 from guerdon.types import Episode, RewardModel
+from tables import refuses
 
 torch.set_num_threads(1)
 CONFIG = ImageModelConfig("resnet", hidden_dim=8, image_size=(3, 32, 32), threshold=0.5, label="done")
@@ -216,11 +217,11 @@ def test_constant_and_foreign_options():
     assert isinstance(ConstantModel(), RewardModel)
     with pytest.raises(ConfigError, match="finite"):
         ConstantModel(float("nan"))
-    with pytest.raises(ConfigError, match="checkpoint_path"):
+    with refuses("checkpoint_path"):
         load_reward_model("dummy", "somewhere")
-    with pytest.raises(ConfigError, match="value"):
+    with refuses("value"):
         load_reward_model("resnet", "somewhere", value=1.0)
-    with pytest.raises(ConfigError, match="checkpoint_path is missing"):
+    with refuses("checkpoint_path"):
         load_reward_model("progress")
     with pytest.raises(ConfigError, match="unknown reward model"):
         load_reward_model("resnett")

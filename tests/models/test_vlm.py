@@ -11,7 +11,7 @@ from guerdon.models.vlm.vlm import LOWEST_LOG_PROB, VLMCard, VLMRewardModel, loa
 from guerdon.models.vlm.vlm_prompts import Picture, Video, VLMReply
 from guerdon.settings.vlm import VLMSettings
 from guerdon.types import Episode, Failure, RewardModel
-from tables import cases
+from tables import cases, refuses
 
 PATH = {"path": "somewhere"}
 
@@ -330,15 +330,15 @@ def test_models_load_by_all_their_names():
 
 
 def test_loading_refuses_what_does_not_fit():
-    with pytest.raises(ConfigError, match="needs checkpoint_path"):
+    with refuses("model_type"):
         load_reward_model("qwen_vl")
-    with pytest.raises(ConfigError, match=r"arch = .*: unknown key"):
+    with refuses("arch"):
         load_reward_model("qwen_vl", tiny_folder(), arch="resnet18")
-    with pytest.raises(ConfigError, match=r"vlm = .*: unknown key"):
+    with refuses("vlm"):
         load_reward_model("constant", vlm={})
-    with pytest.raises(ConfigError, match=r"vlm\.nframes"):
+    with refuses("vlm.nframes"):
         load_reward_model("qwen_vl", tiny_folder(), vlm={"nframes": 0})
-    with pytest.raises(ConfigError, match="both given; remove one of them"):
+    with refuses("vlm.path"):
         load_reward_model("qwen_vl", tiny_folder(), vlm={"path": "other"})
-    with pytest.raises(ConfigError, match="question would do nothing"):
+    with refuses("reward.model.vlm.question"):
         load_vlm("trend", vlm=VLMSettings(path=str(tiny_folder()), question="progress"))

@@ -1,12 +1,11 @@
 """`reward.model` for vision-language models: the guides' names keep their meaning, idle keys are refused."""
 
-import pytest
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from guerdon.settings.reward import RewardSettings
 from guerdon.settings.reward_models import MODEL_FORMS, REWARD_MODELS, RewardModelSettings, VLMModelSettings
 from guerdon.settings.vlm import VLM_NAMES, TinyVLMSettings, VLMSettings
-from tables import cases
+from tables import cases, refuses
 
 ENDPOINT = {"base_url": "http://127.0.0.1:8000/v1", "model": "m"}
 OPENAI = {"backend": "openai", "openai": ENDPOINT}
@@ -49,34 +48,34 @@ def test_every_name_can_be_loaded():
 
 
 @cases(
-    ("given", "why"),
+    ("given", "key"),
     [
-        ({"model_type": "qwen_vl"}, "needs checkpoint_path"),
-        ({"model_type": "qwen_vl", "prm_model_name_or_path": "a", "vlm": {"path": "b"}}, "two names of one thing"),
-        ({"model_type": "qwen_vl", "checkpoint_path": "a", "vlm": {"path": "b"}}, "both given; remove one of them"),
-        ({"model_type": "qwen_vl", "checkpoint_path": "a", "vlm": OPENAI}, "nothing"),
-        ({"model_type": "qwen_vl", "checkpoint_path": "a", "arch": "resnet18"}, "arch\n  Extra inputs"),
-        ({"model_type": "qwen_vl", "checkpoint_path": "a", "update": "after"}, "update\n  Extra inputs"),
-        ({"model_type": "resnet", "checkpoint_path": "a", "vlm": {}}, "vlm\n  Extra inputs"),
+        ({"model_type": "qwen_vl"}, "model_type"),
+        ({"model_type": "qwen_vl", "prm_model_name_or_path": "a", "vlm": {"path": "b"}}, "prm_model_name_or_path"),
+        ({"model_type": "qwen_vl", "checkpoint_path": "a", "vlm": {"path": "b"}}, "vlm.path"),
+        ({"model_type": "qwen_vl", "checkpoint_path": "a", "vlm": OPENAI}, "checkpoint_path"),
+        ({"model_type": "qwen_vl", "checkpoint_path": "a", "arch": "resnet18"}, "arch"),
+        ({"model_type": "qwen_vl", "checkpoint_path": "a", "update": "after"}, "update"),
+        ({"model_type": "resnet", "checkpoint_path": "a", "vlm": {}}, "vlm"),
         ({"model_type": "constant", "prm_model_name_or_path": "x"}, "prm_model_name_or_path"),
-        ({"model_type": "primo_r1", "vlm": {"path": "a", "question": "completed"}}, "question would do nothing"),
-        ({"model_type": "qwen_vl", "vlm": {"backend": "openai"}}, "needs openai"),
-        ({"model_type": "qwen_vl", "vlm": {"path": "a", "openai": ENDPOINT}}, "needs openai"),
-        ({"model_type": "qwen_vl", "vlm": {**OPENAI, "path": "a"}}, "path would do nothing"),
-        ({"model_type": "qwen_vl", "vlm": {"path": "a", "vllm": {}}}, "vllm would do nothing"),
-        ({"model_type": "qwen_vl", "vlm": {"path": "a", "backend": "vllm", "batch_size": 2}}, "batch_size would do"),
+        ({"model_type": "primo_r1", "vlm": {"path": "a", "question": "completed"}}, "vlm.question"),
+        ({"model_type": "qwen_vl", "vlm": {"backend": "openai"}}, "backend"),
+        ({"model_type": "qwen_vl", "vlm": {"path": "a", "openai": ENDPOINT}}, "backend"),
+        ({"model_type": "qwen_vl", "vlm": {**OPENAI, "path": "a"}}, "path"),
+        ({"model_type": "qwen_vl", "vlm": {"path": "a", "vllm": {}}}, "vllm"),
+        ({"model_type": "qwen_vl", "vlm": {"path": "a", "backend": "vllm", "batch_size": 2}}, "batch_size"),
         (
             {"model_type": "qwen_vl", "vlm": {"path": "a", "checkpoint_generation": True}},
-            "checkpoint_generation would do",
+            "vlm.checkpoint_generation",
         ),
-        ({"model_type": "primo_r1", "vlm": {"path": "a", "top_p": 0.9}}, "top_p would do nothing with temperature 0"),
-        ({"model_type": "qwen_vl", "vlm": {**OPENAI, "openai": {**ENDPOINT, "base_url": "x:1"}}}, "not an address"),
-        ({"model_type": "qwen_vl", "vlm": {"path": "a", "nframes": 129}}, "less than or equal to 128"),
-        ({"model_type": "qwen_vl", "vlm": {"path": "a", "max_pixels": 783}}, "greater than or equal to 784"),
+        ({"model_type": "primo_r1", "vlm": {"path": "a", "top_p": 0.9}}, "top_p"),
+        ({"model_type": "qwen_vl", "vlm": {**OPENAI, "openai": {**ENDPOINT, "base_url": "x:1"}}}, "base_url"),
+        ({"model_type": "qwen_vl", "vlm": {"path": "a", "nframes": 129}}, "nframes"),
+        ({"model_type": "qwen_vl", "vlm": {"path": "a", "max_pixels": 783}}, "max_pixels"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused(given, why):
-    with pytest.raises(ValidationError, match=why):
+def test_what_does_not_fit_is_refused(given, key):
+    with refuses(key):
         model(**given)
 
 
@@ -88,5 +87,5 @@ def test_one_model_form_names_the_source():
 def test_defaults_are_those_of_the_reward_servers():
     settings = VLMSettings(path="p")
     assert (settings.nframes, settings.max_pixels, settings.score_mode, settings.fps) == (16, 200704, "auto", 4.0)
-    with pytest.raises(ValidationError, match="multiple of 8 times heads"):
+    with refuses("hidden_size"):
         TinyVLMSettings(hidden_size=40)

@@ -7,7 +7,6 @@ from pathlib import Path
 import gymnasium
 import pytest
 import torch
-from pydantic import ValidationError
 
 from guerdon.comparison.study import plan_study
 from guerdon.config.loading import load
@@ -22,7 +21,7 @@ from guerdon.policies.vla.token import TokenVLA
 from guerdon.policies.vla.vision import DinoSiglipTowers, ViTSize
 from guerdon.settings.study import Study
 from guerdon.settings.vla_policy import TinyVLASettings, VLAPolicySettings
-from tables import cases
+from tables import cases, refuses
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 RUNS = {"A": "runA", "B": "runB_qwen", "C": "runC_primo"}
@@ -302,7 +301,7 @@ def test_published_heads_and_experts_are_counted(config, keys, parameters, adapt
 
 @pytest.mark.parametrize("gpus", ["8 H100", "0 x H100", "8 x TPU", "x H100"])
 def test_gpus_that_are_not_known_are_refused(gpus):
-    with pytest.raises(ValidationError, match="8 x H100"):
+    with refuses("gpus"):
         VLAPolicySettings(vla_path="x", gpus=gpus)
 
 

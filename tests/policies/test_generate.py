@@ -12,7 +12,6 @@ from architectures import build
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from pydantic import ValidationError
 from safetensors.torch import load_file
 from tiny_models import oracle, tiny_policy
 
@@ -33,6 +32,7 @@ from guerdon.settings.text_policy import (
     TinyModelSettings,
     VLLMGenerationSettings,
 )
+from tables import refuses
 
 EOS = 2
 
@@ -450,7 +450,7 @@ def test_what_vllm_cannot_do_is_refused_before_it_starts(vllm, monkeypatch):
     policy = tiny_policy()
     monkeypatch.setattr(generate_vllm, "usable_cores", lambda: 3)
     monkeypatch.setattr(generate_vllm, "visible_gpus", list)
-    with pytest.raises(ConfigError, match=r"tensor_parallel_size 3 does not divide the 4 attention heads"):
+    with refuses("generation.tensor_parallel_size"):
         VLLMEngine(policy, VLLMGenerationSettings(tensor_parallel_size=3))
     with pytest.raises(ConfigError, match=r"starts 4 processes, and this process has 3 core\(s\).*collector_gpus"):
         VLLMEngine(policy, VLLMGenerationSettings(tensor_parallel_size=4))
@@ -458,9 +458,9 @@ def test_what_vllm_cannot_do_is_refused_before_it_starts(vllm, monkeypatch):
     with pytest.raises(ConfigError, match=r"has 1 GPU\(s\)"):
         VLLMEngine(policy, VLLMGenerationSettings(tensor_parallel_size=2))
     adapted = add_policy(policy.base, "policy", LoraSettings(r=600), seed=0)
-    with pytest.raises(ConfigError, match=r"lora\.r 600 is more than vLLM takes: at most 512"):
+    with refuses("policy.lora.r"):
         VLLMEngine(adapted, VLLMGenerationSettings())
-    with pytest.raises(ValidationError, match=r"dtype follows from other keys"):
+    with refuses("dtype"):
         VLLMGenerationSettings(engine_kwargs={"dtype": "float16"})
     engine = VLLMEngine(tiny_policy(), VLLMGenerationSettings(engine_kwargs={"enforce_eager": True}))
     assert engine._llm.options["enforce_eager"]

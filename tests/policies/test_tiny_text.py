@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from guerdon.policies.batches.tokens import prompt_ids, response_ids
@@ -15,7 +14,7 @@ from guerdon.settings.text_policy import (
     VLLMGenerationSettings,
 )
 from guerdon.settings.train import SFTSettings
-from tables import cases
+from tables import cases, refuses
 
 torch.set_num_threads(1)
 SMALL = {"hidden_size": 16, "layers": 1, "heads": 2, "intermediate": 16}
@@ -67,19 +66,19 @@ def test_bytes_learn_pairs_and_know_every_text():
 
 
 @cases(
-    ("kind", "given", "message"),
+    ("kind", "given", "key"),
     [
-        (TinyModelSettings, {"hidden_size": 30, "heads": 4}, "even multiple"),
-        (TinyModelSettings, {"heads": 4, "kv_heads": 3}, "multiple of kv_heads"),
-        (TinyModelSettings, {"tokenizer": "bytes", "alphabet": "ab"}, "would do nothing"),
-        (TextPolicySettings, {"path": "x", "tiny": {}}, "are both given"),
-        (VLLMGenerationSettings, {"batch_size": 3}, "Extra inputs"),
-        (LocalGenerationSettings, {"gpu_memory_utilization": 0.5}, "Extra inputs"),
-        (SFTSettings, {"save_dir": "x", "epochs": 1, "max_steps": 3}, "would do nothing"),
-        (SFTSettings, {"save_dir": "x", "batch_size": 6, "micro_batch_size": 4}, "multiple"),
-        (LoraSettings, {"r": True}, "r is true, which is not a number"),
+        (TinyModelSettings, {"hidden_size": 30, "heads": 4}, "hidden_size"),
+        (TinyModelSettings, {"heads": 4, "kv_heads": 3}, "heads"),
+        (TinyModelSettings, {"tokenizer": "bytes", "alphabet": "ab"}, "alphabet"),
+        (TextPolicySettings, {"path": "x", "tiny": {}}, "path"),
+        (VLLMGenerationSettings, {"batch_size": 3}, "batch_size"),
+        (LocalGenerationSettings, {"gpu_memory_utilization": 0.5}, "gpu_memory_utilization"),
+        (SFTSettings, {"save_dir": "x", "epochs": 1, "max_steps": 3}, "epochs"),
+        (SFTSettings, {"save_dir": "x", "batch_size": 6, "micro_batch_size": 4}, "batch_size"),
+        (LoraSettings, {"r": True}, "r"),
     ],
 )
-def test_settings_refuse_what_cannot_be_or_would_do_nothing(kind, given, message):
-    with pytest.raises(ValidationError, match=message):
+def test_settings_refuse_what_cannot_be_or_would_do_nothing(kind, given, key):
+    with refuses(key):
         kind(**given)

@@ -8,14 +8,14 @@ import pytest
 import torch
 from vla_models import SPACE, observations, policy_of
 
-from guerdon.errors import CheckpointError, ConfigError
+from guerdon.errors import CheckpointError
 from guerdon.policies.robots.control import load_policy, save_policy, start_from_policy
 from guerdon.policies.robots.robot import ControlInputs
 from guerdon.policies.vla.flow import gaussian_log_prob, sde_sigma, step_mean
 from guerdon.policies.vla.token import bins_of, values_of
 from guerdon.policies.vla.vision import IMAGENET, DinoSiglipTowers, ViTSize, cropped
 from guerdon.settings.vla_policy import VLAPolicySettings
-from tables import sample
+from tables import refuses, sample
 
 torch.set_num_threads(1)
 FLOW = {"family": "flow", "num_steps": 3}
@@ -582,22 +582,22 @@ def test_settings_that_do_not_fit_are_refused():
         settings()
     with pytest.raises(ValueError, match="exactly one"):
         settings(tiny={}, vla_path="x")
-    for keys, said in (
-        ({"lora_rank": 4}, "lora_rank would do nothing with use_lora: false"),
-        ({"unnorm_key": "a"}, "unnorm_key would do nothing"),
-        ({"vlm_path": "a"}, "vlm_path would do nothing"),
-        ({"load_adapter_checkpoint": "a"}, "load_adapter_checkpoint would do nothing"),
-        ({"use_lora": True, "use_quantization": True}, "use_quantization would do nothing with policy.tiny"),
-        ({"use_quantization": True}, "use_quantization would do nothing"),
-        ({"family": "flow", "noise_method": "flow_noise", "noise_level": 0.3}, "noise_level would do nothing"),
-        ({"family": "flow", "noise_std_range": [0.1, 0.2]}, "noise_std_range would do nothing"),
+    for keys, key in (
+        ({"lora_rank": 4}, "lora_rank"),
+        ({"unnorm_key": "a"}, "unnorm_key"),
+        ({"vlm_path": "a"}, "vlm_path"),
+        ({"load_adapter_checkpoint": "a"}, "load_adapter_checkpoint"),
+        ({"use_lora": True, "use_quantization": True}, "use_quantization"),
+        ({"use_quantization": True}, "use_quantization"),
+        ({"family": "flow", "noise_method": "flow_noise", "noise_level": 0.3}, "noise_level"),
+        ({"family": "flow", "noise_std_range": [0.1, 0.2]}, "noise_std_range"),
         ({"num_steps": 3}, "num_steps"),
-        ({"temperature": 1.6, "decoding": {"family": "token"}}, "given next to decoding"),
-        ({"tiny": {"hidden_size": 30, "heads": 4}}, "even multiple"),
+        ({"temperature": 1.6, "decoding": {"family": "token"}}, "temperature"),
+        ({"tiny": {"hidden_size": 30, "heads": 4}}, "hidden_size"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with refuses(key):
             settings(**{"tiny": {}, **keys})
-    with pytest.raises(ConfigError, match="does not say which"):
+    with refuses("policy.use_proprio"):
         policy_of(use_proprio=True, proprioception_size=0)
     assert settings(tiny={}).crops
     assert not settings(tiny={}, family="flow").crops

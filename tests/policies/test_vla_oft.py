@@ -14,7 +14,6 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from test_vla_checkpoints import (
     STATISTICS,
@@ -38,6 +37,7 @@ from guerdon.policies.vla.regression import laplace_log_prob
 from guerdon.policies.vla.vision import HALF, IMAGENET, normalised
 from guerdon.settings.study import Study
 from rl_clock import lines, start
+from tables import refuses
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.usefixtures("small_towers")
@@ -307,7 +307,7 @@ def test_heads_that_do_not_fit_the_family_are_refused(tmp_path):
     folder = oft(tmp_path / "pickled", head=head)
     with pytest.raises(CheckpointError, match=r"action_head--150000_checkpoint\.pt is a pickle.*guerdon import"):
         read(folder, **L1)
-    with pytest.raises(ConfigError, match=r"L1 regression head: set policy\.family to regression"):
+    with refuses("policy.family"):
         read(imported(tmp_path, head=head), num_action_chunks=CHUNK)
     with pytest.raises(ConfigError, match=r"has no action_head\.safetensors.*set policy\.family to token"):
         read(write_openvla(tmp_path / "tokens", filled(openvla_shapes())), **L1)
@@ -318,13 +318,13 @@ def test_heads_that_do_not_fit_the_family_are_refused(tmp_path):
     (folder / "noisy_action_projector--150000_checkpoint.pt").write_bytes(b"")
     with pytest.raises(CheckpointError, match="diffusion head, which is not supported"):
         read(folder, **L1)
-    for said, keys in {
+    for key, keys in {
         "parallel_decoding": {"family": "regression", "parallel_decoding": False},
         "initial_scale": {"initial_scale": 0.1},
-        "n_action_bins would do nothing": {"family": "regression", "tiny": {"n_action_bins": 16}},
-        "normalization would do nothing": {"normalization": "bounds"},
+        "tiny.n_action_bins": {"family": "regression", "tiny": {"n_action_bins": 16}},
+        "normalization": {"normalization": "bounds"},
     }.items():
-        with pytest.raises(ValidationError, match=said):
+        with refuses(key):
             policy_of(**keys)
 
 

@@ -12,6 +12,7 @@ from guerdon.rewards.control_sources import HASH_SIZE, FrameCache, difference_ha
 from guerdon.settings.reward_source import CacheSettings, RobotSource
 from guerdon.types import Episode, Failure, Score
 from rl_clock import Reader, clock_study, interrupted, lines, reader_reward, result, start
+from tables import refuses
 
 SIZE = HASH_SIZE
 
@@ -133,18 +134,18 @@ def test_state_is_whole_and_every_frame_has_a_value(batches, tolerance, size):
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("given", "key"),
     [
-        ({"reward_mode": "episode", "shaping": "raw"}, "reward_mode episode"),
-        ({"reward_mode": "per_step", "cache": {"tolerance": 200}}, "less than 128"),
+        ({"reward_mode": "episode", "shaping": "raw"}, "cache"),
+        ({"reward_mode": "per_step", "cache": {"tolerance": 200}}, "tolerance"),
         (
             {"model": {"model_type": "resnet", "checkpoint_path": "x", "update": "after", "replay_path": "y"}},
-            "refitted",
+            "cache",
         ),
     ],
 )
-def test_where_values_are_not_of_frames_it_is_refused(given, why):
-    with pytest.raises(ValueError, match=why):
+def test_where_values_are_not_of_frames_it_is_refused(given, key):
+    with refuses(key):
         RobotSource(**{"model": {"model_type": "constant"}, "cache": {}, **given})
 
 

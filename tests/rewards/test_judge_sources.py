@@ -26,6 +26,8 @@ from text_rl import Scripted, interrupted, letter_study, lines, result, start
 sys.path.append(str(Path(__file__).parents[1] / "labels"))
 from judge_server import judge_server
 
+from tables import refuses
+
 torch.set_num_threads(1)
 COMPARES = RewardInfo("ranks", (0.0, 1.0), granularity="total", modality="text", frames_needed=0, compares=True)
 PRICES = {"usd_per_million_in": 10.0, "usd_per_million_out": 100.0}
@@ -259,15 +261,15 @@ def test_rubrics_and_true_answers_of_prompts_reach_the_judge(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "key"),
     [
-        ({"reward": {"shaping": "threshold"}}, "compares responses to the same prompt.*raw or signed"),
-        ({"algorithm": {"adv_estimator": "remax"}}, "compares responses.*a greedy response stands alone"),
-        ({"data": {"n_samples": 1}, "algorithm": {"adv_estimator": "gae"}}, "n_samples is 1"),
+        ({"reward": {"shaping": "threshold"}}, "shaping"),
+        ({"algorithm": {"adv_estimator": "remax"}}, "algorithm.adv_estimator"),
+        ({"data": {"n_samples": 1}, "algorithm": {"adv_estimator": "gae"}}, "data.n_samples"),
     ],
     ids=str,
 )
-def test_what_needs_a_value_of_a_single_response_is_refused_of_a_judge_that_compares(given, message, tmp_path):
+def test_what_needs_a_value_of_a_single_response_is_refused_of_a_judge_that_compares(given, key, tmp_path):
     shaping = given.pop("reward", {"shaping": "raw"})
     own = {"model_type": "judge", "judge": {"api": "openai", "model": "m"}}
 
@@ -275,7 +277,7 @@ def test_what_needs_a_value_of_a_single_response_is_refused_of_a_judge_that_comp
         return letter_study(tmp_path, reward=reward(j={"model": {**own, "mode": mode}, **shaping}), **given)
 
     for mode in ("pairwise", "listwise"):
-        with pytest.raises(ValueError, match=message):
+        with refuses(key):
             study(mode)
     study("scale")
 
@@ -292,21 +294,21 @@ def test_of_other_models_the_info_says_that_they_compare(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "key"),
     [
-        ({"votes": 3}, "judge.temperature"),
-        ({"scale": [5, 5], "mode": "scale"}, "lowest score must be below"),
-        ({"scale": [1, 5]}, "scale would do nothing"),
-        ({"tournament": "ring", "mode": "listwise"}, "tournament would do nothing"),
-        ({"max_usd": 3}, "both prices"),
-        ({"min_measured": 0}, "greater than 0"),
-        ({"rubrik": "x"}, "did you mean rubric"),
+        ({"votes": 3}, "votes"),
+        ({"scale": [5, 5], "mode": "scale"}, "scale"),
+        ({"scale": [1, 5]}, "scale"),
+        ({"tournament": "ring", "mode": "listwise"}, "tournament"),
+        ({"max_usd": 3}, "max_usd"),
+        ({"min_measured": 0}, "min_measured"),
+        ({"rubrik": "x"}, "rubrik"),
     ],
     ids=str,
 )
-def test_settings_that_do_nothing_or_cannot_be_are_refused(given, message):
+def test_settings_that_do_nothing_or_cannot_be_are_refused(given, key):
     own = {"judge": {"api": "openai", "model": "m"}, **given}
-    with pytest.raises(ConfigError, match=message):
+    with refuses(key):
         load_reward_model("judge", **own)
 
 

@@ -18,6 +18,8 @@ from text_rl import letter_study, lines, start
 sys.path.append(str(Path(__file__).parents[1] / "models"))
 from tiny_text_policies import tiny_policy
 
+from tables import refuses
+
 torch.set_num_threads(1)
 MEMBERS = dict.fromkeys(("m0", "m1", "m2"), 1.0)
 
@@ -74,5 +76,5 @@ def test_what_would_do_nothing_is_refused(tmp_path, folder):
         load_reward_model("text", folder / "one", device="cpu", member_reward="lower_bound")
     source = {"model": of(folder, deviations=2.0), "shaping": "raw"}
     given = letter_study(tmp_path).model_dump(exclude_unset=True)
-    with pytest.raises(ConfigError, match="deviations"):
+    with refuses("reward.sources.rm.model.deviations"):
         validate(Study, given | {"reward": {"use_reward_model": True, "sources": {"rm": source}}}, origin="study")

@@ -16,7 +16,7 @@ from guerdon.settings.reward import RewardSettings
 from guerdon.settings.vlm import TinyVLMSettings
 from guerdon.types import Rewards, Rollout
 from rl_clock import Reader, clock_study, lines, read_moment, start, truth_of
-from tables import cases
+from tables import cases, refuses
 
 
 def prm(**given):
@@ -47,24 +47,24 @@ def test_the_guides_names_are_one_source():
 
 
 @cases(
-    ("given", "why"),
+    ("given", "key"),
     [
-        ({"process_reward_model": False, "prm_reward_weight": 0.2}, "without process_reward_model: true"),
-        ({"prm_model_name_or_path": "q"}, "without process_reward_model: true"),
-        ({"process_reward_model": True, "prm_checkpoint_path": "a"}, "without prm_model_name_or_path"),
-        ({"process_reward_model": True, "use_reward_model": False}, "contradicts use_reward_model"),
-        ({"process_reward_model": True, "prm_reward_weight": 0.2, "reward_weight": 0.1}, "two names of one thing"),
+        ({"process_reward_model": False, "prm_reward_weight": 0.2}, "prm_reward_weight"),
+        ({"prm_model_name_or_path": "q"}, "prm_model_name_or_path"),
+        ({"process_reward_model": True, "prm_checkpoint_path": "a"}, "prm_checkpoint_path"),
+        ({"process_reward_model": True, "use_reward_model": False}, "process_reward_model"),
+        ({"process_reward_model": True, "prm_reward_weight": 0.2, "reward_weight": 0.1}, "reward_weight"),
         (
             {"process_reward_model": True, "prm_model_name_or_path": "q", "model": {"model_type": "constant"}},
-            "another reward.model",
+            "prm_model_name_or_path",
         ),
-        ({"process_reward_model": "perhaps"}, "process_reward_model is 'perhaps'"),
-        ({"process_reward_model": True, "sources": {"prm": None}}, "sources.prm keys of a source"),
-        ({"process_reward_model": True, "sources": "prm"}, "sources holds keys by name"),
+        ({"process_reward_model": "perhaps"}, "process_reward_model"),
+        ({"process_reward_model": True, "sources": {"prm": None}}, "sources"),
+        ({"process_reward_model": True, "sources": "prm"}, "sources"),
     ],
 )
-def test_what_would_do_nothing_is_refused(given, why):
-    with pytest.raises(ValueError, match=why):
+def test_what_would_do_nothing_is_refused(given, key):
+    with refuses(key):
         RewardSettings.model_validate(given)
 
 

@@ -14,6 +14,7 @@ from guerdon.rl.run import run_folder
 from guerdon.settings.reward_models import ProgressModelSettings, ResNetModelSettings, UpdateSettings
 from rl_clock import clock_study, interrupted, lines, register_clock, result, start
 from rl_models import episodes, image_reward
+from tables import refuses
 
 register_clock()
 torch.set_num_threads(1)
@@ -112,7 +113,7 @@ def test_models_of_frames_are_refused(tmp_path):
 
 def test_keys_without_effect_are_refused():
     given = {"checkpoint_path": "x", "update": "before", "replay_path": "y"}
-    with pytest.raises(ValueError, match="labeler"):
+    with refuses("labeler"):
         ProgressModelSettings(**given, labeler="adversarial")
 
 
@@ -124,7 +125,7 @@ def test_it_has_defaults_of_its_own():
     assert ResNetModelSettings.model_validate(written).update_params.steps == 50
     found = ResNetModelSettings(**given, update_params=UpdateSettings(every=2)).update_params
     assert (found.steps, found.every) == (50, 2)
-    with pytest.raises(ValueError, match="replay_ratio must be above 0"):
+    with refuses("labeler"):
         ResNetModelSettings(**given, update_params={"replay_ratio": 0})
     with pytest.raises(ValueError, match="update: none"):
         ResNetModelSettings(checkpoint_path="x", labeler="adversarial")

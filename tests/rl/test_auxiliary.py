@@ -15,6 +15,7 @@ from guerdon.settings.algorithm import ControlAlgorithmSettings
 from guerdon.settings.reward import RewardSettings
 from guerdon.types import Evaluated, RawScores
 from rl_clock import clock_study, interrupted, lines, reader_reward, result, start
+from tables import refuses
 
 ALGORITHM = {"rollout_steps": 12, "minibatch_size": 8, "num_epochs": 2, "auxiliary_losses": {"constant": 0.5}}
 
@@ -162,7 +163,7 @@ def test_what_has_no_target_or_no_head_is_refused(tmp_path):
         ({"constant": 1.0}, {}),
         ({"constant": 1.0}, reader_reward(reward_mode="terminal")),
     ):
-        with pytest.raises(ValueError, match="must be a source"):
+        with refuses("algorithm.auxiliary_losses"):
             clock_study(tmp_path, algorithm={**ALGORITHM, "auxiliary_losses": losses}, reward=reward)
     own = {"type": "own_policy:StatePolicy"}
     with pytest.raises(ConfigError, match="has no auxiliary heads"):

@@ -4,11 +4,10 @@ import json
 
 import pytest
 
-from guerdon.errors import ConfigError
 from guerdon.rl.run import run_folder
 from guerdon.settings.study import Study
 from rl_clock import interrupted, lines, result, start
-from tables import sample
+from tables import refuses, sample
 
 DOT = {
     "type": "gymnasium", "task": "tiny_world:Dot-v1", "task_text": "move the dot to the right", "num_envs": 2,
@@ -88,11 +87,11 @@ def test_it_learns(name, tmp_path):
 
 
 def test_keys_and_bounds_that_do_not_fit_are_refused_before_the_first_step(tmp_path):
-    with pytest.raises(ConfigError, match=r"algorithm\.reward_type would do nothing with this policy"):
+    with refuses("algorithm.reward_type"):
         start(chunk_study(tmp_path, params={"chunk": 1}, algorithm={**PPO, "reward_type": "chunk_level"}))
     bounds = {"filter_rewards": True, "rewards_lower_bound": 0.5, "rewards_upper_bound": 4.5}
     sparse = {"num_envs": 4, "native_reward": "sparse", "end_on_success": True}
-    with pytest.raises(ConfigError, match=r"rewards_upper_bound is 4\.5, .* between 0 and 1,"):
+    with refuses("algorithm.rewards_upper_bound"):
         start(chunk_study(tmp_path, env=sparse, algorithm={**GRPO, **bounds}))
     judged = {
         **REWARD,

@@ -28,7 +28,7 @@ from guerdon.settings.policy import MLPPolicySettings
 from guerdon.settings.reward_source import RobotSource
 from guerdon.settings.study import Study
 from guerdon.types import Advantages, Chunks, RewardInfo, Rewards, Rollout, Score
-from tables import cases
+from tables import cases, refuses
 
 HEADS = ("env", "prm")
 LEVELS = ("token_level", "action_level", "chunk_level")
@@ -510,12 +510,12 @@ def test_bounds_in_another_unit_are_refused():
     check_bounds(algorithm, None)
     for key, bound in (("lower", 0.0), ("upper", 5.0)):
         idle = ControlAlgorithmSettings(adv_estimator="grpo", filter_rewards=True, **{f"rewards_{key}_bound": bound})
-        with pytest.raises(ConfigError, match="keeps all groups or none"):
+        with refuses(f"algorithm.rewards_{key}_bound"):
             check_bounds(idle, (0.0, 5.0))
         check_bounds(idle, (-1.0, 6.0))
-    with pytest.raises(ConfigError, match=r"rewards_upper_bound is 4\.5, .* between 0 and 1.*reward_coef"):
+    with refuses("algorithm.rewards_upper_bound"):
         check_bounds(algorithm, (0.0, 1.0))
-    with pytest.raises(ConfigError, match=r"rewards_lower_bound is 0\.5"):
+    with refuses("algorithm.rewards_lower_bound"):
         check_bounds(algorithm, (1.0, 5.0))
 
 
@@ -523,23 +523,23 @@ GRPO = {"adv_estimator": "grpo"}
 
 
 @cases(
-    ("given", "why"),
+    ("given", "key"),
     [
-        ({"reward_type": "action_level"}, "without a critic"),
-        ({**GRPO, "reward_type": "action_level", "logprob_type": "chunk_level"}, "needs one advantage"),
+        ({"reward_type": "action_level"}, "reward_type"),
+        ({**GRPO, "reward_type": "action_level", "logprob_type": "chunk_level"}, "logprob_type"),
         (
             {"filter_rewards": True, "rewards_lower_bound": 0.0},
-            "filter_rewards would do nothing with adv_estimator gae",
+            "filter_rewards",
         ),
-        ({**GRPO, "filter_rewards": True}, "needs rewards_lower_bound"),
-        ({**GRPO, "rewards_upper_bound": 1.0}, "rewards_upper_bound would do nothing with filter_rewards: false"),
-        ({**GRPO, "filter_rewards": True, "rewards_lower_bound": 2, "rewards_upper_bound": 1}, "is above"),
-        ({**GRPO, "value_init_steps": 2}, "value_init_steps would do nothing with adv_estimator grpo"),
-        ({"minibatch_size": 10, "micro_batch_size": 3}, "multiple of micro_batch_size"),
+        ({**GRPO, "filter_rewards": True}, "filter_rewards"),
+        ({**GRPO, "rewards_upper_bound": 1.0}, "rewards_upper_bound"),
+        ({**GRPO, "filter_rewards": True, "rewards_lower_bound": 2, "rewards_upper_bound": 1}, "rewards_lower_bound"),
+        ({**GRPO, "value_init_steps": 2}, "value_init_steps"),
+        ({"minibatch_size": 10, "micro_batch_size": 3}, "minibatch_size"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(given, why):
-    with pytest.raises(ValueError, match=why):
+def test_settings_that_do_not_fit_are_refused(given, key):
+    with refuses(key):
         ControlAlgorithmSettings(**given)
 
 
@@ -551,7 +551,7 @@ def test_keys_of_chunks_are_refused_for_policies_without():
             check_decisions(policy_of(), ControlAlgorithmSettings(**keys))
         check_decisions(policy_of(chunk=2), ControlAlgorithmSettings(**keys))
     check_decisions(policy_of(tokens=2), ControlAlgorithmSettings(logprob_type="token_level"))
-    with pytest.raises(ConfigError, match=r"reward_type .* one action at a time"):
+    with refuses("algorithm.reward_type"):
         check_decisions(policy_of(tokens=2), ControlAlgorithmSettings(reward_type="chunk_level"))
-    with pytest.raises(ConfigError, match=r"value_init_steps .* vf\."):
+    with refuses("algorithm.value_init_steps"):
         check_decisions(policy_of(heads=()), ControlAlgorithmSettings(value_init_steps=1))

@@ -12,6 +12,7 @@ from guerdon.rl import log as log_sinks
 from guerdon.settings.runner import LoggerSettings
 from rl_clock import clock_study, start
 from rl_killed import kill_at
+from tables import refuses
 
 torch.set_num_threads(1)
 
@@ -152,7 +153,7 @@ def test_steps_that_are_computed_again_are_given_once(tmp_path):
 
 
 def test_a_project_without_a_sink_that_has_projects_is_refused():
-    with pytest.raises(ValueError, match="project"):
+    with refuses("project"):
         LoggerSettings(project="mine")
 
 

@@ -7,7 +7,6 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 from safetensors.torch import save_file
 
 from guerdon.episodes.write import EpisodeWriter
@@ -26,6 +25,7 @@ from guerdon.settings.policy import MLPPolicySettings
 from guerdon.types import Episode
 from rl_clock import Clock, clock_study, interrupted, lines, reader_reward, result, start
 from rl_models import image_reward
+from tables import refuses
 
 SAC = {
     "type": "sac", "rollout_steps": 10, "batch_size": 8, "online_step_before_learning": 12, "learning_rate": 1e-2
@@ -143,7 +143,7 @@ def test_the_temperature_follows_the_entropy(tmp_path):
 
 def test_an_entropy_that_no_policy_has_is_refused(tmp_path):
     assert learner(tmp_path, target_entropy=2.0).target_entropy == 2.0  # of at most 3 log 2
-    with pytest.raises(ConfigError, match=r"target_entropy 3: actions of 3 numbers .* have less than 2.08"):
+    with refuses("algorithm.target_entropy"):
         learner(tmp_path, target_entropy=3.0)
 
 
@@ -407,16 +407,16 @@ def test_a_second_stage_takes_over_policy_and_critics(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "reason"),
+    ("given", "key"),
     [
-        ({"algorithm": {"num_critics": 2, "num_subsample_critics": 3}}, "num_subsample_critics 3 is more than"),
-        ({"algorithm": {"online_ratio": 0.01}}, "online_ratio 0.01 leaves"),
-        ({"algorithm": {"demonstrations": "x", "online_ratio": 0.01}}, "online_ratio 0.01 leaves"),
+        ({"algorithm": {"num_critics": 2, "num_subsample_critics": 3}}, "num_subsample_critics"),
+        ({"algorithm": {"online_ratio": 0.01}}, "online_ratio"),
+        ({"algorithm": {"demonstrations": "x", "online_ratio": 0.01}}, "online_ratio"),
         ({"algorithm": {"gae_lambda": 0.9}}, "gae_lambda"),
     ],
 )
-def test_what_does_not_fit_is_refused(tmp_path, given, reason):
-    with pytest.raises((ValidationError, ConfigError), match=reason):
+def test_what_does_not_fit_is_refused(tmp_path, given, key):
+    with refuses(key):
         study(tmp_path, **given)
 
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 
 from guerdon.collect.shards import AheadCollector
 from guerdon.errors import CheckpointError, DataError
@@ -14,6 +13,7 @@ from guerdon.rl.loop import Loop
 from guerdon.rl.run import run_folder
 from rl_clock import clock_study, lines, reader_reward, result, start
 from rl_killed import kill_at
+from tables import refuses
 from text_rl import prime, sum_study
 from text_rl import result as text_result
 from text_rl import start as start_text
@@ -189,17 +189,17 @@ def test_the_first_update_is_that_of_a_synchronous_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("given", "key"),
     [
-        ({"reward": {**POTENTIAL, "overlap_steps": 3}}, "overlap_steps"),
-        ({"env": {"data_collection": {"enabled": True, "save_dir": "x"}}}, "data_collection"),
+        ({"reward": {**POTENTIAL, "overlap_steps": 3}}, "reward.overlap_steps"),
+        ({"env": {"data_collection": {"enabled": True, "save_dir": "x"}}}, "env.data_collection"),
     ],
 )
-def test_what_does_not_fit_is_refused(given, why, tmp_path):
-    with pytest.raises(ValidationError, match=why):
+def test_what_does_not_fit_is_refused(given, key, tmp_path):
+    with refuses(key):
         clock(tmp_path, "refused", 1, **given)
 
 
 def test_a_loss_without_a_ratio_is_refused(tmp_path):
-    with pytest.raises(ValidationError, match="probability ratio"):
+    with refuses("algorithm.loss"):
         sum_study(tmp_path, algorithm={"adv_estimator": "reinforce"}, runner={"max_staleness": 1})

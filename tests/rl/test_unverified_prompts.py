@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,6 +24,7 @@ from guerdon.settings.study import Study
 from guerdon.tasks.prompt_files import load_prompts
 from guerdon.tasks.verifier import verifier_from
 from guerdon.types import Failure, RewardInfo, Score
+from tables import refuses
 from text_rl import interrupted, letter_study, lines, result, start
 
 torch.set_num_threads(1)
@@ -178,27 +178,28 @@ def test_the_alarm_is_about_the_truth_where_success_is_unknown():
 
 
 @pytest.mark.parametrize(
-    ("data", "section", "said"),
+    ("data", "section", "key"),
     [
-        ({}, {}, "nothing would train the policy with data.type prompts, which has no verifier: name reward models"),
-        ({}, {"reward": rewards(truth=None, combine_mode="add")}, "reward.combine_mode would do nothing with data"),
-        ({}, {"reward": rewards(truth=None, combine_mode="weighted", env_reward_weight=1)}, "env_reward_weight"),
-        ({}, {"reward": rewards("verifier")}, "reward.truth 'verifier' is none of the sources proxy"),
-        ({}, {"reward": rewards("golden")}, "reward.truth 'golden' is none of the sources proxy"),
-        ({}, {"reward": {**rewards(), "sources": {"gold": own("gold")}}}, "nothing would train the policy"),
+        ({}, {}, "reward.sources"),
+        ({}, {"reward": rewards(truth=None, combine_mode="add")}, "reward.combine_mode"),
+        ({}, {"reward": rewards(truth=None, combine_mode="weighted", env_reward_weight=1)}, "reward.combine_mode"),
+        ({}, {"reward": rewards("verifier")}, "reward.truth"),
+        ({}, {"reward": rewards("golden")}, "reward.truth"),
+        ({}, {"reward": {**rewards(), "sources": {"gold": own("gold")}}}, "reward.sources"),
         ({}, {"reward": {**rewards(), "sources": {"proxy": own("proxy"), "gold": own("gold") | {"reward_weight": 2}}}},
-         "reward.sources.gold.reward_weight would do nothing with reward.truth"),
-        ({}, {"reward_model": {}}, "the prime reward source prime learns from outcomes, not with data.type prompts"),
+         "reward.sources.gold.reward_weight"),
+        ({}, {"reward_model": {}}, "reward.sources.prime"),
         ({}, {"reward_model": {"rm_type": "value", "path": "x", "verifier_coef": 1}}, "reward_model.verifier_coef"),
-        ({}, {"reward_model": {"rm_type": "exact"}}, "needs steps of known form"),
-        ({"filter_accuracy": True}, {"reward": rewards(truth=None)}, "filter_accuracy"),
-        ({"verifier": "math"}, {"reward": rewards(truth=None)}, "verifier"),
-        ({}, {"reward": rewards(truth=None), "algorithm": {"adv_params": {"verifier_gamma": 0.9}}}, "verifier_gamma"),
+        ({}, {"reward_model": {"rm_type": "exact"}}, "data.type"),
+        ({"filter_accuracy": True}, {"reward": rewards(truth=None)}, "data.filter_accuracy"),
+        ({"verifier": "math"}, {"reward": rewards(truth=None)}, "data.verifier"),
+        ({}, {"reward": rewards(truth=None), "algorithm": {"adv_params": {"verifier_gamma": 0.9}}},
+         "algorithm.adv_params.verifier_gamma"),
     ],
 )  # fmt: skip
-def test_what_needs_success_is_refused_in_one_line(tmp_path, data, section, said):
+def test_what_needs_success_is_refused_in_one_line(tmp_path, data, section, key):
     given = {"policy": letter_study(tmp_path).policy.model_dump(exclude_unset=True), "data": prompts(tmp_path, **data)}
-    with pytest.raises(ConfigError, match=re.escape(said)):
+    with refuses(key):
         validate(Study, given | section, origin="study")
 
 
@@ -213,7 +214,7 @@ def test_a_truth_that_learns_compares_or_is_trained_on_is_refused(tmp_path):
     refused("prime learns in the run", reward_model={}, reward={"truth": "prime"})
     refused("set reward_model.verifier_coef to 0", reward_model={}, reward={"truth": "verifier"})
     refused("set reward.combine_mode to replace", reward=rewards("verifier", combine_mode="add"))
-    with pytest.raises(ConfigError, match=r"reward.truth would do nothing with policy.type mlp, whose environment"):
+    with refuses("reward.truth"):
         validate(Study, {"reward": {"truth": "gold"}, "policy": {"type": "mlp"}}, origin="study")
 
 
@@ -233,7 +234,7 @@ def test_commands_that_compare_with_true_answers_refuse_prompts_without(tmp_path
         lambda: stage("label").check(study),
         lambda: stage("search").check(study),
     ):
-        with pytest.raises(ConfigError, match=r"data.type prompts has no true answers"):
+        with refuses("data.type"):
             check()
 
 

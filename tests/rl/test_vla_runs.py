@@ -21,6 +21,7 @@ from guerdon.types import Episode
 from guerdon.worlds.eye import resized
 from guerdon.worlds.world import ObservationSpec
 from rl_clock import interrupted, lines, result, start
+from tables import refuses
 from tiny_world import Dot
 
 torch.set_num_threads(1)
@@ -77,7 +78,7 @@ RUNS = {
 @pytest.mark.parametrize("given", [{"value_hidden": [16]}, {"detach_critic_input": True}], ids=str)
 def test_keys_of_a_critic_that_is_not_there_are_refused(given, tmp_path):
     vla_study(tmp_path, policy=given)
-    with pytest.raises(ValueError, match=f"{next(iter(given))} would do nothing with adv_estimator grpo"):
+    with refuses(f"policy.{next(iter(given))}"):
         vla_study(tmp_path, policy=given, algorithm=GRPO)
 
 
@@ -200,7 +201,7 @@ def test_the_keys_may_stand_in_a_file(tmp_path):
 
 def test_an_entropy_without_gradient_is_refused(tmp_path):
     algorithm = {"rollout_steps": 20, "minibatch_size": 4, "entropy_coef": 0.01}
-    with pytest.raises(ValueError, match=r"entropy_coef would do nothing with policy\.noise_method flow_sde"):
+    with refuses("algorithm.entropy_coef"):
         vla_study(tmp_path, policy={"family": "flow"}, algorithm=algorithm)
     vla_study(tmp_path, policy={"family": "flow", "noise_method": "flow_noise"}, algorithm=algorithm)
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from guerdon.errors import ConfigError
 from guerdon.serve.launch import LARGEST, PER_COPY, Machine, choose_copies, machine, serve_settings
 from guerdon.settings.serve import ServeSettings
+from tables import refuses
 
 BIG = Machine(cores=4, memory=64 << 30, gpu=False)
 
@@ -85,7 +85,7 @@ def test_none_in_a_file_and_in_an_override_is_no_copies(given, tmp_path):
 
 def test_a_wrong_flag_is_refused():
     for wrong in ("0", "many"):
-        with pytest.raises(ConfigError, match="processes"):
+        with refuses("models.m.processes"):
             serve_settings(None, [], {"model_path": "m", "processes": wrong})
 
 

@@ -40,6 +40,7 @@ from guerdon.settings.world import GymnasiumSettings  # noqa: E402
 from guerdon.types import Episode, RewardModel  # noqa: E402
 from rl_clock import clock_study, result, start  # noqa: E402
 from rl_models import episodes, write_image_model  # noqa: E402
+from tables import refuses  # noqa: E402
 
 torch.set_num_threads(1)
 TOLERANCE = 1e-6
@@ -200,14 +201,14 @@ def test_an_item_for_a_model_of_states_is_states_alone(served, home):
     )
     narrow = ask(states=states[:, :3].tolist()).json()["results"][0]
     assert narrow["failure"]["detail"] == "the episode has no states of 7 numbers to look at"
-    for item, why in (
-        ({"task": "t", "frames_base64": ["x"], "states": [[1.0]]}, "items[0].frames_base64 would do nothing"),
-        ({"prompt": "p", "states": [[1.0]]}, "items[0].prompt would do nothing"),
-        ({"task": "t"}, "give a state for each row"),
-        ({"states": [[1.0, 2.0], [1.0]]}, "all of one length"),
+    for item, field in (
+        ({"task": "t", "frames_base64": ["x"], "states": [[1.0]]}, "frames_base64"),
+        ({"prompt": "p", "states": [[1.0]]}, "prompt"),
+        ({"task": "t"}, "states"),
+        ({"states": [[1.0, 2.0], [1.0]]}, "states"),
     ):
         refused = ask(**item)
-        assert (refused.status_code, why in refused.text) == (422, True), refused.text
+        assert (refused.status_code, refused.json()["error"]["param"]) == (422, f"items[0].{field}"), refused.text
     framed = ask(task="t", npy_base64=b64(npy(np.zeros((2, 8, 8, 3), np.uint8)))).json()["results"][0]
     assert framed["failure"]["reason"] == "no_states"
 
@@ -273,9 +274,9 @@ def test_a_model_that_is_not_there(served):
         remote(served, "nobody")
     with pytest.raises(ConfigError, match="put its token into GUERDON_TOKEN"):
         load_remote(RemoteSettings(endpoint=served.url), token="another")
-    with pytest.raises(ConfigError, match="unknown key"):
+    with refuses("checkpoint_path"):
         load_reward_model("remote", "somewhere")
-    with pytest.raises(ConfigError, match="unknown key"):
+    with refuses("remote"):
         load_reward_model("constant", remote=RemoteSettings())
 
 
@@ -310,7 +311,7 @@ def test_guerdon_evaluate_judges_models_on_a_server(served, home, tmp_path, caps
         evaluate_study(load(Study, tmp_path / "study.yaml"), only=["near"])
     del study["evaluate"]["data_path"]
     (tmp_path / "study.yaml").write_text(json.dumps(study))
-    with pytest.raises(ConfigError, match="remote needs data_path"):
+    with refuses("evaluate.remote"):
         load(Study, tmp_path / "study.yaml")
 
 

@@ -8,7 +8,7 @@ from guerdon.errors import ConfigError
 from guerdon.serve.client import AsyncRewardClient, RewardClient
 from guerdon.settings.remote import RemoteSettings, remote_at
 from guerdon.settings.reward_models import RemoteModelSettings
-from tables import cases
+from tables import cases, refuses
 
 URL = "http://127.0.0.1:9"
 GUIDE = {  # env.train.reward_model of the guide's runs B and C
@@ -82,13 +82,13 @@ def test_knobs_that_would_do_nothing_or_harm_are_refused(given, words):
 def test_python_callers_are_told_what_is_wrong_as_files_are():
     with pytest.raises(ConfigError, match=r"time_out = 3: unknown key; did you mean timeout\?"):
         RemoteSettings(endpoint=URL, time_out=3)
-    with pytest.raises(ConfigError, match="timeout is 0; allowed: greater than 0"):
+    with refuses("timeout"):
         RemoteSettings(timeout=0)
-    with pytest.raises(ConfigError, match="is not an address"):
+    with refuses("endpoint"):
         RewardClient("127.0.0.1:18080")
     with pytest.raises(ConfigError, match=r"^h/score: endpoint is 'h/score'"):
         remote_at("h/score")
-    with pytest.raises(ConfigError, match=r"f.yaml: remote.time_out = 3: unknown key; did you mean remote.timeout\?"):
+    with refuses("remote.time_out"):
         validate(RemoteModelSettings, {"model_type": "remote", "remote": {"time_out": 3}}, origin="f.yaml")
 
 

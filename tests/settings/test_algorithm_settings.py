@@ -9,14 +9,13 @@ import yaml
 from pydantic import ValidationError
 
 from guerdon.config.loading import to_plain, validate
-from guerdon.errors import ConfigError
 from guerdon.plan.stages import stage
 from guerdon.rewards.prime import GRAD_CLIP
 from guerdon.rl.run import run
 from guerdon.settings.algorithm import ControlAlgorithmSettings, TextAlgorithmSettings
 from guerdon.settings.study import RobotStudy, Study, TextStudy
 from guerdon.settings.text_policy import TextPolicySettings
-from tables import cases
+from tables import cases, refuses
 
 TEXT = {"policy": {"type": "text", "tiny": {}}, "data": {}}
 
@@ -69,7 +68,7 @@ def test_padding_is_removed_in_one_way():
     assert not settings.share_prompts
     assert validate(TextPolicySettings, to_plain(settings), origin="again") == settings
     assert TextPolicySettings(path="x").share_prompts
-    with pytest.raises(ValidationError, match="would do nothing with share_prompts"):
+    with refuses("use_remove_padding"):
         TextPolicySettings(path="x", use_remove_padding=True, share_prompts=True)
 
 
@@ -79,34 +78,34 @@ def test_every_source_has_the_discount_it_was_given_or_the_common_one():
 
 
 @cases(
-    ("given", "message"),
+    ("given", "key"),
     [
-        ({"gae_lambda": 0.9}, "gae_lambda would do nothing with adv_estimator rloo"),
-        ({"adv_estimator": "grpo", "rloo_form": "paper"}, "rloo_form would do nothing"),
-        ({"kl_type": "k2"}, "kl_type would do nothing with kl_coef 0"),
-        ({"kl_coef": 0.1, "kl_in": "reward", "kl_type": "k2"}, "kl_type would do nothing with kl_in reward"),
-        ({"kl_coef": 0.1, "kl_type": "k1"}, "gradient of zero on average"),
-        ({"kl_coef": 0.1, "kl_in": "loss", "kl_type": "k1"}, "gradient of zero on average"),
-        ({"adv_estimator": "reinforce_pp", "normalize_advantages": False}, "ask for adv_estimator: reinforce"),
-        ({"adv_estimator": "reinforce", "normalize_advantages": True}, "ask for adv_estimator: reinforce_pp"),
-        ({"adv_estimator": "dr_grpo", "normalize_advantages": True}, "without any division by a spread"),
-        ({"adv_estimator": "dr_grpo", "loss_agg": "token"}, "or ask for adv_estimator: rloo"),
-        ({"adv_estimator": "reinforce", "num_epochs": 2, "clip_range": 0.1}, "loss reinforce"),
-        ({"clip_range": 0.1}, "one gradient step per batch, whose ratio is 1"),
-        ({"loss": "gspo", "clip_range_high": 0.1}, "one gradient step per batch"),
-        ({"loss": "reinforce", "num_epochs": 2, "clip_range": 0.1}, "loss reinforce"),
-        ({"loss": "reinforce", "num_epochs": 2, "clip_ratio_c": 3}, "loss reinforce"),
-        ({"loss": "cispo", "num_epochs": 2, "clip_ratio_c": 3}, "clip_ratio_c would do nothing with loss cispo"),
-        ({"clip_ratio_c": 3}, "one gradient step per batch"),
-        ({"num_epochs": 2, "clip_ratio_c": 1}, "greater than 1"),
-        ({"minibatch_size": 6, "micro_batch_size": 4}, "multiple of micro_batch_size"),
+        ({"gae_lambda": 0.9}, "gae_lambda"),
+        ({"adv_estimator": "grpo", "rloo_form": "paper"}, "rloo_form"),
+        ({"kl_type": "k2"}, "kl_type"),
+        ({"kl_coef": 0.1, "kl_in": "reward", "kl_type": "k2"}, "kl_type"),
+        ({"kl_coef": 0.1, "kl_type": "k1"}, "kl_type"),
+        ({"kl_coef": 0.1, "kl_in": "loss", "kl_type": "k1"}, "kl_type"),
+        ({"adv_estimator": "reinforce_pp", "normalize_advantages": False}, "adv_estimator"),
+        ({"adv_estimator": "reinforce", "normalize_advantages": True}, "adv_estimator"),
+        ({"adv_estimator": "dr_grpo", "normalize_advantages": True}, "adv_estimator"),
+        ({"adv_estimator": "dr_grpo", "loss_agg": "token"}, "adv_estimator"),
+        ({"adv_estimator": "reinforce", "num_epochs": 2, "clip_range": 0.1}, "clip_range"),
+        ({"clip_range": 0.1}, "clip_range"),
+        ({"loss": "gspo", "clip_range_high": 0.1}, "clip_range_high"),
+        ({"loss": "reinforce", "num_epochs": 2, "clip_range": 0.1}, "clip_range"),
+        ({"loss": "reinforce", "num_epochs": 2, "clip_ratio_c": 3}, "clip_ratio_c"),
+        ({"loss": "cispo", "num_epochs": 2, "clip_ratio_c": 3}, "clip_ratio_c"),
+        ({"clip_ratio_c": 3}, "clip_ratio_c"),
+        ({"num_epochs": 2, "clip_ratio_c": 1}, "clip_ratio_c"),
+        ({"minibatch_size": 6, "micro_batch_size": 4}, "minibatch_size"),
         ({"adv_estimater": "rloo"}, "adv_estimater"),
         ({"adv_params": {"gama": 1}}, "gama"),
     ],
     ids=str,
 )
-def test_an_algorithm_that_would_not_do_what_it_says_is_refused(given, message):
-    with pytest.raises(ValidationError, match=message):
+def test_an_algorithm_that_would_not_do_what_it_says_is_refused(given, key):
+    with refuses(key):
         TextAlgorithmSettings(**given)
 
 
@@ -130,55 +129,61 @@ def test_what_has_an_effect_is_accepted(given):
 
 
 @cases(
-    ("given", "message"),
+    ("given", "key"),
     [
         (
             {"mini_batch_size": 100, "micro_batch_size": 64},
-            r"must be a multiple of micro_batch_size \(64\), such as 50",
+            "reward_model.mini_batch_size",
         ),
-        ({"path": "x"}, "path = 'x': unknown key; it belongs to rm_type: value"),
-        ({"rm_type": "value"}, "path is missing and has no default: the classifier's folder or hub id"),
-        ({"rm_type": "normal", "path": "x", "prime_norm": "none"}, "prime_norm = 'none': .* belongs to rm_type: prime"),
-        ({"prime_norm": "none", "prime_norm_shards": 2}, "prime_norm_shards would do nothing with prime_norm none"),
+        ({"path": "x"}, "reward_model.path"),
+        ({"rm_type": "value"}, "reward_model.path"),
+        ({"rm_type": "normal", "path": "x", "prime_norm": "none"}, "reward_model.prime_norm"),
+        ({"prime_norm": "none", "prime_norm_shards": 2}, "reward_model.prime_norm_shards"),
         (
             {"rm_type": "value", "path": "x", "prime_granularity": "token"},
-            "prime_granularity .* belongs to rm_type: pr",
+            "reward_model.prime_granularity",
         ),
-        ({"rm_type": "exact", "prime_granularity": "whole"}, "prime_granularity .* it belongs to rm_type: prime"),
-        ({"rm_type": "exact", "on_failure": "raise"}, "on_failure .* belongs to rm_type: prime or rm_type: value"),
-        ({"rm_type": "exact", "micro_batch_size": 4}, "micro_batch_size .* it belongs to rm_type: prime"),
-        ({"prime_model": {"update": "none"}, "mini_batch_size": 64}, "mini_batch_size would do nothing"),
-        ({"rm_coef": 0}, "rm_coef"),
-        ({"prime_model": {"ref_type": "policy", "ref_path": "x"}}, "ref_path would do nothing"),
+        ({"rm_type": "exact", "prime_granularity": "whole"}, "reward_model.prime_granularity"),
+        ({"rm_type": "exact", "on_failure": "raise"}, "reward_model.on_failure"),
+        ({"rm_type": "exact", "micro_batch_size": 4}, "reward_model.micro_batch_size"),
+        ({"prime_model": {"update": "none"}, "mini_batch_size": 64}, "reward_model.mini_batch_size"),
+        ({"rm_coef": 0}, "reward_model.rm_coef"),
+        ({"prime_model": {"ref_type": "policy", "ref_path": "x"}}, "reward_model.prime_model.ref_path"),
         (
             {"prime_model": {"update": "none", "beta_train": 0.1}},
-            "beta_train would do nothing with update: none and no",
+            "reward_model.prime_model.beta_train",
         ),
-        ({"prime_model": {"update": "none", "optim": {"lr": 1e-3}}}, "optim would do nothing"),
-        ({"prime_model": {"update": "none", "replay_size": 5, "warm_up": {"rollouts": 5}}}, "replay_size would do"),
-        ({"prime_model": {"update": "none", "optim": {"epochs": 2}, "warm_up": {"rollouts": 5}}}, "warm_up.epochs"),
-        ({"prime_model": {"replay_ratio": 0.5}}, "replay_ratio would do nothing with replay_size 0"),
-        ({"prime_model": {"replay_size": 8, "loss_type": "dpo"}}, "needs whole groups"),
+        ({"prime_model": {"update": "none", "optim": {"lr": 1e-3}}}, "reward_model.prime_model.optim"),
+        (
+            {"prime_model": {"update": "none", "replay_size": 5, "warm_up": {"rollouts": 5}}},
+            "reward_model.prime_model.replay_size",
+        ),
+        (
+            {"prime_model": {"update": "none", "optim": {"epochs": 2}, "warm_up": {"rollouts": 5}}},
+            "reward_model.prime_model.optim.epochs",
+        ),
+        ({"prime_model": {"replay_ratio": 0.5}}, "reward_model.prime_model.replay_ratio"),
+        ({"prime_model": {"replay_size": 8, "loss_type": "dpo"}}, "reward_model.prime_model.replay_size"),
         (
             {"prime_model": {"warm_up": {"epochs": 2}}},
-            r"warm_up does not fit together: epochs would do nothing with rollouts 0",
+            "reward_model.prime_model.warm_up.epochs",
         ),
         (
             {"prime_model": {"warm_up": {"policy_learns": True}}},
-            r"warm_up does not fit together: policy_learns would do nothing",
+            "reward_model.prime_model.warm_up.policy_learns",
         ),
-        ({"prime_model": {"ref_type": "policy", "bf16": False}}, "bf16 cannot be set with ref_type: policy"),
-        ({"prime_clip": 2.0}, "prime_clip would do nothing with prime_norm batch_norm"),
-        ({"prime_norm": "clip", "prime_norm_shards": 2}, "prime_norm_shards would do nothing with prime_norm clip"),
-        ({"prime_clip_above": 0.0}, "prime_clip_above would do nothing with prime_norm batch_norm"),
-        ({"prime_norm": "clip", "prime_clip": 0}, "prime_clip"),
-        ({"rm_type": "exact", "prime_clip": 1}, "prime_clip .* it belongs to rm_type: prime"),
-        ({"prime_model": {"lr": 1e-3}}, "lr"),
+        ({"prime_model": {"ref_type": "policy", "bf16": False}}, "reward_model.prime_model.bf16"),
+        ({"prime_clip": 2.0}, "reward_model.prime_clip"),
+        ({"prime_norm": "clip", "prime_norm_shards": 2}, "reward_model.prime_norm_shards"),
+        ({"prime_clip_above": 0.0}, "reward_model.prime_clip_above"),
+        ({"prime_norm": "clip", "prime_clip": 0}, "reward_model.prime_clip"),
+        ({"rm_type": "exact", "prime_clip": 1}, "reward_model.prime_clip"),
+        ({"prime_model": {"lr": 1e-3}}, "reward_model.prime_model.lr"),
     ],
     ids=str,
 )
-def test_a_reward_model_that_would_not_do_what_it_says_is_refused(given, message):
-    with pytest.raises(ConfigError, match=message):
+def test_a_reward_model_that_would_not_do_what_it_says_is_refused(given, key):
+    with refuses(key):
         section_of(given)
 
 
@@ -232,18 +237,24 @@ def test_the_section_stands_for_a_source(form):
 
 
 @pytest.mark.parametrize(
-    ("source", "message"),
+    ("source", "key"),
     [
-        ({"model": {"model_type": "prime"}, "shaping": "raw"}, "shaping would do nothing with model_type prime"),
-        ({"model": {"model_type": "exact"}, "on_failure": "drop"}, "on_failure would do nothing with model_type exact"),
-        ({"model": {"model_type": "exact", "prime_norm": "none"}}, "it belongs to model_type: prime"),
-        ({"model": {"model_type": "prime", "mini_batch_size": 6, "micro_batch_size": 4}}, "such as 3"),
-        ({"model": {"model_type": "value", "checkpoint_path": "x"}, "reward_mode": "per_token", "gama": 1}, "gama"),
+        ({"model": {"model_type": "prime"}, "shaping": "raw"}, "reward.sources.a.shaping"),
+        ({"model": {"model_type": "exact"}, "on_failure": "drop"}, "reward.sources.a.on_failure"),
+        ({"model": {"model_type": "exact", "prime_norm": "none"}}, "reward.sources.a.model.prime_norm"),
+        (
+            {"model": {"model_type": "prime", "mini_batch_size": 6, "micro_batch_size": 4}},
+            "reward.sources.a.model.mini_batch_size",
+        ),
+        (
+            {"model": {"model_type": "value", "checkpoint_path": "x"}, "reward_mode": "per_token", "gama": 1},
+            "reward.sources.a.gama",
+        ),
     ],
     ids=str,
 )
-def test_a_source_that_only_a_run_has_refuses_what_it_has_no_use_for(source, message):
-    with pytest.raises(ConfigError, match=message):
+def test_a_source_that_only_a_run_has_refuses_what_it_has_no_use_for(source, key):
+    with refuses(key):
         validate(Study, {**TEXT, "reward": {"use_reward_model": True, "sources": {"a": source}}}, origin="s")
 
 
@@ -256,7 +267,7 @@ def test_gamma_is_the_discount_of_what_has_none_of_its_own():
     given = {"algorithm": OWN_GAMMAS, "reward_model": {"rm_type": "exact"}, "reward": reward}
     assert Study.model_validate({**TEXT, **given}).algorithm.gamma == 0.9
     sources["a"]["gamma"] = 0.5
-    with pytest.raises(ValidationError, match="gamma would do nothing"):
+    with refuses("algorithm.gamma"):
         Study.model_validate({**TEXT, **given})
 
 
@@ -266,35 +277,35 @@ def test_only_a_run_of_a_language_model_needs_prompts(tmp_path):
     assert study.data is None
     for command in ("train", "evaluate"):
         assert stage(command).estimate(study)
-    with pytest.raises(ConfigError, match="add a data section"):
+    with refuses("data"):
         stage("run").estimate(study)
-    with pytest.raises(ConfigError, match="add a data section"):
+    with refuses("data"):
         run(study)
     assert not (tmp_path / "work").exists()
 
 
 @cases(
-    ("given", "message"),
+    ("given", "key"),
     [
-        ({"algorithm": {"credit": "min_form"}}, "min_form needs a prime reward model"),
-        ({"algorithm": {"credit": "min_form"}, "reward_model": {"rm_type": "exact"}}, "min_form needs a prime"),
-        ({"algorithm": {"rloo_form": "prime_compat"}}, "rloo_form would do nothing without dense rewards"),
-        ({"algorithm": {"adv_params": {"reward_model_gamma": 0.9}}}, "would do nothing without reward_model"),
+        ({"algorithm": {"credit": "min_form"}}, "algorithm.credit"),
+        ({"algorithm": {"credit": "min_form"}, "reward_model": {"rm_type": "exact"}}, "algorithm.credit"),
+        ({"algorithm": {"rloo_form": "prime_compat"}}, "algorithm.rloo_form"),
+        ({"algorithm": {"adv_params": {"reward_model_gamma": 0.9}}}, "algorithm.adv_params.reward_model_gamma"),
         (
             {"reward_model": {"verifier_coef": 0, "rm_coef": 2}, "algorithm": {"normalize_advantages": True}},
-            "rm_coef would do nothing with verifier_coef 0",
+            "reward_model.rm_coef",
         ),
-        ({"algorithm": OWN_GAMMAS, "reward_model": {"rm_type": "exact"}}, "gamma would do nothing with a discount for"),
-        ({"algorithm": {"gamma": 0.9, "adv_params": {"verifier_gamma": 1}}}, "gamma would do nothing with a discount"),
-        ({"runner": {"film_frames": 3}}, "film_frames would do nothing"),
-        ({"reward": {"combine_mode": "add"}}, "combine_mode would do nothing"),
-        ({"env": {"task": "door-close"}}, "env would do nothing with policy.type text"),
-        ({"data": {"n_samples": 1, "filter_accuracy": False}}, "n_samples must be at least 2"),
-        ({"policy": {"type": "mlp"}}, "data would do nothing with policy.type mlp"),
+        ({"algorithm": OWN_GAMMAS, "reward_model": {"rm_type": "exact"}}, "algorithm.gamma"),
+        ({"algorithm": {"gamma": 0.9, "adv_params": {"verifier_gamma": 1}}}, "algorithm.gamma"),
+        ({"runner": {"film_frames": 3}}, "runner.film_frames"),
+        ({"reward": {"combine_mode": "add"}}, "combine_mode"),
+        ({"env": {"task": "door-close"}}, "env"),
+        ({"data": {"n_samples": 1, "filter_accuracy": False}}, "data.n_samples"),
+        ({"policy": {"type": "mlp"}}, "data"),
     ],
 )
-def test_a_study_of_a_language_model_means_what_it_says(given, message):
-    with pytest.raises(ValidationError, match=message):
+def test_a_study_of_a_language_model_means_what_it_says(given, key):
+    with refuses(key):
         Study.model_validate({**TEXT, **given})
 
 
@@ -306,7 +317,7 @@ def test_measurements_may_fail_more_often_where_the_study_says_so():
 def test_the_algorithm_follows_the_policy():
     assert Study.model_validate(TEXT).algorithm.type == "text"
     assert Study().algorithm.type == "control"
-    with pytest.raises(ValidationError, match=r"algorithm.type control does not go with policy.type text"):
+    with refuses("algorithm.type"):
         Study.model_validate({**TEXT, "algorithm": {"type": "control"}})
 
 
@@ -323,23 +334,23 @@ def test_what_was_measured_says_what_a_name_of_an_estimator_would_decide(monkeyp
 
 
 @cases(
-    ("given", "message"),
+    ("given", "key"),
     [
-        ({"adv_estimator": "remax"}, "greedy response to each prompt, which only language models give: take rloo"),
-        ({"adv_estimator": "rloo", "rollout_steps": 8}, "rollout_steps would do nothing with adv_estimator rloo"),
-        ({"adv_estimator": "dr_grpo", "grpo_std": True}, "grpo_std would do nothing with adv_estimator dr_grpo"),
-        ({"adv_estimator": "grpo", "value_coef": 1.0}, "value_coef would do nothing with adv_estimator grpo"),
-        ({"adv_estimator": "reinforce", "group_size": 4}, "group_size would do nothing with adv_estimator reinforce"),
-        ({"adv_estimator": "reinforce_pp", "normalize_advantages": True}, "normalize_advantages would do nothing"),
-        ({"adv_estimator": "reinforce", "gae_lambda": 0.9}, "gae_lambda would do nothing"),
-        ({"grpo_std": False}, "grpo_std would do nothing with adv_estimator gae"),
-        ({"estimator_params": {"a": 1}}, "estimator_params would do nothing with adv_estimator gae"),
-        ({"adv_estimator": "reinfroce"}, "unknown estimator 'reinfroce'.*did you mean 'reinforce'"),
+        ({"adv_estimator": "remax"}, "adv_estimator"),
+        ({"adv_estimator": "rloo", "rollout_steps": 8}, "rollout_steps"),
+        ({"adv_estimator": "dr_grpo", "grpo_std": True}, "grpo_std"),
+        ({"adv_estimator": "grpo", "value_coef": 1.0}, "value_coef"),
+        ({"adv_estimator": "reinforce", "group_size": 4}, "group_size"),
+        ({"adv_estimator": "reinforce_pp", "normalize_advantages": True}, "normalize_advantages"),
+        ({"adv_estimator": "reinforce", "gae_lambda": 0.9}, "gae_lambda"),
+        ({"grpo_std": False}, "grpo_std"),
+        ({"estimator_params": {"a": 1}}, "estimator_params"),
+        ({"adv_estimator": "reinfroce"}, "adv_estimator"),
     ],
     ids=str,
 )
-def test_an_algorithm_of_a_robot_that_would_not_do_what_it_says_is_refused(given, message):
-    with pytest.raises((ValidationError, ConfigError), match=message):
+def test_an_algorithm_of_a_robot_that_would_not_do_what_it_says_is_refused(given, key):
+    with refuses(key):
         ControlAlgorithmSettings(**given)
 
 

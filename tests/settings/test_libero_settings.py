@@ -2,7 +2,7 @@
 
 import pytest
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from guerdon.config import loading as config
 from guerdon.errors import ConfigError, MissingDependencyError
@@ -10,7 +10,7 @@ from guerdon.settings.study import Study
 from guerdon.settings.world import PROTOCOLS, SUITES, LiberoSettings, WorldSettings
 from guerdon.worlds import libero_files
 from guerdon.worlds.build import build_world
-from tables import cases
+from tables import cases, refuses
 
 READ = TypeAdapter(WorldSettings).validate_python
 LIMITS = {  # the evaluation code of each project
@@ -53,20 +53,20 @@ def test_the_guides_names():
 
 
 @cases(
-    ("keys", "why"),
+    ("keys", "key"),
     [
-        ({"suite": "libero_10", "task_suite_name": "libero_10"}, "are one key"),
-        ({"task": 10}, "tasks 0 to 9, not 10"),
-        ({"suite": "libero_90", "task_ids": [3, 90]}, "tasks 0 to 89, not 90"),
-        ({"task_ids": [1, 1]}, "differ from each other"),
-        ({"task_ids": [1, 2], "task": 3}, "would do nothing"),
-        ({"task_ids": [1, 2], "num_envs": 3}, "multiple"),
-        ({"suite": "libero_100"}, "libero_spatial"),
-        ({"protocol": "openpi"}, "rlinf"),
+        ({"suite": "libero_10", "task_suite_name": "libero_10"}, "task_suite_name"),
+        ({"task": 10}, "task_ids"),
+        ({"suite": "libero_90", "task_ids": [3, 90]}, "task_ids"),
+        ({"task_ids": [1, 1]}, "task_ids"),
+        ({"task_ids": [1, 2], "task": 3}, "task"),
+        ({"task_ids": [1, 2], "num_envs": 3}, "task_ids"),
+        ({"suite": "libero_100"}, "task_suite_name"),
+        ({"protocol": "openpi"}, "protocol"),
     ],
 )
-def test_refusals(keys, why):
-    with pytest.raises(ValidationError, match=why):
+def test_refusals(keys, key):
+    with refuses(key):
         READ({"type": "libero", **keys})
 
 
@@ -76,7 +76,7 @@ def test_in_a_study_file(tmp_path):
     study = config.load(Study, file, ["env.task=2"])
     assert isinstance(study.env, LiberoSettings)
     assert (study.env.task, study.env.max_episode_steps, study.env.camera_name) == ("2", 220, "agentview")
-    with pytest.raises(ConfigError, match=r"task_suite_name|suite"):
+    with refuses("env.suit"):
         config.load(Study, file, ["env.suit=libero_10"])
 
 
@@ -118,7 +118,7 @@ def test_trials_of_each_task_are_evaluation_episodes():
     study = Study.model_validate({"env": env})
     assert study.runner.eval_episodes == 10
     assert Study.model_validate(yaml.safe_load(config.to_yaml(study))).runner.eval_episodes == 10
-    with pytest.raises(ValidationError, match=r"means runner\.eval_episodes 10, not 7"):
+    with refuses("env.num_trials_per_task"):
         Study.model_validate({"env": env, "runner": {"eval_episodes": 7}})
-    with pytest.raises(ValidationError, match="task_ids"):
+    with refuses("task_ids"):
         Study.model_validate({"env": {**env, "task_ids": 3}})

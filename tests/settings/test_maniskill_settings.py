@@ -5,12 +5,13 @@ import os
 import sys
 
 import pytest
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from guerdon.errors import MissingDependencyError
 from guerdon.settings.world import GymnasiumSettings, LiberoSettings, ManiSkillSettings, WorldSettings
 from guerdon.worlds import maniskill
 from guerdon.worlds.build import build_world
+from tables import refuses
 
 READ = TypeAdapter(WorldSettings).validate_python
 
@@ -24,23 +25,23 @@ def test_what_is_given_is_what_a_run_keeps():
 
 
 @pytest.mark.parametrize(
-    ("keys", "why"),
+    ("keys", "key"),
     [
-        ({"kwargs": {"reward_mode": "dense"}}, "set env.native_reward"),
-        ({"kwargs": {"sim_backend": "gpu", "num_envs": 8}}, r"num_envs, sim_backend.*only physx_cpu"),
-        ({"cameras": []}, "at least 1"),
-        ({"native_reward": "shaped"}, "normalized_dense"),
+        ({"kwargs": {"reward_mode": "dense"}}, "kwargs"),
+        ({"kwargs": {"sim_backend": "gpu", "num_envs": 8}}, "kwargs"),
+        ({"cameras": []}, "cameras"),
+        ({"native_reward": "shaped"}, "native_reward"),
         ({"protocol": "rlinf"}, "protocol"),
     ],
 )
-def test_what_would_do_nothing_is_refused(keys, why):
-    with pytest.raises(ValidationError, match=why):
+def test_what_would_do_nothing_is_refused(keys, key):
+    with refuses(key):
         READ({"type": "maniskill", **keys})
 
 
 def test_normalized_dense_is_maniskills_alone():
     for other in (LiberoSettings, GymnasiumSettings):
-        with pytest.raises(ValidationError, match="native_reward"):
+        with refuses("native_reward"):
             other(task="0", native_reward="normalized_dense")
 
 

@@ -1,13 +1,12 @@
 """The `reward` and `evaluate` sections of language studies: what they mean, and what they refuse."""
 
 import pytest
-from pydantic import ValidationError
 
 from guerdon.config.loading import to_plain, validate
 from guerdon.errors import ConfigError
 from guerdon.settings.evaluate import EvaluateTextSettings, judged_names
 from guerdon.settings.study import Study
-from tables import cases
+from tables import cases, refuses
 
 TEXT = {"policy": {"type": "text", "tiny": {}}, "data": {}}
 MODEL = {"model_type": "text", "checkpoint_path": "prm"}
@@ -24,81 +23,82 @@ def source(**given):
 
 
 @cases(
-    ("given", "message"),
+    ("given", "key"),
     [
         (
             {"model": {**MODEL, "arch": "resnet18"}},
-            r"model\.arch = .*; it belongs to model_type: resnet or",
+            "reward.sources.prm.model.arch",
         ),
-        ({"model": {**MODEL, "value": 0.5}}, r"model\.value = 0.5: unknown key; it belongs to model_type: constant"),
-        ({"model": {"model_type": "text"}}, r"model\.checkpoint_path is missing"),
-        ({"model": {**MODEL, "update": "after"}}, "update = .*: unknown key; it belongs to model_type: resnet"),
-        ({"shaping": "potential"}, "shaping is 'potential'; allowed: 'threshold', 'raw', 'signed' or 'relative'"),
-        ({"shaping": "bonus"}, "shaping is 'bonus'; allowed: "),
-        ({"cache": {}}, "cache would do nothing with model_type text"),
-        ({"score_every": 2}, "score_every would do nothing"),
-        ({"aggregation": "min"}, "aggregation would do nothing with model_type text and reward_mode per_step"),
-        ({"reward_mode": "terminal", "shaping": "relative"}, "needs reward_mode: per_step"),
-        ({"reward_threshold": 0.4}, "reward_threshold would do nothing with shaping raw"),
-        ({"splitter": "words"}, "splitter"),
+        ({"model": {**MODEL, "value": 0.5}}, "reward.sources.prm.model.value"),
+        ({"model": {"model_type": "text"}}, "reward.sources.prm.model.checkpoint_path"),
+        ({"model": {**MODEL, "update": "after"}}, "reward.sources.prm.model.update"),
+        ({"shaping": "potential"}, "reward.sources.prm.shaping"),
+        ({"shaping": "bonus"}, "reward.sources.prm.shaping"),
+        ({"cache": {}}, "reward.sources.prm.cache"),
+        ({"score_every": 2}, "reward.sources.prm.score_every"),
+        ({"aggregation": "min"}, "reward.sources.prm.aggregation"),
+        ({"reward_mode": "terminal", "shaping": "relative"}, "reward.sources.prm.shaping"),
+        ({"reward_threshold": 0.4}, "reward.sources.prm.reward_threshold"),
+        ({"splitter": "words"}, "reward.sources.prm.splitter"),
     ],
     ids=str,
 )
-def test_a_source_that_would_not_do_what_it_says_is_refused(given, message):
-    with pytest.raises(ConfigError, match=message):
+def test_a_source_that_would_not_do_what_it_says_is_refused(given, key):
+    with refuses(key):
         study(sources={"prm": source(**given)})
 
 
 @pytest.mark.parametrize("given", [{"adapter": "qwen_prm"}, {"micro_batch_size": 4}])
 def test_knobs_of_text_mean_nothing_to_robots(given):
     (name,) = given
-    with pytest.raises(ConfigError, match=rf"model\.{name} = .*: unknown key; it belongs to model_type: text"):
+    with refuses(f"reward.model.{name}"):
         validate(Study, {"reward": {"use_reward_model": True, "model": {"checkpoint_path": "x", **given}}}, origin="s")
-    for more, message in (
-        ({"reward_mode": "per_token"}, "Input should be 'per_step', 'terminal' or 'episode'"),
-        ({"shaping": "signed"}, "Input should be 'threshold', 'raw', 'log_odds'"),
-        ({"aggregation": "min"}, "aggregation would do nothing with model_type resnet"),
-        ({"splitter": "newline"}, "splitter would do nothing"),
-    ):
-        with pytest.raises(ValidationError, match=message):
-            Study.model_validate({"reward": {"use_reward_model": True, "model": {"checkpoint_path": "x"}, **more}})
+    for key, value in {
+        "reward_mode": "per_token",
+        "shaping": "signed",
+        "aggregation": "min",
+        "splitter": "newline",
+    }.items():
+        given = {"use_reward_model": True, "model": {"checkpoint_path": "x"}, key: value}
+        with refuses(f"reward.{key}"):
+            validate(Study, {"reward": given}, origin="s")
 
 
 @cases(
-    ("given", "message"),
+    ("given", "key"),
     [
-        ({"sources": {"verifier": source()}}, "cannot be called verifier"),
-        ({"sources": {"prime": source()}, "reward_model": {}}, "cannot be called prime"),
-        ({"sources": {"exact": source()}, "reward_model": {"rm_type": "exact"}}, "cannot be called exact"),
+        ({"sources": {"verifier": source()}}, "reward.sources.verifier"),
+        ({"sources": {"prime": source()}, "reward_model": {}}, "reward.sources.prime"),
+        ({"sources": {"exact": source()}, "reward_model": {"rm_type": "exact"}}, "reward.sources.exact"),
         (
             {"sources": {"prm": source(reward_weight=2)}, "algorithm": {"normalize_advantages": True}},
-            "reward_weight would do nothing",
+            "reward.sources.prm.reward_weight",
         ),
-        ({"sources": {"prm": source(reward_weight=0)}}, "nothing would train the policy"),
+        ({"sources": {"prm": source(reward_weight=0)}}, "reward.combine_mode"),
         (
             {"sources": {"prm": source()}, "reward": {"combine_mode": "add"}, "reward_model": {}},
-            "combine_mode would do nothing with reward_model",
+            "reward.combine_mode",
         ),
         (
             {"sources": {"r": {"model": {"model_type": "resnet", "checkpoint_path": "x"}}}},
-            "model_type resnet does not go with policy.type text",
+            "reward.sources.r",
         ),
         (
             {"sources": {"prm": source(reward_mode="per_token")}, "algorithm": {"credit": "min_form"}},
-            "min_form needs",
+            "algorithm.credit",
         ),
         (
             {
                 "sources": {"prm": source(reward_mode="terminal", aggregation="min")},
                 "algorithm": {"rloo_form": "prime_compat"},
             },
-            "rloo_form would do nothing without dense rewards",
+            "algorithm.rloo_form",
         ),
     ],
     ids=str,
 )
-def test_sources_that_do_not_fit_the_rest_are_refused(given, message):
-    with pytest.raises(ConfigError, match=message):
+def test_sources_that_do_not_fit_the_rest_are_refused(given, key):
+    with refuses(key):
         study(**given)
 
 
@@ -114,7 +114,7 @@ def test_what_has_an_effect_is_accepted():
 
 
 def test_a_text_model_is_not_for_robots():
-    with pytest.raises(ValidationError, match=r"model_type text does not go with policy.type mlp"):
+    with refuses("reward.sources.prm"):
         Study.model_validate({"reward": {"use_reward_model": True, "sources": {"prm": source()}}})
 
 
@@ -133,10 +133,10 @@ def test_the_evaluate_section_follows_the_policy():
     assert Study().evaluate.type == "control"
     assert Study.model_validate(TEXT).evaluate is None
     assert study(evaluate={"aggregation": "min", "pairs": "x.jsonl", "attacks": None}).evaluate.generated is None
-    with pytest.raises(ConfigError, match=r"evaluate.type control does not go with policy.type text"):
+    with refuses("evaluate.type"):
         study(evaluate={"type": "control"})
     assert Study.model_validate({"evaluate": None}).evaluate == Study().evaluate
-    with pytest.raises(ConfigError, match="aggregation"):
+    with refuses("evaluate.aggregation"):
         study(evaluate={"reps": 100})
 
 
@@ -155,7 +155,7 @@ def test_models_of_others_are_paths_or_paths_with_an_adapter():
     )
     assert (given.models["a"].path, given.models["a"].adapter) == ("someone/prm", "auto")
     assert given.models["b"].adapter == "trl"
-    with pytest.raises(ValidationError, match="save_dir would do nothing without models"):
+    with refuses("save_dir"):
         EvaluateTextSettings(aggregation="min", pairs="x", save_dir="here")
 
 

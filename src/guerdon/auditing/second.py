@@ -173,7 +173,7 @@ def read_second(rows: Rows, path: Path, *, columns: Mapping[str, str] = {}, seed
     other = read_log(path, columns=columns, seed=seed)
     if not len(rows) or not len(other):
         raise DataError(
-            f"{path}: a second reward is compared row by row, and the {'log' if len(other) else 'file'} has no rows"
+            f"a second reward is compared row by row, and the {'log' if len(other) else 'file'} has no rows", where=path
         )
     place_N, matched = match(rows, other)
     if place_N is None:
@@ -184,7 +184,7 @@ def read_second(rows: Rows, path: Path, *, columns: Mapping[str, str] = {}, seed
     name, values = _reward_of(rows, other, place_N, path)
     second_N = np.where(place_N >= 0, values[np.maximum(place_N, 0)], np.nan)
     if not np.isfinite(second_N).any():
-        raise DataError(f"{path}: none of its rewards in the column {name} is a number")
+        raise DataError(f"none of its rewards in the column {name} is a number", where=path, field=name)
     return compared(rows, second_N, f"{name} of {path.name}", matched, seed=seed)
 
 

@@ -358,11 +358,13 @@ class RowReader:
     def _check(self, root: Path) -> None:
         if self.files and not len(self):
             bad = ", ".join(f"{count} {why}" for why, count in self.bad.most_common(5))
-            raise DataError(f"{root}: no row could be read: {bad or 'there is none'}")
+            raise DataError(f"no row could be read: {bad or 'there is none'}", where=root)
         for what, name in self.given.items() if self.files else ():
             if name not in self.names:
                 found = f"{', '.join(self.names)[:300]}{did_you_mean(name, self.names)}"
-                raise DataError(f"{root}: --columns {what}={name}: there is no such column; found {found}")
+                raise DataError(
+                    f"--columns {what}={name}: there is no such column; found {found}", where=root, field=name
+                )
 
     def _steps(self, step_N: Numbers | None, names: Sequence[str], file_N: Codes) -> Codes | None:
         if step_N is not None and np.isfinite(step_N).any():

@@ -154,9 +154,10 @@ def _parts(settings: CollectSettings, writer: EpisodeWriter) -> list[_Part]:
         known += len(numbers)
         parts.append(_Part(index, share, wanted, len(numbers), max(numbers, default=-1) + 1))
     if known < writer.num_episodes:
-        raise ConfigError(
-            f"collect.save_dir {settings.save_dir} holds {writer.num_episodes - known} episodes that this mixture did "
-            "not record: choose another folder"
+        raise ConfigError.about(
+            "collect.save_dir",
+            f"{settings.save_dir} holds {writer.num_episodes - known} episodes that this mixture did "
+            "not record: choose another folder",
         )
     return parts
 

@@ -107,10 +107,11 @@ def scripted_interventions(settings: WorldSettings) -> Callable[[VectorEnv], Vec
         return None
     expert = None if settings.tasks_change else expert_of(settings)
     if expert is None:
-        raise ConfigError(
-            f"env.intervene_after: {', '.join(settings.task_names)} has no scripted expert; there are those of single "
+        raise ConfigError.about(
+            "env.intervene_after",
+            f": {', '.join(settings.task_names)} has no scripted expert; there are those of single "
             "Meta-World tasks and of MountainCarContinuous. Remove it, or let your environment report interventions "
-            "of its own (docs/people.md)"
+            "of its own (docs/people.md)",
         )
     return lambda env: ScriptedInterventions(env, expert, after=after, steps=settings.intervene_steps)
 

@@ -203,7 +203,7 @@ def load_video(file: VideoFile) -> LoadedVideo:
     rewards = {name: values.astype(np.float32) for name, values in paid.items()}
     lengths = {len(frames), len(rows), len(success), *map(len, rewards.values()), *map(len, missing.values())}
     if len(lengths) != 1 or len(rows) == 0 or frames.ndim != 4 or frames.dtype != np.uint8:
-        raise DataError(f"{file.path}: frames, rows, success and rewards of a video must share one length > 0")
+        raise DataError("frames, rows, success and rewards of a video must share one length > 0", where=file.path)
     missing = {name: gone | ~np.isfinite(rewards[name]) for name, gone in missing.items()}
     picked = pick_frames(success, LEVELS[0][1])
     pictures = np.stack([_shrink(frames[i], LEVELS[0][0]) for i in picked])
@@ -394,7 +394,7 @@ def write_single_report(run_dir: Path, *, out: Path | None = None) -> Path:
     task = str(info.get("task") or run_dir.resolve().name)
     run = read.read_run(run_dir, task=task, arm=str(info.get("name") or "run"), seed=None)
     if run.status == "missing" or not (run.config_text or run.evals or run.trains):
-        raise DataError(f"{run_dir}: no run here (neither config.yaml nor metrics.jsonl); give a run's directory")
+        raise DataError("no run here (neither config.yaml nor metrics.jsonl); give a run's directory", where=run_dir)
     return _write("single.html.j2", _run_context(run), choose_videos([run], limit=4), out or run_dir / "report.html")
 
 

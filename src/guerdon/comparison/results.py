@@ -273,15 +273,17 @@ def read_study(study_dir: Path) -> StudyRecord:
     """
     plan = read_json(study_dir / "study.json")
     if plan is None:
-        raise DataError(f"{study_dir}: no study.json: run `guerdon compare` first, or give the directory that it wrote")
+        raise DataError(
+            "no study.json: run `guerdon compare` first, or give the directory that it wrote", where=study_dir
+        )
     arms = {str(name): str(mapping(arm).get("label") or name) for name, arm in mapping(plan.get("arms")).items()}
     if not arms:
-        raise DataError(f"{study_dir}: the study plan names no arm; run `guerdon compare` on a study file first")
+        raise DataError("the study plan names no arm; run `guerdon compare` on a study file first", where=study_dir)
     tasks = tuple(str(task) for task in plan.get("tasks") or ())
     seeds = tuple(int(seed) for seed in plan.get("seeds") or ())
     baseline = str(plan.get("baseline") or next(iter(arms)))
     if baseline not in arms:
-        raise DataError(f"{study_dir}: the baseline {baseline!r} is none of the arms {sorted(arms)}")
+        raise DataError(f"the baseline {baseline!r} is none of the arms {sorted(arms)}", where=study_dir)
     root = study_dir / "runs"
     runs = [
         read_run(root / task / arm / f"seed{seed}", task=task, arm=arm, seed=seed)

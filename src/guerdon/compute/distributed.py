@@ -346,8 +346,8 @@ def check_device(device: torch.device) -> None:
         ConfigError: that is so.
     """
     if peers() > 1 and device.type == "cpu" and torch.cuda.is_available():
-        raise ConfigError(
-            "policy.device: the processes that torchrun starts use a GPU each; hide them, or set it to auto"
+        raise ConfigError.about(
+            "policy.device", ": the processes that torchrun starts use a GPU each; hide them, or set it to auto"
         )
 
 

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-from guerdon.config.problems import is_secret, problem_lines, unknown_lines
+from guerdon.config.problems import is_secret, problems, unknown_keys
 from guerdon.config.schema import Spot, child, field_of, leaves, models_in, names_of, without_nulls
 from guerdon.config.tree import LONGEST_KEY, CoreLoader, Tree, apply_overrides, describe, merge, parse_yaml, read_yaml
 from guerdon.errors import ConfigError
@@ -130,10 +130,11 @@ def validate(model: type[M], tree: Tree | Mapping[str, Any], *, origin: str) -> 
     try:
         return model.model_validate(known.data)
     except ValidationError as exc:
-        lines = problem_lines(model, known, exc, origin)
+        found = problems(model, known, exc, origin)
+        lines = [str(one) for one in found]
         if len(lines) > 1:
             lines.insert(0, f"{origin}: {len(lines)} problems")
-        raise ConfigError("\n  ".join(lines)) from exc
+        raise ConfigError("\n  ".join(lines), key=found[0].key) from exc
 
 
 def _usable(value: Any, path: str, tree: Tree, origin: str) -> Any:
@@ -149,7 +150,7 @@ def _usable(value: Any, path: str, tree: Tree, origin: str) -> Any:
         return usable_value(value, path=_PATHS.search(key) is not None)
     except ValueError as error:
         shown = "not shown here" if is_secret(key) else describe(value)
-        raise ConfigError(f"{tree.place(path) or origin}: {path} is {shown}: {error}") from error
+        raise ConfigError(f"{tree.place(path) or origin}: {path} is {shown}: {error}", key=path) from error
 
 
 def usable_value(value: Any, *, path: bool) -> Any:
@@ -441,13 +442,12 @@ class _Resolver:
 
     def fail(self, path: str, what: str) -> Any:
         if self.defaults is not None:
-            unknown = unknown_lines(self.defaults, self.tree, "the configuration")
+            unknown = unknown_keys(self.defaults, self.tree, "the configuration")
             if unknown:  # a misspelled key is what the reference does not find
-                raise ConfigError("\n  ".join(unknown))
+                raise ConfigError("\n  ".join(map(str, unknown)), key=unknown[0].key)
         place = self.tree.place(path)
-        if place:
-            path = f"{place}: {path}"
-        raise ConfigError(f"{path}: {what}")
+        where = f"{place}: {path}" if place else path
+        raise ConfigError(f"{where}: {what}", key=path)
 
 
 def _default_at(model: type[BaseModel] | None, parts: list[str], data: Any) -> tuple[bool, Any]:

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from guerdon.config.schema import Spot, child, field_of, keys_of, leaves, literals, mark, models_in, tagged, tags
 from guerdon.config.tree import Tree, describe
+from guerdon.errors import ConfigError
 
 _MOST_LISTED = 20
 
@@ -32,25 +33,32 @@ class _Location(NamedTuple):
     forms: Spot  # that the section around it may have
 
 
-def problem_lines(model: type[BaseModel], tree: Tree, error: ValidationError, origin: str) -> list[str]:
-    """One line per problem, in the order of the schema; alternatives of a union share one line.
+def problems(model: type[BaseModel], tree: Tree, error: ValidationError, origin: str) -> list[ConfigError]:
+    """One error with one line per problem, in the order of the schema; alternatives of a union share one.
 
-    Where keys are unknown, the lines are about those alone.
+    Where keys are unknown, the errors are about those alone.
     """
-    if unknown := unknown_lines(model, tree, origin):
+    if unknown := unknown_keys(model, tree, origin):
         return unknown
     grouped: dict[str, list[tuple[_Location, Mapping[str, Any]]]] = {}
     for detail in error.errors(include_url=False):
         where = _locate(model, tree.data, detail)
         grouped.setdefault(where.path, []).append((where, detail))
-    lines = []
+    errors = []
     unknown_last = [path for path in grouped if all(d["type"] != "extra_forbidden" for _, d in grouped[path])]
     for path, found in sorted(grouped.items(), key=lambda item: item[0] in unknown_last):
         text = "; ".join(dict.fromkeys(_texts(model, found)))
         joint = "" if text.startswith(".") or not path else " "
         place = tree.place(path if joint else f"{path}{text.partition(' ')[0]}") or origin
-        lines.append(f"{place}: {path}{joint}{text}")
-    return lines
+        errors.append(ConfigError(f"{place}: {path}{joint}{text}", key=_key(path, found) or None))
+    return errors
+
+
+def _key(path: str, found: list[tuple[_Location, Mapping[str, Any]]]) -> str:
+    """The key that the problems of a path are about: the one inside it that the check of a section named, if any."""
+    raised = (detail.get("ctx", {}).get("error") for _, detail in found)
+    named = next((error.key for error in raised if isinstance(error, ConfigError) and error.key), "")
+    return ".".join(part for part in (path, named) if part)
 
 
 def _locate(model: type[BaseModel], data: Any, detail: Mapping[str, Any]) -> _Location:
@@ -155,15 +163,18 @@ class _Unknown(NamedTuple):
     others: Sequence[type[BaseModel]]  # the other forms of the section that have the key
 
 
-def unknown_lines(model: type[BaseModel], tree: Tree, origin: str) -> list[str]:
-    """One line per key that no form of its section has; where there is none, per key that belongs to another form.
+def unknown_keys(model: type[BaseModel], tree: Tree, origin: str) -> list[ConfigError]:
+    """An error per key that no form of its section has; where there is none, per key that belongs to another form.
 
     A key that references or defaults copied elsewhere is reported where it was written.
     """
     found = list(_unknown((model,), tree.data, ""))
     written = [one for one in found if one.path in tree.places] or found
     shown = [one for one in written if not one.others] or written
-    return [f"{tree.place(one.path) or origin}: {one.path} {_unknown_text(model, one)}" for one in shown]
+    return [
+        ConfigError(f"{tree.place(one.path) or origin}: {one.path} {_unknown_text(model, one)}", key=one.path)
+        for one in shown
+    ]
 
 
 def _unknown(spot: Spot, value: Any, path: str) -> Iterator[_Unknown]:

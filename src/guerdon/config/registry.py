@@ -33,7 +33,7 @@ from typing import Any, Literal, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from guerdon.config.problems import problem_lines
+from guerdon.config.problems import problems
 from guerdon.config.tree import Tree
 from guerdon.errors import ConfigError, boundary, did_you_mean
 
@@ -161,8 +161,8 @@ class Registry:
         try:
             checked = section.model_validate({"params": params}).params  # type: ignore[attr-defined]
         except ValidationError as error:
-            lines = problem_lines(section, Tree({"params": dict(params)}), error, f"the {self.kind} {name}")
-            raise ConfigError("; ".join(lines)) from error
+            found = problems(section, Tree({"params": dict(params)}), error, f"the {self.kind} {name}")
+            raise ConfigError("; ".join(map(str, found))) from error
         if whole:
             return {"params": checked}
         fields = type(checked).model_fields

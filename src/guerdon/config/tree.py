@@ -136,7 +136,7 @@ class _Reader:
             here = f"{path}.{key}" if path else key
             if key in own:
                 raise ConfigError(
-                    f"{self.place(key_node)}: {here} is given twice (first on line {lines[key]}); keep one"
+                    f"{self.place(key_node)}: {here} is given twice (first on line {lines[key]}); keep one", key=here
                 )
             lines[key] = key_node.start_mark.line + 1
             self.places[here] = self.place(key_node)
@@ -237,7 +237,9 @@ def _override_value(value_text: str, text: str) -> Any:
     value, _ = parse_yaml(value_text, f"override {text!r}")
     if value is None and value_text.strip() not in _NULLS:
         path = text.partition("=")[0]
-        raise ConfigError(f"override {text!r}: no value; write {path}=null for none, or quote it: {path}=\"'...'\"")
+        raise ConfigError(
+            f"override {text!r}: no value; write {path}=null for none, or quote it: {path}=\"'...'\"", key=path
+        )
     return value
 
 
@@ -249,12 +251,17 @@ def _put(data: dict[str, Any], parts: list[str], value: Any, text: str) -> None:
         here = ".".join(parts[:depth]) or "the top"
         if isinstance(node, list):
             if not part.isdecimal() or int(part) >= len(node):
-                raise ConfigError(f"override {text!r}: {here} is a list of {len(node)}; {part!r} is not an index of it")
+                raise ConfigError(
+                    f"override {text!r}: {here} is a list of {len(node)}; {part!r} is not an index of it",
+                    key=".".join(parts),
+                )
             key: Any = int(part)
         elif isinstance(node, dict):
             key = part
         else:
-            raise ConfigError(f"override {text!r}: {here} is {describe(node)}, so it has no {part!r} inside")
+            raise ConfigError(
+                f"override {text!r}: {here} is {describe(node)}, so it has no {part!r} inside", key=".".join(parts)
+            )
         if last:
             node[key] = value
         else:

@@ -73,7 +73,9 @@ def lead(
         MissingDependencyError: Ray is not installed.
     """
     if distributed.launched() > 1:
-        raise ConfigError("cluster.learners starts the learners on the cluster: start the run without torchrun")
+        raise ConfigError.about(
+            "cluster.learners", "starts the learners on the cluster: start the run without torchrun"
+        )
     if bool(torch.cuda.device_count()) != bool(cluster.learner_gpus):
         raise ConfigError(
             f"the process of the run is the first learner, and it has {torch.cuda.device_count()} GPU(s), while "

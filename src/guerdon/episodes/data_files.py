@@ -45,7 +45,7 @@ class DataFiles:
     def __init__(self, root: Path) -> None:
         self.paths = sorted((root / "data").rglob("*.parquet"))
         if not self.paths:
-            raise DataError(f"{root}: a LeRobot data set without data/*.parquet")
+            raise DataError("a LeRobot data set without data/*.parquet", where=root)
         with boundary(DataError, f"{self.paths[0]}: cannot be read as Parquet"):
             schema = pq.read_schema(self.paths[0])
         kinds = {field.name: str(field.type) for field in schema}

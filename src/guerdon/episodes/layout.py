@@ -165,7 +165,9 @@ def features_of(episode: Episode, key: str, *, video: bool, fps: int) -> Feature
     for name, column in ((STATE, episode.states), (ACTION, episode.actions)):
         if column is not None:
             if column.ndim != 2 or column.shape[1] == 0:
-                raise DataError(f"episode {episode.id!r}: {name} must have shape (T, size), got {column.shape}")
+                raise DataError(
+                    f"episode {episode.id!r}: {name} must have shape (T, size), got {column.shape}", field=name
+                )
             features[name] = {"dtype": "float32", "shape": [column.shape[1]], "names": None}
     for name, present, dtype in (
         (REWARD, episode.rewards is not None, "float32"),
@@ -244,12 +246,12 @@ def shard_path(root: Path, template: str, where: FileIndex, *, video_key: str = 
         if name == "video_key":
             return video_key
         if name not in values:
-            raise DataError(f"{root / INFO_PATH}: unknown field {{{name}}} in path template {template!r}")
+            raise DataError(f"unknown field {{{name}}} in path template {template!r}", where=root / INFO_PATH)
         return f"{values[name]:0{int(width or 0)}d}"
 
     path = root / _FIELD.sub(fill, template)
     if not path.resolve().is_relative_to(root.resolve()):
-        raise DataError(f"{root / INFO_PATH}: path template {template!r} leads out of the data set")
+        raise DataError(f"path template {template!r} leads out of the data set", where=root / INFO_PATH)
     return path
 
 
@@ -284,9 +286,9 @@ def load_info(root: Path) -> Info:
         raise DataError(f"{path} has no valid {exc}; restore it from a copy of the data set") from exc
     for name, feature in info.features.items():
         if not isinstance(feature.get("dtype"), str) or not isinstance(feature.get("shape"), list | tuple):
-            raise DataError(f"{path}: feature {name!r} needs a dtype and a shape")
+            raise DataError(f"feature {name!r} needs a dtype and a shape", where=path)
     if not isinstance(info.fps, int | float) or not info.fps > 0:
-        raise DataError(f"{path}: fps must be a positive number, got {info.fps!r}")
+        raise DataError(f"fps must be a positive number, got {info.fps!r}", where=path, field="fps")
     return info
 
 
@@ -373,7 +375,9 @@ def to_rows(episode: Episode) -> Columns:
         if column is None:
             continue
         if np.any(column[0] != 0):
-            raise DataError(f"episode {episode.id!r}: row 0 must be the reset, but its {name} is {column[0]}")
+            raise DataError(
+                f"episode {episode.id!r}: row 0 must be the reset, but its {name} is {column[0]}", field=name
+            )
         columns[name] = _earlier(column.astype(np.float32, copy=False))
     if episode.success is not None:
         columns[SUCCESS] = np.append(episode.success[1:], episode.success[-1]).astype(np.bool_)

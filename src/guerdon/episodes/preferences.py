@@ -380,8 +380,9 @@ def _without_layout(row: Any, where: str) -> str:
     columns = ", ".join(map(str, row)) if isinstance(row, Mapping) else type(row).__name__
     known = "; ".join(f"{', '.join(one.keys)} ({one.seen_in})" for one in LAYOUTS.values())
     raise DataError(
-        f"{where}: no known layout of preferences, found {columns[:200]}; known are {known}. Map other names by "
-        "columns: {chosen: ..., rejected: ...}"
+        f"no known layout of preferences, found {columns[:200]}; known are {known}. Map other names by "
+        "columns: {chosen: ..., rejected: ...}",
+        where=where,
     )
 
 
@@ -423,7 +424,7 @@ def read_preferences(data: str, *, columns: Mapping[str, str] | None = None, tra
     left_out.update({"contradicted": len(gone)} if gone else {})
     if not kept:
         why = f": {', '.join(f'{n} {reason}' for reason, n in left_out.items())}" if left_out else ""
-        raise DataError(f"{data}: there is no comparison that can be used{why}")
+        raise DataError(f"there is no comparison that can be used{why}", where=data)
     return Preferences(tuple(kept), dict(left_out), repeated, contradicted, benchmark)
 
 
@@ -473,7 +474,7 @@ def responses_in(row: Any, where: str, name: str) -> tuple[list[Solution | Failu
     """
     layout = _layout(row)
     if layout is None:
-        raise DataError(f"{where}: no known layout of preferences")
+        raise DataError("no known layout of preferences", where=where)
     try:
         read = layout.read(RowFields(row, where))
     except _LeftOut as error:

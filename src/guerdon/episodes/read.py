@@ -187,7 +187,7 @@ def _frames(root: Path, info: Info, entry: Entry, table: pa.Table, key: str, col
 def _none_of(table: pa.Table, key: str) -> bool:
     """Whether every row of a table says that it has no picture of a camera, whose column it must have."""
     if key not in table.column_names:
-        raise DataError(f"has no column {key}")
+        raise DataError(f"has no column {key}", field=key)
     return bool(table[key].null_count == len(table))
 
 

@@ -132,7 +132,7 @@ def _inside_json(found: Mapping[str, Any], path: Path) -> Sequence[Any]:
         return [dict(zip(map(str, found["columns"]), row, strict=False)) for row in found["data"]]
     if isinstance(found.get("responses"), list) and "step" in found:
         return [{**_map(one), "step": found["step"]} for one in found["responses"]]
-    raise DataError(f"{path}: a JSON object without samples of inspect_ai, found {', '.join(found)[:200]}")
+    raise DataError(f"a JSON object without samples of inspect_ai, found {', '.join(found)[:200]}", where=path)
 
 
 def with_records(path: Path, records: Sequence[Mapping[str, Any]]) -> bytes | None:

@@ -56,11 +56,11 @@ def numbered_rows(path: Path) -> Iterator[tuple[int, Any]]:
     """
     ending = path.suffix.lower()
     if not ending and not path.exists():
-        raise DataError(f"{path}: there is no such file or folder; make it first, or check the path")
+        raise DataError("there is no such file or folder; make it first, or check the path", where=path)
     if ending not in ENDINGS:
-        raise DataError(f"{path}: rows are read from {', '.join(ENDINGS)}; convert the file to one of these")
+        raise DataError(f"rows are read from {', '.join(ENDINGS)}; convert the file to one of these", where=path)
     if not path.is_file():
-        raise DataError(f"{path}: there is no such file")
+        raise DataError("there is no such file", where=path)
     if ending in (".jsonl", ".ndjson"):
         yield from _lines(path)
     elif ending in _TABLES:
@@ -71,8 +71,9 @@ def numbered_rows(path: Path) -> Iterator[tuple[int, Any]]:
         rows = json_value(path)
         if not isinstance(rows, list):
             raise DataError(
-                f"{path}: a .json file holds one list of rows, this holds {type(rows).__name__}; one row per line "
-                "needs the ending .jsonl"
+                f"a .json file holds one list of rows, this holds {type(rows).__name__}; one row per line "
+                "needs the ending .jsonl",
+                where=path,
             )
         yield from enumerate(rows)
 
@@ -83,7 +84,7 @@ def json_value(path: Path) -> Any:
     Raises:
         DataError: it is not JSON.
     """
-    return _from_json(path.read_bytes(), f"{path}: not JSON (one row per line needs the ending .jsonl)")
+    return _from_json(path.read_bytes(), "not JSON (one row per line needs the ending .jsonl)", str(path))
 
 
 def _parquet(path: Path) -> Iterator[Any]:
@@ -133,9 +134,9 @@ def rows_by_split(data: str) -> dict[str, list[dict[str, Any]]]:
         for file in files:
             found[file.stem] = [row for _, row in good_rows(file)]
             if not all(isinstance(row, dict) for row in found[file.stem]):
-                raise DataError(f"{file}: expected rows that are maps of keys")
+                raise DataError("expected rows that are maps of keys", where=file)
     if not any(found.values()):
-        raise DataError(f"{data}: there is no row in it")
+        raise DataError("there is no row in it", where=data)
     return found
 
 
@@ -167,7 +168,7 @@ class RowFields:
 
     def __init__(self, row: Any, where: str) -> None:
         if not isinstance(row, Mapping):
-            raise DataError(f"{where}: a row must be a map of keys, this is {type(row).__name__}")
+            raise DataError(f"a row must be a map of keys, this is {type(row).__name__}", where=where)
         self.row, self.where = row, where
 
     def get(self, key: str, kind: type | tuple[type, ...], wanted: str, default: Any = ...) -> Any:
@@ -175,11 +176,11 @@ class RowFields:
         value = self.row.get(key)
         if value is None:
             if default is ...:
-                raise DataError(f"{self.where}: no {key}; found {', '.join(map(str, self.row))}")
+                raise DataError(f"no {key}; found {', '.join(map(str, self.row))}", where=self.where, field=key)
             return default
         numeric = kind in (int, (int, float))
         if not isinstance(value, kind) or (numeric and isinstance(value, bool)):
-            raise DataError(f"{self.where}: {key} must be {wanted}, this is {str(value)[:80]!r}")
+            raise DataError(f"{key} must be {wanted}, this is {str(value)[:80]!r}", where=self.where, field=key)
         return value
 
     def text(self, key: str, default: Any = ...) -> Any:
@@ -203,7 +204,7 @@ class RowFields:
     def _items(self, key: str, what: str, fits: Callable[[Any], bool], default: Any) -> Any:
         values = self.get(key, (list, tuple), f"a list of {what}", default)
         if not all(map(fits, values or ())):
-            raise DataError(f"{self.where}: {key} must hold {what} only, this is {str(values)[:80]}")
+            raise DataError(f"{key} must hold {what} only, this is {str(values)[:80]}", where=self.where, field=key)
         return values if values is None else tuple(values)
 
     def meta(self) -> dict[str, Any]:
@@ -219,7 +220,7 @@ class RowFields:
         try:
             return json.loads(value)
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{self.where}: {key} is not JSON: {error}") from error
+            raise DataError(f"{key} is not JSON: {error}", where=self.where, field=key) from error
 
     def messages(self, key: str) -> tuple[Message, ...]:
         """Chat messages, or such in JSON (Parquet); none where the key is absent."""
@@ -246,7 +247,7 @@ class RowFields:
         try:
             yield
         except ChatError as error:
-            raise DataError(f"{self.where}: {key}: {error}") from error
+            raise DataError(f"{key}: {error}", where=self.where, field=key) from error
 
 
 def json_line(row: Mapping[str, Any]) -> bytes:
@@ -273,7 +274,7 @@ def _lines(path: Path) -> Iterator[tuple[int, Any]]:
             number += 1
             if line.strip():
                 try:
-                    yield number, _from_json(line, f"{path}:{number}: {_broken(line)}")
+                    yield number, _from_json(line, _broken(line), f"{path}:{number}")
                 except DataError as error:
                     yield number, error
             while len(line) == _LONGEST and not line.endswith(b"\n"):  # the rest of a line that is too long
@@ -296,23 +297,23 @@ def _table(path: Path, delimiter: str) -> Iterator[tuple[int, Any]]:
         names = next(rows, [])
         if len(set(names)) < len(names) or not all(names):
             found = ", ".join(names)[:200]
-            raise DataError(f"{path}: the first line must name every column once, it has {found!r}")
+            raise DataError(f"the first line must name every column once, it has {found!r}", where=path)
         for number, cells in enumerate(rows):
             if len(cells) > len(names):
-                where = f"{path}: row {number}: {len(cells)} cells under {len(names)} columns"
-                yield number, DataError(f"{where}; put quotes around commas")
+                count = f"{len(cells)} cells under {len(names)} columns"
+                yield number, DataError(f"{count}; put quotes around commas", where=f"{path}: row {number}")
             elif any(cells):
                 yield number, {name: cell or None for name, cell in zip(names, cells, strict=False)}
 
 
-def _from_json(data: bytes, trouble: str) -> Any:
+def _from_json(data: bytes, trouble: str, where: str) -> Any:
     try:
         return from_json(data)  # twice as fast as `json`, which also reads half of a surrogate pair
     except ValueError:
         try:
             return json.loads(data.decode("utf-8-sig"))
         except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested a thousand times
-            raise DataError(f"{trouble}: {error}") from error
+            raise DataError(f"{trouble}: {error}", where=where) from error
 
 
 def _saved(folder: Path) -> bool:
@@ -325,7 +326,7 @@ def _datasets(data: str) -> dict[str, list[dict[str, Any]]]:
     path = Path(data)
     first = path.parts[0] if path.parts else ""
     if not path.exists() and (not _HUB_ID.fullmatch(data) or path.suffix in ENDINGS or Path(first).exists()):
-        raise DataError(f"{data}: there is no such file or folder; make it first, or check the path")
+        raise DataError("there is no such file or folder; make it first, or check the path", where=data)
     with needs(f"{data} is read with the package datasets (it is not a file here): pip install 'guerdon[text]'"):
         import datasets
     check_data_set(DataError, "the data set", data)

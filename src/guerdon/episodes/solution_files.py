@@ -77,7 +77,7 @@ def format_of(row: Any, where: str) -> Format:
                 return name
     found = ", ".join(map(str, row)) if isinstance(row, Mapping) else type(row).__name__
     known = "; ".join(f"{name}: {', '.join(codec.keys)}" for name, codec in _CODECS.items())
-    raise DataError(f"{where}: a row of no known format, found {found[:200]}; known are {known}")
+    raise DataError(f"a row of no known format, found {found[:200]}; known are {known}", where=where)
 
 
 def solutions_from_rows(
@@ -137,7 +137,7 @@ def read_solutions(
             bad.append(str(found))
     if not solutions:
         more = f"; all of its {errors} rows are bad, the first: {bad[-errors]}" if bad and errors else ""
-        raise DataError(f"{path}: there is no solution in it{more}")
+        raise DataError(f"there is no solution in it{more}", where=path)
     return tuple(solutions)
 
 
@@ -151,7 +151,7 @@ def write_solutions(path: Path, solutions: Iterable[Solution], form: Format = "s
     """
     write = _CODECS[form].write
     if path.suffix not in (".jsonl", ".parquet") or write is None:
-        raise DataError(f"{path}: solutions are written as .jsonl or .parquet, in a format other than prmbench")
+        raise DataError("solutions are written as .jsonl or .parquet, in a format other than prmbench", where=path)
     rows: list[dict[str, Any]] = []
     left_out: Counter[str] = Counter()
     count, example = 0, ""
@@ -164,7 +164,7 @@ def write_solutions(path: Path, solutions: Iterable[Solution], form: Format = "s
             left_out[error.reason] += 1
             example = str(error)
     if left_out and not rows:
-        raise DataError(f"{path}: the format {form} can express none of the solutions; {example}")
+        raise DataError(f"the format {form} can express none of the solutions; {example}", where=path)
     if path.suffix == ".parquet":
         _write_parquet(path, rows)
     else:
@@ -198,7 +198,7 @@ def published_solutions(paths: Sequence[str], left_out: Counter[str], *, train: 
                     solutions.append(one if subset is None else replace(one, meta={"subset": subset, **one.meta}))
         if len(solutions) == before:
             why = f"; left out: {', '.join(f'{n} {r}' for r, n in left_out.items())}" if left_out else ""
-            raise DataError(f"{given}: there is no solution in it{why}")
+            raise DataError(f"there is no solution in it{why}", where=given)
     return solutions
 
 

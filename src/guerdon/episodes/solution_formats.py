@@ -45,7 +45,7 @@ class LeftOutError(DataError):
     """
 
     def __init__(self, where: str, reason: str, detail: str) -> None:
-        super().__init__(f"{where}: {detail}")
+        super().__init__(detail, where=where)
         self.reason = reason
 
 
@@ -79,7 +79,7 @@ def _solution(fields: RowFields, **given: Any) -> Solution:
     try:
         return Solution(**{**optional, **given})
     except DataError as error:
-        raise DataError(f"{fields.where}: {error}") from error
+        raise DataError(str(error), where=fields.where) from error
 
 
 def _own_keys(solution: Solution, *, without: Sequence[str] = ()) -> dict[str, Any]:
@@ -106,7 +106,11 @@ def _cut(text: str, ends: Sequence[int], where: str) -> tuple[str, ...]:
         DataError: the ends do not rise, or do not reach the end of the text.
     """
     if any(b < a for a, b in pairwise((0, *ends))) or (ends[-1] if ends else 0) != len(text):
-        raise DataError(f"{where}: step_ends {list(ends)[:8]} do not cut the {len(text)} characters of the solution")
+        raise DataError(
+            f"step_ends {list(ends)[:8]} do not cut the {len(text)} characters of the solution",
+            where=where,
+            field="step_ends",
+        )
     return tuple(text[a:b] for a, b in pairwise((0, *ends)))
 
 
@@ -173,7 +177,7 @@ def from_record(row: Any, where: str, name: str) -> Solution:
     rewards = fields.numbers("step_rewards", ())
     labels = fields.numbers("step_labels", None)
     if rewards and len(rewards) != len(steps):
-        raise DataError(f"{where}: {len(rewards)} step_rewards for {len(steps)} steps")
+        raise DataError(f"{len(rewards)} step_rewards for {len(steps)} steps", where=where, field="step_rewards")
     if labels is None:
         labels = labels_of_rewards(rewards, fields.get("is_correct", bool, "true or false", None))
     return _solution(
@@ -270,14 +274,20 @@ def _training_row(row: Any, where: str, name: str) -> tuple[str, str, str, float
     question, middle, partial = text.partition(PARTIAL)
     if not text.startswith(QUESTION) or not middle or not partial.rstrip("\n").endswith(EVALUATE.rstrip("\n")):
         raise DataError(
-            f"{where}: input_text lacks one of '### Question:', '### Partial Solution:', '### Evaluate this step:'"
+            "input_text lacks one of '### Question:', '### Partial Solution:', '### Evaluate this step:'",
+            where=where,
+            field="input_text",
         )
     right = {target: value for value, target in TARGETS.items()}.get(fields.text("target_text").strip())
     if right is None:
-        raise DataError(f"{where}: target_text is {row['target_text']!r}, not one of {', '.join(TARGETS.values())}")
+        raise DataError(
+            f"target_text is {row['target_text']!r}, not one of {', '.join(TARGETS.values())}",
+            where=where,
+            field="target_text",
+        )
     reward = float(fields.get("reward_value", (int, float), "a number"))
     if not -1.0 <= reward <= 1.0:
-        raise DataError(f"{where}: reward_value is {reward}; allowed: -1 to 1")
+        raise DataError(f"reward_value is {reward}; allowed: -1 to 1", where=where, field="reward_value")
     partial = partial.rstrip("\n").removesuffix(EVALUATE.rstrip("\n"))
     return fields.text("id", ""), question.removeprefix(QUESTION), partial, float(right), reward
 
@@ -329,10 +339,10 @@ def from_trl(row: Any, where: str, name: str) -> Solution:
     labels = fields.numbers("labels")
     mask = fields.numbers("label_mask", (1.0,) * len(labels))
     if len(mask) != len(labels):
-        raise DataError(f"{where}: label_mask has {len(mask)} entries for {len(labels)} labels")
+        raise DataError(f"label_mask has {len(mask)} entries for {len(labels)} labels", where=where, field="label_mask")
     steps = closed(fields.texts("completions"), separator, fields.integers("unclosed", None))
     if len(labels) != len(steps):
-        raise DataError(f"{where}: {len(labels)} labels for {len(steps)} completions")
+        raise DataError(f"{len(labels)} labels for {len(steps)} completions", where=where, field="labels")
     return _solution(
         fields,
         id=fields.text("id", name),
@@ -420,7 +430,9 @@ def from_prm800k(row: Any, where: str, name: str) -> Solution:
     label = RowFields(row.get("label"), f"{where}: label")
     finish = label.text("finish_reason", None)
     if finish is not None and finish not in FINISH_REASONS:
-        raise DataError(f"{where}: finish_reason {finish!r} is none of {', '.join(FINISH_REASONS)}")
+        raise DataError(
+            f"finish_reason {finish!r} is none of {', '.join(FINISH_REASONS)}", where=where, field="finish_reason"
+        )
     picked = [
         _followed(RowFields(step, f"{where}: step {k + 1}"))
         for k, step in enumerate(label.get("steps", (list, tuple), "a list of steps"))
@@ -450,7 +462,11 @@ def _followed(step: RowFields) -> tuple[str, int | None]:
     chosen = step.get("chosen_completion", int, "an index", None)
     if chosen is not None:
         if not 0 <= chosen < len(completions):
-            raise DataError(f"{step.where}: chosen_completion {chosen} of {len(completions)} completions")
+            raise DataError(
+                f"chosen_completion {chosen} of {len(completions)} completions",
+                where=step.where,
+                field="chosen_completion",
+            )
         picked = completions[chosen]
     elif step.row.get("human_completion") is not None:
         human = step.row["human_completion"]
@@ -464,7 +480,7 @@ def _followed(step: RowFields) -> tuple[str, int | None]:
     fields = RowFields(picked, step.where)
     rating = fields.get("rating", int, "-1, 0, 1 or null", None)
     if rating not in _LABEL_OF_RATING:
-        raise DataError(f"{step.where}: rating {rating} is none of -1, 0, 1 and null")
+        raise DataError(f"rating {rating} is none of -1, 0, 1 and null", where=step.where, field="rating")
     return fields.text("text"), rating
 
 
@@ -512,7 +528,7 @@ def from_math_shepherd(row: Any, where: str, name: str) -> Solution:
     start = fields.get("question_end", int, "a number of characters", None)
     begin = texts[0].rfind("Step 1:") if start is None else start + 1
     if begin < 0:
-        raise DataError(f"{where}: no 'Step 1:' before the first {MARKER}: where does the solution start?")
+        raise DataError(f"no 'Step 1:' before the first {MARKER}: where does the solution start?", where=where)
     question = texts[0][:begin].rstrip() if start is None else texts[0][:start]
     texts[0] = texts[0][begin:]
     ends = fields.integers("step_ends", None)
@@ -546,13 +562,15 @@ def _signs(pieces: Sequence[str], label: str, where: str) -> list[str]:
         end = at + len(piece)
         sign = label[end : end + 1]
         if label[at:end] != piece or sign not in ("+", "-"):
-            raise DataError(f"{where}: label is not input with + or - for step {len(signs) + 1}'s {MARKER}")
+            raise DataError(
+                f"label is not input with + or - for step {len(signs) + 1}'s {MARKER}", where=where, field="label"
+            )
         signs.append(sign)
         at = end + 1
     if not signs:
-        raise DataError(f"{where}: no {MARKER} in input")
+        raise DataError(f"no {MARKER} in input", where=where, field="input")
     if label[at:] != pieces[-1]:
-        raise DataError(f"{where}: label and input end differently")
+        raise DataError("label and input end differently", where=where, field="label")
     return signs
 
 
@@ -588,7 +606,9 @@ def from_process_bench(row: Any, where: str, name: str) -> Solution:
     texts, separator = fields.texts("steps"), fields.text("separator", "\n\n")
     first = fields.get("label", int, "a step from 0, or -1")
     if not texts or not -1 <= first < len(texts):
-        raise DataError(f"{where}: label {first} is none of the {len(texts)} steps (from 0; -1: none is wrong)")
+        raise DataError(
+            f"label {first} is none of the {len(texts)} steps (from 0; -1: none is wrong)", where=where, field="label"
+        )
     generator = fields.text("generator", "")
     return _solution(
         fields,
@@ -611,7 +631,9 @@ def from_prmbench(row: Any, where: str, name: str) -> Solution:
     fields = RowFields(row, where)
     steps, wrong = fields.texts("modified_process"), fields.integers("error_steps", ())
     if not steps or any(not 1 <= k <= len(steps) for k in wrong):
-        raise DataError(f"{where}: error_steps {list(wrong)} are not among the {len(steps)} steps (from 1)")
+        raise DataError(
+            f"error_steps {list(wrong)} are not among the {len(steps)} steps (from 1)", where=where, field="error_steps"
+        )
     kept = {key: row[key] for key in ("classification", "reason", "modified_steps") if row.get(key) is not None}
     return _solution(
         fields,

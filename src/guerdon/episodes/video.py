@@ -108,10 +108,10 @@ def decode_video(path: Path, times_T: NDArray[Any], *, fps: float) -> ByteArray:
             budget -= 1
             if picture.is_corrupt:
                 raise DataError(
-                    f"{path}: the frame at {picture.time:.3f} s is corrupt; restore or download the file again"
+                    f"the frame at {picture.time:.3f} s is corrupt; restore or download the file again", where=path
                 )
             if (picture.height, picture.width) != size or budget < 0:
-                raise DataError(f"{path}: frames change their size or come too densely")
+                raise DataError("frames change their size or come too densely", where=path)
             while done < len(times) and picture.time >= times[done]:
                 frames = keep_frame(frames, done, upright(_nearest(path, float(times[done]), fps, previous, picture)))
                 done += 1
@@ -225,7 +225,7 @@ def _nearest(path: Path, time: float, fps: float, *candidates: Any) -> Any:
     pictures = [picture for picture in candidates if picture is not None]
     best = min(pictures, key=lambda picture: abs(picture.time - time), default=None)
     if best is None or abs(best.time - time) > 0.4 / fps:
-        raise DataError(f"{path}: no frame at {time:.3f} s; the file is cut off or belongs to other rows")
+        raise DataError(f"no frame at {time:.3f} s; the file is cut off or belongs to other rows", where=path)
     return best
 
 
@@ -238,10 +238,10 @@ def _opened(path: Path) -> Iterator[tuple[Any, Any]]:
         av.open(handle, mode="r", format="mp4") as container,
     ):
         if not container.streams.video:
-            raise DataError(f"{path}: has no video stream")
+            raise DataError("has no video stream", where=path)
         stream = container.streams.video[0]
         if stream.height * stream.width > MAX_PIXELS:
-            raise DataError(f"{path}: {stream.height}x{stream.width} is over {MAX_PIXELS} pixels")
+            raise DataError(f"{stream.height}x{stream.width} is over {MAX_PIXELS} pixels", where=path)
         yield container, stream
 
 

@@ -36,7 +36,7 @@ def kind_of(data: str) -> Kind:
         return "episodes"
     where, row = next((one for _, _, rows in data_rows(data) for one in rows), (data, None))
     if row is None or isinstance(row, DataError):
-        raise row or DataError(f"{data}: there is no row in it")
+        raise row or DataError("there is no row in it", where=data)
     columns = row if isinstance(row, Mapping) else {}
     if {SCORE, LABEL} & columns.keys():
         return "labels"
@@ -50,8 +50,9 @@ def kind_of(data: str) -> Kind:
     except DataError:
         known = "; ".join(", ".join(one.keys) for one in LAYOUTS.values())
         raise DataError(
-            f"{where}: no known layout, found {', '.join(map(str, columns))[:200]}; known are steps of solutions "
-            f"(docs/labels.md), labels of people ({LABEL}), episodes (a LeRobot folder), and preferences: {known}"
+            f"no known layout, found {', '.join(map(str, columns))[:200]}; known are steps of solutions "
+            f"(docs/labels.md), labels of people ({LABEL}), episodes (a LeRobot folder), and preferences: {known}",
+            where=where,
         ) from None
 
 

@@ -174,5 +174,7 @@ class EvaluateStage:
             return
         models = (*study.train, *study.control_evaluate.remote)
         if not models:
-            raise StudyError("{study} has neither a train section nor evaluate.remote: it names no reward model")
+            raise StudyError(
+                "{study} has neither a train section nor evaluate.remote: it names no reward model", key="train"
+            )
         check_only(self.only, models)

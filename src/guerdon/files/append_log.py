@@ -219,7 +219,9 @@ class AppendLog:
                 os.fsync(self._file.fileno())
             except OSError as error:
                 os.ftruncate(self._file.fileno(), size)  # half a line would spoil the next one
-                raise DataError(f"{self.path}: {error.strerror}; the same command resumes once it can write") from error
+                raise DataError(
+                    f"{error.strerror}; the same command resumes once it can write", where=self.path
+                ) from error
 
     def close(self) -> None:
         """Close and unlock the file; an empty one is removed."""

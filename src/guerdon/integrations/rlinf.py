@@ -35,8 +35,8 @@ class RLinfRewardModel(BaseRewardModel):  # type: ignore[misc]
         super().__init__(cfg)
         keys = cfg.get("guerdon")
         if not keys:
-            raise ConfigError(
-                "reward.model.guerdon names the reward model, as in {model_type: resnet, checkpoint_path: ...}"
+            raise ConfigError.about(
+                "reward.model.guerdon", "names the reward model, as in {model_type: resnet, checkpoint_path: ...}"
             )
         self._rewards = FrameRewards(_plain(keys), int(cfg.get("tries", 3)))
         self._key = str(cfg.get("image_key", "main_images"))

@@ -233,7 +233,7 @@ def _card(folder: Path) -> dict[str, Any] | None:
     with boundary(DataError, f"{path}: cannot be read; label again, or remove the file to go on without it"):
         card = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(card, dict):
-            raise DataError(f"{path}: expected a map of keys, this is {type(card).__name__}")
+            raise DataError(f"expected a map of keys, this is {type(card).__name__}", where=path)
     return card
 
 

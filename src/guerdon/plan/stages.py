@@ -103,7 +103,7 @@ def section(study: Study, name: str) -> Any:
     """
     found = getattr(study, name)
     if not found:
-        raise StudyError(f"{{study}} has no {name} section{_WITHOUT[name]}")
+        raise StudyError(f"{{study}} has no {name} section{_WITHOUT[name]}", key=name)
     return found
 
 

@@ -743,7 +743,7 @@ class ControlReward(ModelReward[ControlInputs]):
         ]  # fmt: skip
         for refused, why in rules:
             if refused:
-                raise ConfigError(f"reward.sources.{self.name}: {why}")
+                raise ConfigError.about(f"reward.sources.{self.name}", f": {why}")
 
 
 def _records(frames_F: ByteArray, states_F: FloatArray) -> NDArray[Any]:

@@ -76,16 +76,17 @@ def online_model(name: str, model: RewardModel, settings: RefittedModelSettings,
         DataError: there are no labelled episodes at `replay_path`.
     """
     if not isinstance(model, ImageRewardModel):
-        raise ConfigError(f"reward.sources.{name}: a {settings.model_type} model cannot be refitted")
+        raise ConfigError.about(f"reward.sources.{name}", f": a {settings.model_type} model cannot be refitted")
     if settings.labeler == "continuation" and model.config.horizon is None:
-        raise ConfigError(
-            f"reward.sources.{name}: labeler continuation counts environment steps to success, so the progress "
-            "model needs a horizon: set train.<name>.horizon and train it again"
+        raise ConfigError.about(
+            f"reward.sources.{name}",
+            ": labeler continuation counts environment steps to success, so the progress "
+            "model needs a horizon: set train.<name>.horizon and train it again",
         )
     adversarial = settings.labeler == "adversarial"
     if adversarial and model.config.state_size is None:
-        raise ConfigError(
-            f"reward.sources.{name}: labeler adversarial needs a model that looks at states: train it with arch mlp"
+        raise ConfigError.about(
+            f"reward.sources.{name}", ": labeler adversarial needs a model that looks at states: train it with arch mlp"
         )
     params = settings.update_params
     frames, targets = _replay(settings, model.config, params.replay_size)

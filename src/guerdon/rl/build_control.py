@@ -113,9 +113,10 @@ def _check_ahead(study: Study) -> None:
     """Refuse to collect ahead in a process whose policy is in shards of several learners."""
     sharded = isinstance(study.policy, VLAPolicySettings) and distributed.launched() > 1
     if sharded and study.runner.max_staleness and study.engine == "local":
-        raise ConfigError(
-            "runner.max_staleness: several learners shard the weights of a VLA, so that this "
-            "process cannot collect while they learn; set engine: ray, or max_staleness to 0"
+        raise ConfigError.about(
+            "runner.max_staleness",
+            ": several learners shard the weights of a VLA, so that this "
+            "process cannot collect while they learn; set engine: ray, or max_staleness to 0",
         )
 
 
@@ -266,8 +267,9 @@ def check_of_replay(study: Study) -> None:
             raise ConfigError(on_policy_refuses(f"the environment, by env.{key},"))
     for name, source in study.robot_sources.items():
         if source.ends:
-            raise ConfigError(
-                f"reward.sources.{name}.ends is about what a replay holds: take algorithm.type sac or dqn, or remove it"
+            raise ConfigError.about(
+                f"reward.sources.{name}.ends",
+                "is about what a replay holds: take algorithm.type sac or dqn, or remove it",
             )
 
 
@@ -331,9 +333,9 @@ def build_replay_learner(
         algorithm=algorithm.type,
     )
     if not isinstance(policy, ControlPolicy):
-        raise ConfigError(
-            f"algorithm.type {algorithm.type} does not go with policy.type {study.policy.type}: take mlp, cnn or "
-            "networks of your own"
+        raise ConfigError.about(
+            "algorithm.type",
+            f"{algorithm.type} does not go with policy.type {study.policy.type}: take mlp, cnn or networks of your own",
         )
     notes = []
     if fresh and study.control_policy.checkpoint is not None:
@@ -458,8 +460,8 @@ def _check_camera(name: str, camera: str, shape: PolicyShape, first_camera: str)
     """Refuse a model that looks through a camera that a world with cameras does not have."""
     names = [*shape.cameras, *(c.name for c in shape.own_columns if c.kind == "image" and c.name)]
     if names and camera and not {*names, first_camera}.intersection(camera_names(camera)):
-        raise ConfigError(
-            f"reward.sources.{name}: the model looks through {camera!r}; this world has {', '.join(names)}"
+        raise ConfigError.about(
+            f"reward.sources.{name}", f": the model looks through {camera!r}; this world has {', '.join(names)}"
         )
 
 
@@ -480,9 +482,9 @@ def _check_numbers(name: str, config: ImageModelConfig, shape: PolicyShape) -> N
     looks = f"{', '.join(config.keys) or 'states'}{' and actions' if config.actions else ''}"
     shows = ", ".join(f"{key} ({count})" for key, count in keys) or f"{size} numbers"
     of_which = "" if found is None else f", of which that is {found.shape[1]}"
-    raise ConfigError(
-        f"reward.sources.{name}: the model looks at {looks}, {config.state_size} numbers; this world shows {shows}"
-        f"{of_which}"
+    raise ConfigError.about(
+        f"reward.sources.{name}",
+        f": the model looks at {looks}, {config.state_size} numbers; this world shows {shows}{of_which}",
     )
 
 
@@ -495,14 +497,15 @@ def check_decisions(policy: RobotPolicy, algorithm: ControlAlgorithmSettings) ->
     idle = [("logprob_type", policy.in_parts, "whose decisions have one part"), ("reward_type", policy.chunk > 1, "")]
     for key, used, why in idle:
         if getattr(algorithm, key) is not None and not used:
-            raise ConfigError(
-                f"algorithm.{key} would do nothing with this policy, {why or 'which decides on one action at a time'}; "
-                "remove it"
+            raise ConfigError.about(
+                f"algorithm.{key}",
+                f"would do nothing with this policy, {why or 'which decides on one action at a time'}; remove it",
             )
     if algorithm.value_init_steps and not any(name.startswith("vf.") for name, _ in policy.named_parameters()):
-        raise ConfigError(
-            "algorithm.value_init_steps trains the critic alone, and this policy has no parameters whose names begin "
-            "with vf., as those of a critic do"
+        raise ConfigError.about(
+            "algorithm.value_init_steps",
+            "trains the critic alone, and this policy has no parameters whose names begin "
+            "with vf., as those of a critic do",
         )
 
 
@@ -548,10 +551,11 @@ def check_bounds(algorithm: ControlAlgorithmSettings, payable: tuple[float, floa
         ("rewards_upper_bound", upper, upper is None or low <= upper < high),
     ):
         if bound is not None and not separates:
-            raise ConfigError(
-                f"algorithm.{key} is {bound:g}, but the weighted rewards of an episode add up to between {low:g} and "
+            raise ConfigError.about(
+                f"algorithm.{key}",
+                f"is {bound:g}, but the weighted rewards of an episode add up to between {low:g} and "
                 f"{high:g}, so that it keeps all groups or none: bounds are in the unit of the reward; change them "
-                "together with reward_coef and the weights of the sources"
+                "together with reward_coef and the weights of the sources",
             )
 
 

@@ -64,9 +64,10 @@ def text_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
         ConfigError: parts do not go together, or the disk has no room for what the run will write.
     """
     if distributed.launched() > 1 and study.runner.max_staleness and study.engine == "local":
-        raise ConfigError(
-            "runner.max_staleness: a thread of the first process would collect while all learners compute together; "
-            "with several learners set it to 0, or engine: ray"
+        raise ConfigError.about(
+            "runner.max_staleness",
+            ": a thread of the first process would collect while all learners compute together; "
+            "with several learners set it to 0, or engine: ray",
         )
     learning = distributed.everywhere(build_learning, study, fresh=fresh)
     policy, prompts, learner = learning.policy, learning.prompts, learning.learner

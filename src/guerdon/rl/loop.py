@@ -64,8 +64,8 @@ class PolicyAverage:
         self._learned = {name for name, _ in policy.named_parameters()}
         self._average = self._weights()
         if not self._learned & self._average.keys():
-            raise ConfigError(
-                "algorithm.ema_decay needs a policy whose tensors have the names of its parameters: remove it"
+            raise ConfigError.about(
+                "algorithm.ema_decay", "needs a policy whose tensors have the names of its parameters: remove it"
             )
 
     def follow(self) -> None:
@@ -78,9 +78,9 @@ class PolicyAverage:
         shapes = [{name: value.shape for name, value in one.items()} for one in (now, before)]
         if shapes[0] != shapes[1]:
             changed = min(name for name in now.keys() | before.keys() if shapes[0].get(name) != shapes[1].get(name))
-            raise ConfigError(
-                f"algorithm.ema_decay needs a policy whose tensors keep their names and shapes, unlike {changed}: "
-                "remove it"
+            raise ConfigError.about(
+                "algorithm.ema_decay",
+                f"needs a policy whose tensors keep their names and shapes, unlike {changed}: remove it",
             )
         for name, value in now.items():
             self._average[name] = before[name].lerp(value, 1 - self._decay) if name in self._learned else value

@@ -415,10 +415,11 @@ class SACLearner(ReplayLearner):
         own = settings.target_entropy
         self.target_entropy = float(-self.head.size if own is None else own)
         if self.target_entropy >= (most := self.head.size * math.log(2.0)):
-            raise ConfigError(
-                f"algorithm.target_entropy {self.target_entropy:g}: actions of {self.head.size} numbers between -1 and "
+            raise ConfigError.about(
+                "algorithm.target_entropy",
+                f"{self.target_entropy:g}: actions of {self.head.size} numbers between -1 and "
                 f"1 have less than {most:.3g}, so that the temperature would grow without end; minus their number is "
-                "usual"
+                "usual",
             )
 
     def _critic(self) -> _Critic:

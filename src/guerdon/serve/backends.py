@@ -280,7 +280,8 @@ def _work(pipe: Connection, life: Connection, build: Callable[[], RewardModel], 
 def _plain(error: GuerdonError) -> GuerdonError:
     """An error that can be pickled: of its class if that takes a message alone, else a `ModelFailed`."""
     kinds = type(error).__mro__
-    plain = not any("__init__" in vars(kind) for kind in kinds[: kinds.index(GuerdonError)])
+    own = [kind for kind in kinds[: kinds.index(GuerdonError)] if kind not in (ConfigError, DataError)]
+    plain = not any("__init__" in vars(kind) for kind in own)
     return (type(error) if plain else ModelFailed)(str(error))
 
 
@@ -353,13 +354,17 @@ def model_loader(name: str, settings: ServedModelSettings) -> ModelLoader:
     given = [knob for knob in (*WRITING_KNOBS, *ENGINE_KNOBS) if getattr(settings, knob) is not None]
     if given and backend not in VLM_NAMES and settings.custom_backend is None:
         what = "a model read from its folder" if backend is None else f"backend {backend}"
-        raise ConfigError(f"models.{name}: {', '.join(given)} would do nothing with {what}; remove it")
+        raise ConfigError(
+            f"models.{name}: {', '.join(given)} would do nothing with {what}; remove it",
+            key=f"models.{name}.{given[0]}",
+        )
     size = settings.tensor_parallel_size or ENGINES.get(backend or "", {}).get("tensor_parallel_size", 1)
     copies = settings.processes if isinstance(settings.processes, int) else None
     if copies is not None and size > 1:
         raise ConfigError(
             f"models.{name}: a copy of a model has one GPU, and tensor_parallel_size is {size}; remove processes, or "
-            "set tensor_parallel_size to 1"
+            "set tensor_parallel_size to 1",
+            key=f"models.{name}.processes",
         )
     aliases = set(settings.aliases)
     if backend is not None and backend_name(name) == backend:
@@ -392,18 +397,28 @@ def _refuse_backend(name: str, backend: str, settings: ServedModelSettings) -> N
         by_case = {one.lower(): one for one in known}
         near = difflib.get_close_matches(backend.lower(), by_case, n=1, cutoff=0.6)
         hint = f"did you mean {by_case[near[0]]!r}? " if near else ""
-        raise ConfigError(f"models.{name}: unknown backend {settings.backend!r}; {hint}known are {', '.join(known)}")
+        raise ConfigError(
+            f"models.{name}: unknown backend {settings.backend!r}; {hint}known are {', '.join(known)}",
+            key=f"models.{name}.backend",
+        )
     kind = plain_name(backend)
     if settings.model_path is None and kind in FROM_FOLDER:
-        raise ConfigError(f"models.{name}: backend {backend} needs model_path")
+        raise ConfigError(f"models.{name}: backend {backend} needs model_path", key=f"models.{name}.model_path")
     if settings.model_path is not None and (kind in ("constant", "remote") or REWARD_MODELS.is_own(kind)):
-        raise ConfigError(f"models.{name}: model_path would do nothing with backend {backend}; remove it")
+        raise ConfigError(
+            f"models.{name}: model_path would do nothing with backend {backend}; remove it",
+            key=f"models.{name}.model_path",
+        )
     if kind == JUDGE and settings.processes not in (None, "auto"):
         raise ConfigError(
-            f"models.{name}: a judge computes elsewhere, so that copies would do nothing; remove processes"
+            f"models.{name}: a judge computes elsewhere, so that copies would do nothing; remove processes",
+            key=f"models.{name}.processes",
         )
     if settings.update_dir is not None and kind not in FROM_FOLDER:
-        raise ConfigError(f"models.{name}: backend {backend} cannot learn while it is served; remove update_dir")
+        raise ConfigError(
+            f"models.{name}: backend {backend} cannot learn while it is served; remove update_dir",
+            key=f"models.{name}.update_dir",
+        )
 
 
 def plain_name(backend: str) -> str:
@@ -440,9 +455,10 @@ def build_model(name: str, settings: ServedModelSettings) -> RewardModel:
 
 def _refuse_actions(name: str, actions: bool) -> None:
     if actions:
-        raise ConfigError(
-            f"models.{name} looks at the action that led to each state (actions: true), and requests have no actions: "
-            "serve a model that was trained without, or use this one where it is, by its checkpoint_path"
+        raise ConfigError.about(
+            f"models.{name}",
+            "looks at the action that led to each state (actions: true), and requests have no actions: "
+            "serve a model that was trained without, or use this one where it is, by its checkpoint_path",
         )
 
 
@@ -473,7 +489,7 @@ def loader_options(name: str, kind: str | None, settings: ServedModelSettings) -
     known = _known_options(kinds, learns=settings.update_dir is not None)
     if unknown := sorted(options.keys() - known):
         hint = did_you_mean(unknown[0], known) or ";"
-        raise ConfigError(f"models.{name}.options has no {unknown[0]}{hint} there are {', '.join(known)}")
+        raise ConfigError.about(f"models.{name}.options", f"has no {unknown[0]}{hint} there are {', '.join(known)}")
     if TEXT in kinds and options.get("adapter", "auto") not in ("auto", "guerdon", *ADAPTERS):
         raise ConfigError(f"unknown adapter {options['adapter']!r}: choose one of {', '.join(ADAPTERS)}")
     if kind in VLM_NAMES:
@@ -495,13 +511,20 @@ def _known_options(kinds: Sequence[str], *, learns: bool) -> dict[str, None]:
 
 def _refuse_no_path(name: str, kind: str, path: str | None, vlm: Mapping[str, Any]) -> None:
     if path is None and vlm.get("path") is None and vlm.get("backend") != "openai":
-        raise ConfigError(f"models.{name}: backend {kind} needs model_path (or options.vlm.path)")
+        raise ConfigError(
+            f"models.{name}: backend {kind} needs model_path (or options.vlm.path)", key=f"models.{name}.model_path"
+        )
 
 
 def _check_values(name: str, kind: str, path: str | None, options: Mapping[str, Any]) -> None:
     form = MODEL_FORMS.get(kind, OwnModelSettings)
     at = {} if path is None else {form.path_key: path}
-    checked = validate(form, {"model_type": kind, **at, **options}, origin=f"models.{name}.options")
+    section = f"models.{name}.options"
+    try:
+        checked = validate(form, {"model_type": kind, **at, **options}, origin=section)
+    except ConfigError as error:
+        key = section if error.key is None else f"{section}.{error.key}"
+        raise ConfigError(str(error), key=key) from error
     if isinstance(checked, VLMModelSettings) and checked.vlm is not None and checked.vlm.path is not None:
         refuse_missing(checked.vlm.path)
 
@@ -514,13 +537,18 @@ def vlm_options(name: str, kind: str, settings: ServedModelSettings) -> dict[str
     """
     given = settings.options.get("vlm") or {}
     if not isinstance(given, dict) or not isinstance(given.get("vllm") or {}, dict):
-        raise ConfigError(f"models.{name}.options.vlm (and vllm in it) must be keys and values, such as {{nframes: 8}}")
+        raise ConfigError.about(
+            f"models.{name}.options.vlm", "(and vllm in it) must be keys and values, such as {nframes: 8}"
+        )
     asked: dict[str, Any] = dict(given)
     writing = {knob: value for knob in WRITING_KNOBS if (value := getattr(settings, knob)) is not None}
     engine = {knob: value for knob in ENGINE_KNOBS if (value := getattr(settings, knob)) is not None}
     twice = sorted((writing.keys() & asked.keys()) | (engine.keys() & dict(asked.get("vllm") or {}).keys()))
     if twice:
-        raise ConfigError(f"models.{name}: {twice[0]} is given here and in options.vlm; give one of them")
+        raise ConfigError(
+            f"models.{name}: {twice[0]} is given here and in options.vlm; give one of them",
+            key=f"models.{name}.{twice[0]}",
+        )
     default = dict(WRITING.get(kind, {}))
     if {**default, **writing, **asked}.get("temperature") == 0:
         default.pop("top_p", None)

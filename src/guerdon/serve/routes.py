@@ -269,7 +269,9 @@ def has_frames(item: RewardItem, place: int) -> bool:
         return False
     if texts:
         where, both = f"items[{place}]", [*frames, "task"]
-        raise BadRequest(f"{where} has {texts[0]} of a text and {both[0]} of frames; give one of them", param=where)
+        raise BadRequest(
+            f"{where} has {texts[0]} of a text and {both[0]} of frames; give one of them", param=f"{where}.{texts[0]}"
+        )
     return True
 
 
@@ -290,7 +292,8 @@ def state_episode(item: RewardItem, place: int) -> Episode:
     """
     where, states = f"items[{place}]", item.states or []
     if given := _other_fields(item):
-        raise BadRequest(f"{where}.{given[0]} would do nothing: the model looks at states; remove it", param=where)
+        param = f"{where}.{given[0]}"
+        raise BadRequest(f"{param} would do nothing: the model looks at states; remove it", param=param)
     if len({len(state) for state in states}) != 1:
         raise BadRequest(f"{where}: give a state for each row, all of one length", param=f"{where}.states")
     rows = np.array(states, dtype=np.float32)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 from pydantic import AliasChoices, Field, model_validator
 
 from guerdon.config.registry import Registry
+from guerdon.errors import ConfigError
 from guerdon.settings.base import OWN_PARAMS, SET, Because, Named, Schedule, Settings, Unless, check_multiple, only_with
 
 
@@ -152,9 +153,10 @@ class _SharedSettings(Settings):
         if not LOSSES.is_own(self.loss):
             return self
         if self.loss not in _LossesThatTake("log_probs"):
-            raise ValueError(
+            raise ConfigError(
                 f"the policy loss {self.loss} has no parameter log_probs: it is a function of what it names of "
-                f"{', '.join(LOSS_INPUTS)} (docs/extend.md#policy-loss)"
+                f"{', '.join(LOSS_INPUTS)} (docs/extend.md#policy-loss)",
+                key="loss",
             )
         LOSSES.check(self.loss, self.loss_params)
         return self
@@ -170,9 +172,10 @@ class _SharedSettings(Settings):
         """
         correcting = _LossesThatTake("old_log_probs")
         if self.loss not in correcting:
-            raise ValueError(
-                f"algorithm.loss {self.loss} has no probability ratio, which corrects for the old weights of {where}: "
-                f"set loss to {', '.join(correcting[:-1])} or {correcting[-1]}"
+            raise ConfigError.about(
+                "algorithm.loss",
+                f"{self.loss} has no probability ratio, which corrects for the old weights of {where}: "
+                f"set loss to {', '.join(correcting[:-1])} or {correcting[-1]}",
             )
 
 
@@ -314,27 +317,30 @@ class ControlAlgorithmSettings(_SharedSettings, RobotAlgorithmSettings):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.needs.greedy:
-            raise ValueError(
-                f"adv_estimator {self.adv_estimator} needs the greedy response to each prompt, which only language "
-                "models give: take rloo, whose baseline is the other episodes with the same start"
+            raise ConfigError.about(
+                "adv_estimator",
+                f"{self.adv_estimator} needs the greedy response to each prompt, which only language "
+                "models give: take rloo, whose baseline is the other episodes with the same start",
             )
         check_multiple(self.minibatch_size, self.micro_batch_size, "minibatch_size")
         lower, upper = self.rewards_lower_bound, self.rewards_upper_bound
         if self.filter_rewards and lower is None and upper is None:
-            raise ValueError("filter_rewards needs rewards_lower_bound, rewards_upper_bound or both")
+            raise ConfigError.about("filter_rewards", "needs rewards_lower_bound, rewards_upper_bound or both")
         if lower is not None and upper is not None and lower > upper:
-            raise ValueError(f"rewards_lower_bound {lower:g} is above rewards_upper_bound {upper:g}")
+            raise ConfigError.about("rewards_lower_bound", f"{lower:g} is above rewards_upper_bound {upper:g}")
         if self.by_chunk:
             return self
         if self.needs.critic:
-            raise ValueError(
-                "reward_type action_level needs an estimator without a critic: a critic values what a decision saw, "
-                "and a chunk of actions is one decision. Take chunk_level"
+            raise ConfigError.about(
+                "reward_type",
+                "action_level needs an estimator without a critic: a critic values what a decision saw, "
+                "and a chunk of actions is one decision. Take chunk_level",
             )
         if self.logprob_type == "chunk_level":
-            raise ValueError(
-                "logprob_type chunk_level gives a chunk one probability ratio, which needs one advantage: take "
-                "reward_type chunk_level"
+            raise ConfigError.about(
+                "logprob_type",
+                "chunk_level gives a chunk one probability ratio, which needs one advantage: take "
+                "reward_type chunk_level",
             )
         return self
 
@@ -446,21 +452,27 @@ class TextAlgorithmSettings(_SharedSettings):
     @model_validator(mode="after")
     def _fits_together(self) -> TextAlgorithmSettings:
         if self.kl_coef and self.kl_in == "loss" and self.kl_type == "k1":
-            raise ValueError(
-                "kl_type k1 in the loss has a gradient of zero on average (it is the policy's score): take k2 or k3, "
-                "or kl_in reward"
+            raise ConfigError.about(
+                "kl_type",
+                "k1 in the loss has a gradient of zero on average (it is the policy's score): take k2 or k3, "
+                "or kl_in reward",
             )
         for whitened, plain in (("reinforce_pp", "reinforce"), ("gdpo", "grpo")):
             if self.adv_estimator == whitened and not self.normalize_advantages:
-                raise ValueError(
-                    f"{whitened} is {plain} with normalize_advantages; without, ask for adv_estimator: {plain}"
+                raise ConfigError(
+                    f"{whitened} is {plain} with normalize_advantages; without, ask for adv_estimator: {plain}",
+                    key="adv_estimator",
                 )
         if self.adv_estimator == "reinforce" and self.normalize_advantages:
-            raise ValueError("reinforce with normalize_advantages is reinforce_pp: ask for adv_estimator: reinforce_pp")
+            raise ConfigError(
+                "reinforce with normalize_advantages is reinforce_pp: ask for adv_estimator: reinforce_pp",
+                key="adv_estimator",
+            )
         if self.adv_estimator == "dr_grpo" and (self.normalize_advantages or self.loss_agg != "constant"):
-            raise ValueError(
+            raise ConfigError(
                 "dr_grpo is grpo without any division by a spread or by the length of a response: remove "
-                "normalize_advantages and loss_agg, or ask for adv_estimator: rloo"
+                "normalize_advantages and loss_agg, or ask for adv_estimator: rloo",
+                key="adv_estimator",
             )
         if self.minibatch_size is not None:
             check_multiple(self.minibatch_size, self.micro_batch_size, "minibatch_size")

@@ -87,18 +87,18 @@ def libero_words(given: dict[str, Any]) -> dict[str, Any]:
     found = dict(given)
     mode = found.get("reward_mode", "terminal")
     if found.get("use_rel_reward") is True and mode == "terminal":
-        raise ValueError("use_rel_reward needs reward_mode per_step or episode; terminal mode sees one frame")
+        raise ConfigError.about("use_rel_reward", "needs reward_mode per_step or episode; terminal mode sees one frame")
     relative = found.get("use_rel_reward") is True and mode == "per_step"
     if found.get("binary_reward") is not None:
         if relative and found["binary_reward"] is True:
-            raise ValueError("use_rel_reward and binary_reward exclude each other with reward_mode per_step")
+            raise ConfigError.about("use_rel_reward", "and binary_reward exclude each other with reward_mode per_step")
         if not relative:
             shaping = "threshold" if found["binary_reward"] is True else "raw"
             imply(found, "shaping", shaping, f"binary_reward: {str(found['binary_reward']).lower()}")
     if relative:
         imply(found, "shaping", "relative", "use_rel_reward")
     if found.get("success_threshold") is not None and found.get("reward_threshold") is not None:
-        raise ValueError("success_threshold is the guide's word for reward_threshold; give one of the two")
+        raise ConfigError.about("success_threshold", "is the guide's word for reward_threshold; give one of the two")
     return found
 
 
@@ -132,14 +132,18 @@ def prm_words(given: dict[str, Any], source_keys: set[str]) -> dict[str, Any]:
         refuse(set(words) - {"process_reward_model"}, "without process_reward_model: true")
         return rest
     if rest.get("use_reward_model") is False:
-        raise ValueError("process_reward_model: true contradicts use_reward_model: false; remove one of them")
+        raise ConfigError.about(
+            "process_reward_model", ": true contradicts use_reward_model: false; remove one of them"
+        )
     sources = rest.pop("sources", None) or {}
     if not isinstance(sources, dict) or not isinstance(sources.get("prm", {}), dict):
-        raise ValueError("with process_reward_model, sources holds keys by name, and sources.prm keys of a source")
+        raise ConfigError(
+            "with process_reward_model, sources holds keys by name, and sources.prm keys of a source", key="sources"
+        )
     sources = dict(sources)
     own = {**sources.pop("prm", {}), **{key: rest.pop(key) for key in source_keys & rest.keys()}}
     if "reward_weight" in own and "prm_reward_weight" in words:
-        raise ValueError("reward_weight and prm_reward_weight are two names of one thing; give one of them")
+        raise ConfigError.about("reward_weight", "and prm_reward_weight are two names of one thing; give one of them")
     model = _prm_model(asked, own.pop("model", {}))
     terms = {"reward_mode": "per_step", "shaping": "raw", "reward_weight": asked.prm_reward_weight}
     kept = {"combine_mode": "add", **rest, "use_reward_model": True}
@@ -360,7 +364,7 @@ def guide_names(tree: Tree, overrides: Sequence[str]) -> tuple[Tree, list[str]]:
             continue
         key, value = found
         if key not in given and _at(data, key) is not None:
-            raise ConfigError(f"{where}{name} and {key} are two names of one thing; give one of them")
+            raise ConfigError(f"{where}{name} and {key} are two names of one thing; give one of them", key=name)
         if _agrees(given, key, name, value, where):
             data = apply_overrides(Tree(data), [f"{key}={json.dumps(value)}"]).data
             places[key] = place or f"{key}={json.dumps(value)}"
@@ -389,7 +393,9 @@ def _agrees(given: dict[str, tuple[str, Any]], key: str, name: str, value: Any, 
         return False
     other, before = given.setdefault(key, (name, value))
     if other != name and before != value:
-        raise ConfigError(f"{where}{name} and {other} both mean {key}, and contradict each other; give one of them")
+        raise ConfigError(
+            f"{where}{name} and {other} both mean {key}, and contradict each other; give one of them", key=name
+        )
     given[key] = (name, value)
     return True
 
@@ -401,7 +407,7 @@ def _translated(name: str, value: Any, where: str) -> tuple[str, Any] | None:
         return None
     if option.key is None:
         kind = "an option of the VLA guide" if name in VLA_OPTIONS else "a key of RLinf"
-        raise ConfigError(f"{where}{name} is {kind} that cannot be set here: {option.why}")
+        raise ConfigError(f"{where}{name} is {kind} that cannot be set here: {option.why}", key=name)
     if option.convert is not None and isinstance(value, bool | int | float):
         return option.key, option.convert(value)
     if isinstance(value, str):  # a reference to another of these names

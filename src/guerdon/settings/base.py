@@ -34,7 +34,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_after_validator_function, tagged_union_schema
 
-from guerdon.config.problems import problem_lines
+from guerdon.config.problems import problems
 from guerdon.config.registry import Registry
 from guerdon.config.schema import Spot, child, members
 from guerdon.config.tree import Tree
@@ -175,7 +175,7 @@ class Settings(BaseModel):
                 if not isinstance(value, bool | list | tuple) or name not in cls.model_fields:
                     continue
                 if (flag := _flag_for_number(members(cls.model_fields[name].annotation), value)) is not None:
-                    raise ValueError(f"{name} is {str(flag).lower()}, which is not a number")
+                    raise ConfigError.about(name, f"is {str(flag).lower()}, which is not a number")
         return given
 
 
@@ -192,8 +192,8 @@ class PythonSettings(Settings):
                 super().__init__(**given)
             except ValidationError as error:
                 remember(given)
-                lines = problem_lines(type(self), Tree(given), error, type(self).__name__)
-                raise ConfigError("; ".join(lines)) from error
+                found = problems(type(self), Tree(given), error, type(self).__name__)
+                raise ConfigError("; ".join(map(str, found)), key=found[0].key) from error
 
         __init__.__pydantic_base_init__ = True  # pydantic does not call it for a part of a larger configuration
 
@@ -290,12 +290,12 @@ def refuse(idle: set[str], why: str, section: str = "") -> None:
         section: that they are in, where it is not the one being checked.
 
     Raises:
-        ValueError: there are some.
+        ConfigError: there are some; with the first one.
     """
     if idle:
-        keys = ", ".join(f"{section}.{key}" if section else key for key in sorted(idle))
+        keys = [f"{section}.{key}" if section else key for key in sorted(idle)]
         joint = "" if why.startswith("without") else "with "
-        raise ValueError(f"{keys} would do nothing {joint}{why}; remove it")
+        raise ConfigError(f"{', '.join(keys)} would do nothing {joint}{why}; remove it", key=keys[0])
 
 
 def _fits(value: Any, wanted: Any) -> bool:
@@ -334,10 +334,10 @@ def imply(found: dict[str, Any], key: str, value: str, by: str) -> None:
         by: what means it, for the message.
 
     Raises:
-        ValueError: the key has another value.
+        ConfigError: the key has another value.
     """
     if found.get(key, value) != value:
-        raise ValueError(f"{key} {found[key]} contradicts {by}, which means {key}: {value}; remove one of them")
+        raise ConfigError.about(key, f"{found[key]} contradicts {by}, which means {key}: {value}; remove one of them")
     found[key] = value
 
 
@@ -345,10 +345,10 @@ def check_multiple(batch_size: int, micro_batch_size: int | None, key: str = "ba
     """Refuse a batch that micro-batches do not divide.
 
     Raises:
-        ValueError: with `key`, what the batch is called.
+        ConfigError: with `key`, what the batch is called.
     """
     if micro_batch_size is not None and batch_size % micro_batch_size:
-        raise ValueError(f"{key} ({batch_size}) must be a multiple of micro_batch_size ({micro_batch_size})")
+        raise ConfigError.about(key, f"({batch_size}) must be a multiple of micro_batch_size ({micro_batch_size})")
 
 
 def as_tuple(given: str | tuple[str, ...] | None) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from guerdon.errors import ConfigError
 from guerdon.settings.base import SET, Settings, Unless, only_with
 
 
@@ -116,7 +117,7 @@ class ClusterSettings(Settings):
             kinds += [("reward_worker", self.reward_worker_cpus, self.reward_worker_gpus, self.reward_worker_resources)]
         for kind, cpus, gpus, resources in kinds:
             if self.strategy == "pack" and not (cpus or gpus or any(resources.values())):
-                raise ValueError(f"strategy pack places what workers reserve: {kind}_cpus must be above 0")
+                raise ConfigError.about("strategy", f"pack places what workers reserve: {kind}_cpus must be above 0")
         return self
 
     @field_validator("address")

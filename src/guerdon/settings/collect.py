@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from guerdon.errors import ConfigError
 from guerdon.settings.base import Because, Seed, Settings, only_with
 
 _ACTOR = "an actor of type {}"
@@ -48,7 +49,9 @@ class ActorShare(Settings):
     @model_validator(mode="after")
     def _fits(self) -> ActorShare:
         if (self.type == "checkpoint") != (self.checkpoint is not None):
-            raise ValueError("an actor of type checkpoint, and only that, needs checkpoint: a policy folder")
+            raise ConfigError(
+                "an actor of type checkpoint, and only that, needs checkpoint: a policy folder", key="checkpoint"
+            )
         return self
 
 

@@ -26,7 +26,7 @@ class _FamilySettings(Settings):
     @model_validator(mode="after")
     def _range_of_steps(self) -> _FamilySettings:
         if self.min_steps is not None and self.min_steps > self.steps:
-            raise ValueError(f"min_steps {self.min_steps} is more than steps {self.steps}")
+            raise ConfigError.about("min_steps", f"{self.min_steps} is more than steps {self.steps}")
         return self
 
 
@@ -63,10 +63,11 @@ class ChainSettings(_FamilySettings):
     @model_validator(mode="after")
     def _range_of_operands(self) -> ChainSettings:
         if self.low > self.high:
-            raise ValueError(f"low {self.low} is more than high {self.high}")
+            raise ConfigError.about("low", f"{self.low} is more than high {self.high}")
         if self.any_order > 1 and "*" in self.ops:
-            raise ValueError(
-                "any_order above 1 needs operations whose order does not change the result: set ops to +- (or + or -)"
+            raise ConfigError.about(
+                "any_order",
+                "above 1 needs operations whose order does not change the result: set ops to +- (or + or -)",
             )
         return self
 
@@ -84,7 +85,7 @@ class RegisterSettings(_FamilySettings):
     @model_validator(mode="after")
     def _enough_letters(self) -> RegisterSettings:
         if self.inputs + self.steps > 26:
-            raise ValueError(f"inputs {self.inputs} + steps {self.steps} need more than the 26 letters")
+            raise ConfigError.about("inputs", f"{self.inputs} + steps {self.steps} need more than the 26 letters")
         return self
 
 
@@ -304,6 +305,6 @@ def run_prompts(data: DataSettings | None) -> DataSettings:
     """
     if data is None:
         raise ConfigError(
-            "a language model runs on prompts: add a data section (what they are, how answers are verified)"
+            "a language model runs on prompts: add a data section (what they are, how answers are verified)", key="data"
         )
     return data

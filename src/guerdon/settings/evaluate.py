@@ -68,7 +68,7 @@ class RepairSettings(Settings):
     @model_validator(mode="after")
     def _fits(self) -> RepairSettings:
         if self.elites > self.population:
-            raise ValueError("elites are a part of the population: at most population of them")
+            raise ConfigError.about("elites", "are a part of the population: at most population of them")
         return self
 
 
@@ -89,7 +89,9 @@ class EvaluateSettings(Settings):
     @model_validator(mode="after")
     def _has_episodes(self) -> EvaluateSettings:
         if self.remote and self.data_path is None:
-            raise ValueError("remote needs data_path: the episodes that a model on a server was trained on are unknown")
+            raise ConfigError.about(
+                "remote", "needs data_path: the episodes that a model on a server was trained on are unknown"
+            )
         return self
 
 
@@ -128,9 +130,9 @@ class BestOfNSettings(Settings):
     @model_validator(mode="after")
     def _counts(self) -> BestOfNSettings:
         if self.ns is not None and (not self.ns or min(self.ns) < 1):
-            raise ValueError("ns lists numbers of samples, each at least 1")
+            raise ConfigError.about("ns", "lists numbers of samples, each at least 1")
         if self.samples is None and self.ns is not None and max(self.ns) > self.n:
-            raise ValueError(f"ns asks for {max(self.ns)} samples of a question, and n is {self.n}")
+            raise ConfigError.about("ns", f"asks for {max(self.ns)} samples of a question, and n is {self.n}")
         return self
 
 
@@ -291,9 +293,11 @@ def judged_names(
     """
     own, others = list(train), list(third)
     if not own and not others:
-        raise ConfigError(f"there is no reward model to evaluate: name one in the train section or in {section}")
+        raise ConfigError(
+            f"there is no reward model to evaluate: name one in the train section or in {section}", key=section
+        )
     for name in set(own) & set(others):
-        raise ConfigError(f"{section}: {name} is also a model of the train section; call it something else")
+        raise ConfigError.about(section, f": {name} is also a model of the train section; call it something else")
     for name in only:
         if name not in (*own, *others):
             raise ConfigError(f"--only {name}: this study has {', '.join([*own, *others])}")

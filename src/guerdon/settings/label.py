@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from guerdon.config.registry import Registry
+from guerdon.errors import ConfigError
 from guerdon.network.retry import TRIES
 from guerdon.settings.base import (
     OWN_PARAMS,
@@ -133,7 +134,7 @@ class HttpJudgeSettings(_JudgeSettings):
     def _fields_are_free(cls, given: dict[str, Any]) -> dict[str, Any]:
         more = {key: value for key, value in given.items() if (key, value) != ("stream", False)}  # sent anyway
         for key in sorted(_OWN & set(more)):
-            raise ValueError(f"extra_body.{key} is set by guerdon or by another key; remove it")
+            raise ConfigError(f"extra_body.{key} is set by guerdon or by another key; remove it", key=key)
         return more
 
     @model_validator(mode="after")
@@ -141,7 +142,7 @@ class HttpJudgeSettings(_JudgeSettings):
         given = {"usd_per_million_in": self.usd_per_million_in, "usd_per_million_out": self.usd_per_million_out}
         missing = [name for name, price in given.items() if price is None]
         if len(missing) == 1:
-            raise ValueError(f"{missing[0]} is missing: give both prices, 0 where it is free")
+            raise ConfigError.about(missing[0], "is missing: give both prices, 0 where it is free")
         return self
 
     @property
@@ -223,9 +224,11 @@ def check_budget(max_usd: float | None, judge: JudgeSettings) -> None:
         ValueError: with the reason.
     """
     if max_usd is not None and not any(judge.prices):
-        raise ValueError("max_usd would do nothing while both prices of the judge are 0; set usd_per_million_...")
+        raise ConfigError.about(
+            "max_usd", "would do nothing while both prices of the judge are 0; set usd_per_million_..."
+        )
     if max_usd is not None and set(LIMITS) <= set(getattr(judge, "leave_out", ())):
-        raise ValueError("max_usd needs a limit of tokens in each request, and judge.leave_out removes both")
+        raise ConfigError.about("max_usd", "needs a limit of tokens in each request, and judge.leave_out removes both")
 
 
 class MonteCarloSettings(Settings):

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from guerdon.errors import ConfigError
 from guerdon.settings.algorithm import ControlAlgorithmSettings, RobotAlgorithmSettings
 from guerdon.settings.base import SET, only_with
 from guerdon.settings.reward import RewardSettings
@@ -61,37 +62,43 @@ class ReplayAlgorithmSettings(RobotAlgorithmSettings):
         """
         kind = f"algorithm.type {self.type}"
         if learners > 1:
-            raise ValueError(f"{kind} learns in one process: set cluster.learners to 1")
+            raise ConfigError(f"{kind} learns in one process: set cluster.learners to 1", key="cluster.learners")
         sources = reward.of(RobotSource) if reward.use_reward_model else {}
         for name, source in sources.items():
             if source.refitted is not None and source.reward_mode == "episode":
-                raise ValueError(
+                raise ConfigError(
                     f"{kind} measures single moments again: reward.sources.{name}, which learns, needs another "
-                    "reward_mode than episode"
+                    "reward_mode than episode",
+                    key=f"reward.sources.{name}.reward_mode",
                 )
             if source.adaptive_weight is not None:
-                raise ValueError(f"{kind} has no advantages, from which reward.sources.{name}.adaptive_weight learns")
+                key = f"reward.sources.{name}.adaptive_weight"
+                raise ConfigError(f"{kind} has no advantages, from which {key} learns", key=key)
         if self.goal_relabelling is None:
             return
         if not reward.env_weight():
-            raise ValueError(
+            raise ConfigError(
                 "goal_relabelling needs the environment's own reward, since models judge the goal that was asked for: "
-                "set reward.combine_mode to add"
+                "set reward.combine_mode to add",
+                key="algorithm.goal_relabelling",
             )
         if getattr(env, "frame_stack", 1) > 1:
-            raise ValueError("goal_relabelling takes goals of one moment: set env.frame_stack to 1")
+            raise ConfigError(
+                "goal_relabelling takes goals of one moment: set env.frame_stack to 1", key="algorithm.goal_relabelling"
+            )
         if env.native_reward != "dense" or env.end_on_success:
-            raise ValueError(
+            raise ConfigError(
                 "goal_relabelling takes the environment's own reward for another goal, and episodes that go on after "
-                "success: set env.native_reward to dense and env.end_on_success to false"
+                "success: set env.native_reward to dense and env.end_on_success to false",
+                key="algorithm.goal_relabelling",
             )
 
     @model_validator(mode="after")
     def _both_have_a_part(self) -> Self:
         if not 0 < round(self.batch_size * self.online_ratio) < self.batch_size:
-            raise ValueError(
-                f"online_ratio {self.online_ratio:g} leaves the run or the demonstrations no part of a batch of "
-                f"{self.batch_size}"
+            raise ConfigError.about(
+                "online_ratio",
+                f"{self.online_ratio:g} leaves the run or the demonstrations no part of a batch of {self.batch_size}",
             )
         return self
 
@@ -117,8 +124,8 @@ class SACSettings(ReplayAlgorithmSettings):
     @model_validator(mode="after")
     def _subset_fits(self) -> Self:
         if self.num_subsample_critics is not None and self.num_subsample_critics > self.num_critics:
-            raise ValueError(
-                f"num_subsample_critics {self.num_subsample_critics} is more than num_critics {self.num_critics}"
+            raise ConfigError.about(
+                "num_subsample_critics", f"{self.num_subsample_critics} is more than num_critics {self.num_critics}"
             )
         return self
 

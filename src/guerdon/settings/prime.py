@@ -11,6 +11,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from guerdon.errors import ConfigError
 from guerdon.settings.base import SET, Because, Bf16, Settings, Unless, only_with
 
 
@@ -77,12 +78,13 @@ class ImplicitModelSettings(Settings):
     @model_validator(mode="after")
     def _nothing_idle(self) -> Self:
         if self.ref_type == "policy" and self.bf16 is not None:
-            raise ValueError(
-                "bf16 cannot be set with ref_type: policy, whose log-probabilities are those of the policy that acted; "
-                "set policy.bf16, or ref_type: freeze"
+            raise ConfigError.about(
+                "bf16",
+                "cannot be set with ref_type: policy, whose log-probabilities are those of the policy that acted; "
+                "set policy.bf16, or ref_type: freeze",
             )
         if self.update == "none" and "epochs" in self.optim.model_fields_set:
-            raise ValueError("optim.epochs would do nothing with update: none; give warm_up.epochs")
+            raise ConfigError.about("optim.epochs", "would do nothing with update: none; give warm_up.epochs")
         return self
 
     @property
@@ -135,9 +137,10 @@ class PrimeSettings(Settings):
     def _divides(self) -> Self:
         if self.mini_batch_size % self.micro_batch_size:
             lower = max(k for k in range(1, self.micro_batch_size + 1) if self.mini_batch_size % k == 0)
-            raise ValueError(
-                f"mini_batch_size ({self.mini_batch_size}) must be a multiple of micro_batch_size "
-                f"({self.micro_batch_size}), such as {lower}"
+            raise ConfigError.about(
+                "mini_batch_size",
+                f"({self.mini_batch_size}) must be a multiple of micro_batch_size "
+                f"({self.micro_batch_size}), such as {lower}",
             )
         return self
 
@@ -161,18 +164,21 @@ class PrimeSettings(Settings):
         """
         model = self.prime_model
         if model.loss_type != "ce" and model.learns and self.micro_batch_size % n_samples:
-            raise ValueError(
+            raise ConfigError(
                 f"prime_model.loss_type {model.loss_type} of the reward source {name} compares the responses to a "
                 f"prompt: its micro_batch_size ({self.micro_batch_size}) must be a multiple of data.n_samples "
-                f"({n_samples}), such as {max(self.micro_batch_size // n_samples, 1) * n_samples}"
+                f"({n_samples}), such as {max(self.micro_batch_size // n_samples, 1) * n_samples}",
+                key=f"reward.sources.{name}.model.micro_batch_size",
             )
         if self.prime_norm_shards > 1 and greedy:
-            raise ValueError(
+            raise ConfigError(
                 f"prime_norm_shards of the reward source {name} gives every part of the batch a unit of its own, "
-                f"and {estimator} compares with greedy responses that are in none; set it to 1"
+                f"and {estimator} compares with greedy responses that are in none; set it to 1",
+                key=f"reward.sources.{name}.model.prime_norm_shards",
             )
         if model.warm_up.policy_learns and critic:
-            raise ValueError(
+            raise ConfigError(
                 f"warm_up.policy_learns of the reward source {name} is not supported with {estimator}, whose critic "
-                "learns values of every source from the start; take another algorithm.adv_estimator, or remove it"
+                "learns values of every source from the start; take another algorithm.adv_estimator, or remove it",
+                key=f"reward.sources.{name}.model.warm_up.policy_learns",
             )

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from guerdon.config.loading import validate
+from guerdon.errors import ConfigError
 from guerdon.network.retry import TRIES
 from guerdon.settings.base import Because, PythonSettings, only_with
 
@@ -106,22 +107,27 @@ class RemoteSettings(PythonSettings):
     def _fits(self) -> RemoteSettings:
         brought = _BRINGS_A_PROMPT & set(self.backend_kwargs)
         if brought:
-            raise ValueError(
-                f"backend_kwargs.{sorted(brought)[0]}: a client names a prompt of the server (prompt), it does not "
-                "send one; what a client sends could be written by what is judged"
+            raise ConfigError.about(
+                f"backend_kwargs.{sorted(brought)[0]}",
+                ": a client names a prompt of the server (prompt), it does not "
+                "send one; what a client sends could be written by what is judged",
             )
         for key, value in self.backend_kwargs.items():
             if key not in _OPTIONS:
-                raise ValueError(f"backend_kwargs.{key} is not known; there are {', '.join(_OPTIONS)}")
+                raise ConfigError.about(f"backend_kwargs.{key}", f"is not known; there are {', '.join(_OPTIONS)}")
             allowed = _OPTIONS[key]
             if not isinstance(value, str) or (allowed is not None and value not in allowed):
-                raise ValueError(f"backend_kwargs.{key} is {value!r}; allowed: {', '.join(allowed or ('a name',))}")
+                raise ConfigError.about(
+                    f"backend_kwargs.{key}", f"is {value!r}; allowed: {', '.join(allowed or ('a name',))}"
+                )
         if self.upload == "path" and self.temp_video_dir is None:
-            raise ValueError("upload path needs temp_video_dir: a folder that the server reads (its --media-root)")
+            raise ConfigError.about(
+                "upload", "path needs temp_video_dir: a folder that the server reads (its --media-root)"
+            )
         if self.keep_temp_video and self.temp_video_dir is None:
-            raise ValueError("keep_temp_video needs temp_video_dir: where to keep them")
+            raise ConfigError.about("keep_temp_video", "needs temp_video_dir: where to keep them")
         if self.fail_on_request_error and self.fallback != "none":
-            raise ValueError("fail_on_request_error and fallback exclude each other; remove one of them")
+            raise ConfigError.about("fail_on_request_error", "and fallback exclude each other; remove one of them")
         return self
 
     @property

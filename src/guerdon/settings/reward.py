@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
+from guerdon.errors import ConfigError
 from guerdon.settings.aliases import PRMOptions, prm_words
 from guerdon.settings.base import ByName, FolderName, Settings, refuse
 from guerdon.settings.prime import PrimeSettings
@@ -81,14 +82,15 @@ class RewardSettings(Settings):
         if not single:
             return given
         if given.get("sources"):
-            raise ValueError(
+            raise ConfigError(
                 f"{', '.join(sorted(single))} is given next to sources; with several sources every key belongs to "
-                "one of them"
+                "one of them",
+                key=min(single),
             )
         if not given.get("use_reward_model", False):
-            raise ValueError(f"{', '.join(sorted(single))} would do nothing with use_reward_model: false; remove it")
+            refuse(set(single), "use_reward_model: false")
         if "model" not in single:
-            raise ValueError("use_reward_model needs reward.model (or reward.sources)")
+            raise ConfigError.about("use_reward_model", "needs reward.model (or reward.sources)")
         model = single["model"]
         kind = model.get("model_type", "resnet") if isinstance(model, dict) else "resnet"
         name = {"resnet_reward": "resnet", "dummy": "constant"}.get(kind, str(kind).rpartition(":")[2])
@@ -98,30 +100,36 @@ class RewardSettings(Settings):
     @model_validator(mode="after")
     def _fits_together(self) -> RewardSettings:
         if self.use_reward_model and not self.sources:
-            raise ValueError("use_reward_model needs reward.model (or reward.sources)")
+            raise ConfigError.about("use_reward_model", "needs reward.model (or reward.sources)")
         if not self.use_reward_model:
             known = {"use_reward_model", "truth", *LIMITS} | (set() if self.sources else {"sources"})
             idle = sorted(self.model_fields_set - known)
             if idle:
-                raise ValueError(f"{', '.join(idle)} would do nothing with use_reward_model: false; remove it")
+                refuse(set(idle), "use_reward_model: false")
         if self.overlap_steps is not None and not any(source.can_overlap for source in self.sources.values()):
-            raise ValueError(
-                "overlap_steps would do nothing: no source can be scored before the rollout is over. Those of language "
-                "models, those with a cache, and models that are refitted before they score need all of it; remove it"
+            raise ConfigError.about(
+                "overlap_steps",
+                "would do nothing: no source can be scored before the rollout is over. Those of language "
+                "models, those with a cache, and models that are refitted before they score need all of it; remove it",
             )
         if "env" in self.sources or "combined" in self.sources:
-            raise ValueError("a reward source cannot be called env or combined: those names are taken")
+            raise ConfigError("a reward source cannot be called env or combined: those names are taken", key="sources")
         adaptive = [source.adaptive_weight.share for source in self.sources.values() if source.adaptive_weight]
         others = any(
             source.adaptive_weight is None and source.reward_weight and name != self.truth
             for name, source in self.sources.items()
         )
         if adaptive and not (self.env_weight() or others):
-            raise ValueError("adaptive_weight needs another reward, of which the source has a share: combine_mode: add")
+            raise ConfigError(
+                "adaptive_weight needs another reward, of which the source has a share: combine_mode: add",
+                key="combine_mode",
+            )
         if sum(adaptive) >= 1:
-            raise ValueError(f"the shares of adaptive_weight add up to {sum(adaptive):g}; they must leave some")
+            raise ConfigError(
+                f"the shares of adaptive_weight add up to {sum(adaptive):g}; they must leave some", key="sources"
+            )
         if self.combine_mode != "weighted" and "env_reward_weight" in self.model_fields_set and self.env_reward_weight:
-            raise ValueError("env_reward_weight counts only with combine_mode: weighted; remove it")
+            raise ConfigError.about("env_reward_weight", "counts only with combine_mode: weighted; remove it")
         return self
 
     def of(self, form: type[S]) -> dict[str, S]:
@@ -240,9 +248,15 @@ def _check_unverified(
         refuse({"verifier_coef"} & section.model_fields_set, unknown, "reward_model")
     for name, one in sources.items():
         if isinstance(one, RunSource) and one.model.learns:
-            raise ValueError(f"the prime reward source {name} learns from outcomes, not with {unknown}")
+            raise ConfigError(
+                f"the prime reward source {name} learns from outcomes, not with {unknown}",
+                key=f"reward.sources.{name}",
+            )
     if not set(sources) - {reward.truth}:
-        raise ValueError(f"nothing would train the policy with {unknown}: name reward models in reward.sources")
+        raise ConfigError(
+            f"nothing would train the policy with {unknown}: name reward models in reward.sources",
+            key="reward.sources",
+        )
 
 
 def check_truth(
@@ -264,15 +278,18 @@ def check_truth(
     if truth == "verifier" and verified:
         if reward.env_weight() if section is None else section.verifier_coef:
             key = "reward.combine_mode to replace" if section is None else "reward_model.verifier_coef to 0"
-            raise ValueError(f"reward.truth verifier is never trained on: set {key}")
+            raise ConfigError.about("reward.truth", f"verifier is never trained on: set {key}")
     elif truth is not None:
         where, source = f"reward.sources.{truth}", sources.get(truth)
         if source is None:
             names = [*sources, *(["verifier"] if verified else [])]
-            raise ValueError(f"reward.truth {truth!r} is none of the sources {', '.join(names)}")
+            raise ConfigError.about("reward.truth", f"{truth!r} is none of the sources {', '.join(names)}")
         if source.model.compares:
-            raise ValueError(f"{relative(where)}, so it cannot be reward.truth, which scores responses one by one")
+            raise ConfigError(
+                f"{relative(where)}, so it cannot be reward.truth, which scores responses one by one",
+                key="reward.truth",
+            )
         if isinstance(source.model, PrimeModelSettings):
-            raise ValueError(f"reward.truth {truth} learns in the run, and a truth does not change")
+            raise ConfigError.about("reward.truth", f"{truth} learns in the run, and a truth does not change")
         idle = {"reward_weight", "reward_weight_schedule", "adaptive_weight", "gamma"} & source.model_fields_set
         refuse(idle, "reward.truth, which is never trained on", where)

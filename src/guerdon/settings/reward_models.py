@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_a
 from pydantic import Field, field_validator, model_validator
 
 from guerdon.config.registry import Registry
+from guerdon.errors import ConfigError
 from guerdon.settings.aliases import ADAPTER_ALIAS, PATH_ALIAS, ZERO_MODEL, VLMShortForm
 from guerdon.settings.base import DEVICE, PARAMS, Because, ByName, Device, Settings, Unless, names_in, only_with, refuse
 from guerdon.settings.label import AnthropicJudgeSettings, JudgeSettings, check_budget
@@ -119,7 +120,9 @@ class _ImageModelSettings(_ModelSettings):
     @model_validator(mode="after")
     def _refitted(self) -> Self:
         if self.update != "none" and not self.replay_path:
-            raise ValueError(f"update: {self.update} needs replay_path: the episodes that the model was trained on")
+            raise ConfigError.about(
+                "update", f": {self.update} needs replay_path: the episodes that the model was trained on"
+            )
         return self
 
 
@@ -151,7 +154,9 @@ class ResNetModelSettings(_ImageModelSettings):
     @model_validator(mode="after")
     def _has_positives(self) -> Self:
         if self.labeler == "adversarial" and not self.update_params.replay_ratio:
-            raise ValueError("labeler adversarial has its positives in the replay: replay_ratio must be above 0")
+            raise ConfigError.about(
+                "labeler", "adversarial has its positives in the replay: replay_ratio must be above 0"
+            )
         return self
 
 
@@ -274,11 +279,11 @@ class JudgeModelSettings(_ModelSettings):
     def _fits(self) -> Self:
         check_budget(self.max_usd, self.judge)
         if self.votes > 1 and self.judge.temperature == 0:
-            raise ValueError(
-                f"votes: {self.votes} replies at temperature 0 are the same; set judge.temperature, or votes: 1"
+            raise ConfigError.about(
+                "votes", f": {self.votes} replies at temperature 0 are the same; set judge.temperature, or votes: 1"
             )
         if self.scale[0] >= self.scale[1]:
-            raise ValueError(f"scale: the lowest score must be below the highest, these are {self.scale}")
+            raise ConfigError.about("scale", f": the lowest score must be below the highest, these are {self.scale}")
         return self
 
 
@@ -317,8 +322,9 @@ class _RunModelSettings(_ModelSettings):
             ValueError: what does not fit, and what to do.
         """
         if data is not None and data.type != "generated":
-            raise ValueError(
-                f"the {self.model_type} reward source {name} needs steps of known form: data.type generated"
+            raise ConfigError(
+                f"the {self.model_type} reward source {name} needs steps of known form: data.type generated",
+                key="data.type",
             )
 
 
@@ -403,7 +409,9 @@ def remote_form(given: dict[str, Any]) -> dict[str, Any]:
     """
     flat = {k: v for k, v in given.items() if k in RemoteSettings.model_fields}
     if flat and given.get("remote") is not None:
-        raise ValueError(f"{', '.join(sorted(flat))} is given next to remote; write all of them in one place")
+        raise ConfigError(
+            f"{', '.join(sorted(flat))} is given next to remote; write all of them in one place", key=min(flat)
+        )
     rest = {k: v for k, v in given.items() if k not in flat}
     return {**rest, "remote": flat} if flat or given.get("remote") is None else rest
 

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from guerdon.errors import ConfigError
 from guerdon.settings.aliases import LOGGED_AS_PRM, LiberoWords
 from guerdon.settings.base import Because, Settings, imply, names_in, only_with, refuse
 from guerdon.settings.evaluate import Aggregation
@@ -69,7 +70,7 @@ class ShareSettings(Settings):
     @model_validator(mode="after")
     def _fits(self) -> ShareSettings:
         if self.min_weight > self.max_weight:
-            raise ValueError(f"min_weight {self.min_weight:g} is above max_weight {self.max_weight:g}")
+            raise ConfigError.about("min_weight", f"{self.min_weight:g} is above max_weight {self.max_weight:g}")
         return self
 
 
@@ -118,7 +119,7 @@ class _Source(Settings):
             return given
         kind, side = f"model_type {_type_named(given['model'])}", side_of(given["model"])
         if side != cls.side:
-            raise ValueError(f"{kind} is for {_FOR[side]}, and this is a source for {_FOR[cls.side]}")
+            raise ConfigError(f"{kind} is for {_FOR[side]}, and this is a source for {_FOR[cls.side]}", key="model")
         others = {key for key in SOURCE_KEYS if key in given and key not in cls.model_fields}
         refuse({key for key in others if given[key] is not None}, kind)
         return {key: value for key, value in given.items() if key not in others}
@@ -153,19 +154,21 @@ class _ScoredSource(_Source):
         if self.adaptive_weight is None:
             return self
         if "reward_weight_schedule" in self.model_fields_set:
-            raise ValueError("adaptive_weight and reward_weight_schedule both change the weight; remove one of them")
+            raise ConfigError.about(
+                "adaptive_weight", "and reward_weight_schedule both change the weight; remove one of them"
+            )
         low, high = self.adaptive_weight.min_weight, self.adaptive_weight.max_weight
         if not low <= self.reward_weight <= high:
-            raise ValueError(
-                f"reward_weight {self.reward_weight:g}, the start of adaptive_weight, is outside its limits "
-                f"{low:g} to {high:g}"
+            raise ConfigError.about(
+                "reward_weight",
+                f"{self.reward_weight:g}, the start of adaptive_weight, is outside its limits {low:g} to {high:g}",
             )
         return self
 
     @model_validator(mode="after")
     def _one_fail_reward(self) -> Self:
         if self.use_negative_reward and "fail_reward" in self.model_fields_set:
-            raise ValueError("use_negative_reward sets fail_reward to -success_reward; give one of the two")
+            raise ConfigError.about("use_negative_reward", "sets fail_reward to -success_reward; give one of the two")
         return self
 
 
@@ -236,9 +239,13 @@ class RobotSource(_ScoredSource, LiberoWords):
         mode, shaping, kind = self.reward_mode, self.shaping, f"model_type {self.model.model_type}"
         given = self.model_fields_set
         if mode != "per_step" and shaping in ("relative", "potential", "bonus"):
-            raise ValueError(f"shaping {shaping} needs reward_mode: per_step; {mode} gives one value per episode")
+            raise ConfigError.about(
+                "shaping", f"{shaping} needs reward_mode: per_step; {mode} gives one value per episode"
+            )
         if self.native_fallback and "on_failure" in given:
-            raise ValueError("fallback native is not for use with on_failure: remove one of them")
+            raise ConfigError(
+                "fallback native is not for use with on_failure: remove one of them", key="model.remote.fallback"
+            )
         if mode == "terminal":
             refuse(given & {"score_every"}, f"{kind} and reward_mode {mode}")
         idle = {*_THRESHOLDS, "success_threshold", "confirm_frames"}
@@ -251,7 +258,9 @@ class RobotSource(_ScoredSource, LiberoWords):
             refuse(given & {"reward_weight_schedule"}, f"{kind}, whose log lines name one weight")
         if self.cache is not None and (mode == "episode" or self.refitted is not None):
             what = f"reward_mode {mode}" if self.refitted is None else "a model that is refitted"
-            raise ValueError(f"cache is of the values of single frames, which {what} does not have; remove it")
+            raise ConfigError.about(
+                "cache", f"is of the values of single frames, which {what} does not have; remove it"
+            )
         return self
 
 
@@ -295,7 +304,9 @@ class TextSource(_ScoredSource):
     @classmethod
     def _no_videos(cls, given: Any) -> Any:
         if _asks_for_score(_remote_of(given)):
-            raise ValueError(f"an endpoint {SCORE} judges whole episodes of robots; text needs one {NATIVE}")
+            raise ConfigError(
+                f"an endpoint {SCORE} judges whole episodes of robots; text needs one {NATIVE}", key="model"
+            )
         return given
 
     @model_validator(mode="after")
@@ -303,11 +314,15 @@ class TextSource(_ScoredSource):
         mode, shaping, kind = self.reward_mode, self.shaping, f"model_type {self.model.model_type}"
         given = self.model_fields_set
         if mode == "terminal" and shaping == "relative":
-            raise ValueError(f"shaping {shaping} needs reward_mode: per_step; {mode} gives one value per episode")
+            raise ConfigError.about(
+                "shaping", f"{shaping} needs reward_mode: per_step; {mode} gives one value per episode"
+            )
         if isinstance(self.model, RemoteModelSettings) and self.model.remote.fallback == "native":
-            raise ValueError("fallback native is not for use with language models: remove one of them")
+            raise ConfigError(
+                "fallback native is not for use with language models: remove one of them", key="model.remote.fallback"
+            )
         if self.model.compares and shaping == "threshold":
-            raise ValueError(f"{relative(kind)}: set shaping to raw or signed, not threshold")
+            raise ConfigError(f"{relative(kind)}: set shaping to raw or signed, not threshold", key="shaping")
         if mode != "terminal":
             refuse(given & {"aggregation"}, f"{kind} and reward_mode {mode}")
         if shaping != "threshold":

@@ -11,6 +11,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from guerdon.errors import ConfigError
 from guerdon.settings.base import Because, Settings, only_with, refuse
 from guerdon.settings.reward_models import RemoteModelSettings, RewardModelSettings, side_of
 from guerdon.settings.reward_source import OnFailure
@@ -70,9 +71,13 @@ class RABCSettings(Settings):
             return self
         refuse(OF_RUNS & model.model_fields_set, "behaviour cloning: the model stays as it is", "model")
         if side_of(model) != "robot":
-            raise ValueError(
-                f"model_type {model.model_type} is for language models: take one that scores robot episodes"
+            raise ConfigError(
+                f"model_type {model.model_type} is for language models: take one that scores robot episodes",
+                key="model.model_type",
             )
         if isinstance(model, RemoteModelSettings) and model.remote.fallback == "native":
-            raise ValueError("fallback native would take true success for a missing measurement; remove it")
+            raise ConfigError(
+                "fallback native would take true success for a missing measurement; remove it",
+                key="model.remote.fallback",
+            )
         return self

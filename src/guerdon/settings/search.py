@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from guerdon.errors import ConfigError
 from guerdon.settings.base import Settings, only_with
 from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.reward_models import MODEL_NAMES, TextRewardModelSettings, relative, side_of
@@ -63,15 +64,17 @@ class SearchSettings(Settings):
     def _is_of_text(cls, given: Any) -> Any:
         kind = given.get("model_type") if isinstance(given, dict) else None
         if kind in MODEL_NAMES and kind not in _TEXT:
-            raise ValueError(_not_of_text(kind))
+            raise ConfigError(_not_of_text(kind), key="model")
         return given
 
     @model_validator(mode="after")
     def _fits(self) -> SearchSettings:
         if side_of(self.model) != "text":
-            raise ValueError(_not_of_text(self.model.model_type))
+            raise ConfigError(_not_of_text(self.model.model_type), key="model")
         if self.model.compares:
-            raise ValueError(f"{relative('model')}, and search scores solutions one by one: use mode criteria or scale")
+            raise ConfigError(
+                f"{relative('model')}, and search scores solutions one by one: use mode criteria or scale", key="model"
+            )
         if self.method in _BY_STEP and self.n % self.beam_width:
-            raise ValueError(f"n {self.n} must be a multiple of beam_width {self.beam_width}")
+            raise ConfigError.about("n", f"{self.n} must be a multiple of beam_width {self.beam_width}")
         return self

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from guerdon.errors import ConfigError
 from guerdon.secrets import clean_key
 from guerdon.settings.base import SET, Because, Settings, only_with, refuse
 
@@ -47,13 +48,17 @@ class ServedModelSettings(Settings):
     @model_validator(mode="after")
     def _one_source(self) -> ServedModelSettings:
         if self.backend is not None and self.custom_backend is not None:
-            raise ValueError("custom_backend and backend are both given; remove one of them")
+            raise ConfigError.about("custom_backend", "and backend are both given; remove one of them")
         if self.backend is None and self.custom_backend is None and self.model_path is None:
             raise ValueError("a served model needs backend, model_path or custom_backend")
         if isinstance(self.processes, int) and (self.tensor_parallel_size or 1) > 1:
-            raise ValueError("a model on several GPUs is not there in several copies; remove processes")
+            raise ConfigError(
+                "a model on several GPUs is not there in several copies; remove processes", key="processes"
+            )
         if isinstance(self.processes, int) and self.update_dir is not None:
-            raise ValueError("a model with an update_dir learns, which copies would not do alike; remove processes")
+            raise ConfigError(
+                "a model with an update_dir learns, which copies would not do alike; remove processes", key="processes"
+            )
         return self
 
     @field_validator("processes", mode="before")
@@ -130,7 +135,9 @@ class RayServeSettings(Settings):
     @model_validator(mode="after")
     def _in_order(self) -> RayServeSettings:
         if self.min_replicas > self.max_replicas:
-            raise ValueError(f"min_replicas {self.min_replicas} is more than max_replicas {self.max_replicas}")
+            raise ConfigError.about(
+                "min_replicas", f"{self.min_replicas} is more than max_replicas {self.max_replicas}"
+            )
         if self.address.startswith("ray://"):
             raise ValueError("ray:// (Ray Client) is not supported: start the server on a machine of the cluster")
         return self
@@ -184,33 +191,35 @@ class ServeSettings(Settings):
         if not self.models:
             raise ValueError("there is no model to serve: give --model-path, --model name=path or models")
         if self.default is not None and self.default not in self.models:
-            raise ValueError(f"default is {self.default!r}, and models has {', '.join(self.models)}")
+            raise ConfigError.about("default", f"is {self.default!r}, and models has {', '.join(self.models)}")
         names = [name for key, model in self.models.items() for name in {key, *model.aliases}]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"two models answer to the name {twice[0]!r}; rename one, or remove the alias")
         if self.limits.max_items > self.batch.queue_items:
-            raise ValueError(
-                f"limits.max_items ({self.limits.max_items}) is more than batch.queue_items "
-                f"({self.batch.queue_items}): such a request could never be accepted"
+            raise ConfigError.about(
+                "limits.max_items",
+                f"({self.limits.max_items}) is more than batch.queue_items "
+                f"({self.batch.queue_items}): such a request could never be accepted",
             )
         if not self.is_loopback and self.token is None and not self.insecure:
-            raise ValueError(
-                f"host {self.host} is reachable from other machines: give a token (--token, or GUERDON_TOKEN), "
-                "or --insecure to let everyone in"
+            raise ConfigError.about(
+                "host",
+                f"{self.host} is reachable from other machines: give a token (--token, or GUERDON_TOKEN), "
+                "or --insecure to let everyone in",
             )
         if self.ray is not None:
             idle = {"max_header_bytes", "read_timeout_s"} & self.limits.model_fields_set
             refuse(idle, "ray, whose proxy receives requests", "limits")
             for name, model in self.models.items():
                 if isinstance(model.processes, int):
-                    raise ValueError(
-                        f"models.{name}.processes: the copies of a model are ray.min_replicas to max_replicas"
+                    raise ConfigError.about(
+                        f"models.{name}.processes", ": the copies of a model are ray.min_replicas to max_replicas"
                     )
                 if model.update_dir is not None:
-                    raise ValueError(
-                        f"models.{name}.update_dir: replicas of a model that learns would drift apart; serve it in one "
-                        "process, without ray"
+                    raise ConfigError.about(
+                        f"models.{name}.update_dir",
+                        ": replicas of a model that learns would drift apart; serve it in one process, without ray",
                     )
         if self.insecure and (self.token is not None or self.is_loopback):
             refuse({"insecure"}, "a token" if self.token is not None else f"host {self.host}")

@@ -104,10 +104,12 @@ class CompareSettings(Settings):
     @model_validator(mode="after")
     def _fits(self) -> CompareSettings:
         if self.baseline not in self.arms:
-            raise ValueError(f"compare.baseline {self.baseline!r} is not an arm; arms are {', '.join(self.arms)}")
+            raise ConfigError(
+                f"compare.baseline {self.baseline!r} is not an arm; arms are {', '.join(self.arms)}", key="baseline"
+            )
         for name, values in (("seeds", self.seeds), ("tasks", tuple(self.tasks))):
             if len(set(values)) != len(values):
-                raise ValueError(f"compare.{name} repeats an entry")
+                raise ConfigError(f"compare.{name} repeats an entry", key=name)
         return self
 
 
@@ -225,7 +227,7 @@ class Study(Settings):
             ConfigError: the study names no language model.
         """
         if not self.text_default.named:
-            raise ConfigError(f"this command needs a policy: {NAME_A_MODEL}")
+            raise ConfigError(f"this command needs a policy: {NAME_A_MODEL}", key="policy")
         return self.text_default
 
     @property
@@ -320,17 +322,17 @@ class Study(Settings):
     @model_validator(mode="after")
     def _one_side(self) -> Self:
         kind, side = f"policy.type {self.policy.type}", "text" if self.text else "control"
-        evaluate = {} if self.evaluate is None else {f"evaluate.type {self.evaluate.type}": self.evaluate.type == side}
         same = isinstance(self.algorithm, TextAlgorithmSettings) == self.text
-        fits = {f"algorithm.type {self.algorithm.type}": same, **evaluate}
-        fits |= {
-            f"train.{k}: type {m.type}": isinstance(m, TextTrainSettings) == self.text for k, m in self.train.items()
-        }
-        sources = self.reward.sources.items()
-        fits |= {f"reward.sources.{k}: model_type {s.model.model_type}": s.text == self.text for k, s in sources}
-        for part, same in fits.items():
+        fits: dict[str, tuple[str, bool]] = {"algorithm.type": (self.algorithm.type, same)}
+        if self.evaluate is not None:
+            fits["evaluate.type"] = (self.evaluate.type, self.evaluate.type == side)
+        for name, model in self.train.items():
+            fits[f"train.{name}"] = (f": type {model.type}", isinstance(model, TextTrainSettings) == self.text)
+        for name, source in self.reward.sources.items():
+            fits[f"reward.sources.{name}"] = (f": model_type {source.model.model_type}", source.text == self.text)
+        for key, (what, same) in fits.items():
             if not same:
-                raise ValueError(f"{part} does not go with {kind}")
+                raise ConfigError.about(key, f"{what} does not go with {kind}")
         for rule in IDLE:
             given = {key for key in rule.keys if _given(self, key, stored=rule.stored)}
             if given and rule.idle(self):
@@ -341,10 +343,11 @@ class Study(Settings):
     def _shards_and_engine_fit(self) -> Self:
         shards, ray = self.runner.rollout_shards, self.engine == "ray"
         if ray and self.cluster.collectors > shards:
-            raise ValueError(
-                f"cluster.collectors {self.cluster.collectors} share out the parts of a rollout, of which there are "
+            raise ConfigError.about(
+                "cluster.collectors",
+                f"{self.cluster.collectors} share out the parts of a rollout, of which there are "
                 f"runner.rollout_shards {shards}: set it to a multiple of the collectors, with engine: local too where "
-                "results are compared"
+                "results are compared",
             )
         self._check_scoring()
         if shards > 1 or ray:
@@ -367,7 +370,9 @@ class Study(Settings):
             ValueError: with the key and the reason.
         """
         if self.reward.overlap_steps is not None:
-            raise ValueError(f"reward.overlap_steps is not supported with {where}, which overlaps whole rollouts")
+            raise ConfigError.about(
+                "reward.overlap_steps", f"is not supported with {where}, which overlaps whole rollouts"
+            )
 
     def _check_scoring(self) -> None:
         """Refuse parts and workers that would have nothing to score.
@@ -380,22 +385,24 @@ class Study(Settings):
             return
         models = self.text_sources if self.text else self.reward.sources
         if not any(not source.stays_with_learner for source in models.values()):
-            raise ValueError(
-                f"{'cluster.reward_workers' if workers else 'reward.scoring_shards'} would do nothing: every reward "
-                "model of this run stays with the learner, because it learns in the run (prime, update), is the task "
-                "itself (exact) or is on a reward server (remote)"
+            raise ConfigError.about(
+                "cluster.reward_workers" if workers else "reward.scoring_shards",
+                "would do nothing: every reward model of this run stays with the learner, because it learns in the run "
+                "(prime, update), is the task itself (exact) or is on a reward server (remote)",
             )
         if workers > parts:
-            raise ValueError(
-                f"cluster.reward_workers {workers} share out the parts in which a batch is scored, of which there are "
+            raise ConfigError.about(
+                "cluster.reward_workers",
+                f"{workers} share out the parts in which a batch is scored, of which there are "
                 f"reward.scoring_shards {parts}: set it to a multiple of the workers, with engine: local too where "
-                "results are compared"
+                "results are compared",
             )
         for name, source in models.items():
             if workers and getattr(source.model, "debug_save_dir", None) and not source.stays_with_learner:
-                raise ValueError(
+                raise ConfigError(
                     f"reward.sources.{name}: debug_save_dir is not supported with cluster.reward_workers, which would "
-                    "number their pictures alike; remove it"
+                    "number their pictures alike; remove it",
+                    key=f"reward.sources.{name}.debug_save_dir",
                 )
 
 
@@ -411,26 +418,31 @@ class RobotStudy(Study):
         """Copies are shared out in whole groups and tasks."""
         env, unit = self.env, self.on_policy.group_size if self.algorithm.needs.groups else 1
         if env.num_envs % (shards * unit):
-            raise ValueError(
-                f"env.num_envs {env.num_envs} must be a multiple of runner.rollout_shards {shards}"
-                + (f" times algorithm.group_size {unit}" if unit > 1 else "")
+            raise ConfigError.about(
+                "env.num_envs",
+                f"{env.num_envs} must be a multiple of runner.rollout_shards {shards}"
+                + (f" times algorithm.group_size {unit}" if unit > 1 else ""),
             )
         if self.reward.overlap_steps is not None:
-            raise ValueError(
-                f"reward.overlap_steps is not supported with {where}: pictures come with whole rollouts, which "
-                "runner.max_staleness overlaps instead; remove it"
+            raise ConfigError.about(
+                "reward.overlap_steps",
+                f"is not supported with {where}: pictures come with whole rollouts, which "
+                "runner.max_staleness overlaps instead; remove it",
             )
         size, each = env.num_envs // shards, env.num_envs // len(env.task_ids or (0,))
         if not env.tasks_change and size % each and each % size:
-            raise ValueError(
+            raise ConfigError(
                 f"each of the env.task_ids has {each} copies, so shards of {size} copies mix them unevenly: change "
-                "runner.rollout_shards or env.num_envs"
+                "runner.rollout_shards or env.num_envs",
+                key="runner.rollout_shards",
             )
 
     def _check_staleness(self, where: str) -> None:
         """No episodes of rollouts under way are recorded."""
         if self.env.data_collection.enabled:
-            raise ValueError(f"env.data_collection is not supported with {where}: rollouts under way would be recorded")
+            raise ConfigError.about(
+                "env.data_collection", f"is not supported with {where}: rollouts under way would be recorded"
+            )
         if not self.algorithm.replayed:
             self.on_policy.check_staleness(where)
         super()._check_staleness(where)
@@ -439,20 +451,25 @@ class RobotStudy(Study):
     def _episodes_fit(self) -> Self:
         trials, tasks = getattr(self.env, "num_trials_per_task", None), len(self.env.task_ids or (0,))
         if trials is not None and self.runner.eval_episodes != trials * tasks:
-            raise ValueError(
-                f"env.num_trials_per_task {trials} with {tasks} task{'s' if tasks > 1 else ''} means "
-                f"runner.eval_episodes {trials * tasks}, not {self.runner.eval_episodes}; remove one of them"
+            raise ConfigError.about(
+                "env.num_trials_per_task",
+                f"{trials} with {tasks} task{'s' if tasks > 1 else ''} means "
+                f"runner.eval_episodes {trials * tasks}, not {self.runner.eval_episodes}; remove one of them",
             )
         if not self.algorithm.needs.groups:
             return self
         name, size, copies = self.on_policy.adv_estimator, self.on_policy.group_size, self.env.num_envs
         if copies % size:
-            raise ValueError(
+            raise ConfigError(
                 f"adv_estimator {name} plays whole groups at a time: env.num_envs ({copies}) must be a multiple of "
-                f"algorithm.group_size ({size}), such as {-(-copies // size) * size}"
+                f"algorithm.group_size ({size}), such as {-(-copies // size) * size}",
+                key="env.num_envs",
             )
         if self.env.max_episode_steps is None:
-            raise ValueError(f"adv_estimator {name} needs env.max_episode_steps: every episode of a group must end")
+            raise ConfigError(
+                f"adv_estimator {name} needs env.max_episode_steps: every episode of a group must end",
+                key="env.max_episode_steps",
+            )
         return self
 
     @model_validator(mode="after")
@@ -460,7 +477,9 @@ class RobotStudy(Study):
         if isinstance(self.algorithm, ReplayAlgorithmSettings):
             self.algorithm.check_study(self.env, self.reward, learners=self.cluster.learners)
         elif self.algorithm.ema_decay is not None and self.policy.type == "vla":
-            raise ValueError("algorithm.ema_decay is not supported with policy.type vla (weights twice); remove it")
+            raise ConfigError.about(
+                "algorithm.ema_decay", "is not supported with policy.type vla (weights twice); remove it"
+            )
         return self
 
     @model_validator(mode="after")
@@ -468,9 +487,10 @@ class RobotStudy(Study):
         for name in self.on_policy.auxiliary_losses if not self.algorithm.replayed else ():
             source = self.robot_sources.get(name) if self.reward.use_reward_model else None
             if source is None or source.reward_mode != "per_step":
-                raise ValueError(
-                    f"algorithm.auxiliary_losses: {name} must be a source of reward.sources with reward_mode per_step, "
-                    "whose values of single moments are the targets"
+                raise ConfigError.about(
+                    "algorithm.auxiliary_losses",
+                    f": {name} must be a source of reward.sources with reward_mode per_step, "
+                    "whose values of single moments are the targets",
                 )
         return self
 
@@ -488,7 +508,9 @@ class TextStudy(Study):
         """Prompts are shared out evenly."""
         size = 0 if self.data is None else self.data.train_batch_size
         if size % shards:
-            raise ValueError(f"data.train_batch_size {size} cannot be shared out to {shards} runner.rollout_shards")
+            raise ConfigError.about(
+                "data.train_batch_size", f"{size} cannot be shared out to {shards} runner.rollout_shards"
+            )
 
     def _check_staleness(self, where: str) -> None:
         """The loss corrects for the old weights."""
@@ -507,21 +529,26 @@ class TextStudy(Study):
     def _sources_fit(self) -> Self:
         self.generation.check(self)
         if self.algorithm.credit == "min_form" and not any(source.min_form for source in self.text_sources.values()):
-            raise ValueError(
-                "algorithm.credit min_form needs a prime reward model with granularity token or step, or a source of "
-                "reward.sources with reward_mode per_step"
+            raise ConfigError.about(
+                "algorithm.credit",
+                "min_form needs a prime reward model with granularity token or step, or a source of "
+                "reward.sources with reward_mode per_step",
             )
         self._check_text_sources()
         for name, source in self.text_sources.items():
             why = f"{relative(f'reward.sources.{name}')}, and "
             if source.model.compares and self.algorithm.needs.greedy:
-                raise ValueError(f"{why}a greedy response stands alone: set adv_estimator to grpo or rloo")
+                raise ConfigError(
+                    f"{why}a greedy response stands alone: set adv_estimator to grpo or rloo",
+                    key="algorithm.adv_estimator",
+                )
             if source.model.compares and self.data is not None and self.data.n_samples < 2:
-                raise ValueError(f"{why}data.n_samples is 1: set it to 2 at least")
+                raise ConfigError(f"{why}data.n_samples is 1: set it to 2 at least", key="data.n_samples")
         if self.algorithm.needs.groups and self.data is not None and self.data.n_samples < 2:
-            raise ValueError(
+            raise ConfigError(
                 f"adv_estimator {self.algorithm.adv_estimator} compares responses to the same prompt: data.n_samples "
-                "must be at least 2"
+                "must be at least 2",
+                key="data.n_samples",
             )
         return self
 
@@ -534,13 +561,18 @@ class TextStudy(Study):
         section, reward, sources = self.reward_model, self.text_reward, self.text_sources
         taken = {"verifier", "kl"} | (set() if section is None else {section.source_name})
         for name in sorted(taken & set(self.reward.sources)):
-            raise ValueError(f"a reward source cannot be called {name}: another source has that name")
+            raise ConfigError(
+                f"a reward source cannot be called {name}: another source has that name", key=f"reward.sources.{name}"
+            )
         check_truth(self.reward, section, sources, verified=self.verified)
         sources.pop(reward.truth or "", None)
         if self.verified and (not sources or reward.env_weight()):
             return
         if not any(source.reward_weight for source in sources.values()):
-            raise ValueError("every weight is 0, so nothing would train the policy: see reward.combine_mode")
+            raise ConfigError(
+                "every weight is 0, so nothing would train the policy: see reward.combine_mode",
+                key="reward.combine_mode",
+            )
         if len(sources) > 1 or not self.algorithm.normalize_advantages:
             return
         ((name, source),) = sources.items()

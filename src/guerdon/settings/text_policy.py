@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from guerdon.errors import ConfigError
 from guerdon.settings.base import (
     CPU_OFFLOAD,
     DEVICE,
@@ -54,7 +55,7 @@ _RESERVED = {  # arguments that transformers, vLLM and SGLang pass to a chat tem
 
 def _own_arguments(given: dict[str, Any]) -> dict[str, Any]:
     if taken := sorted(given.keys() & _RESERVED):
-        raise ValueError(f"{taken[0]} is given to the chat template by what renders it; remove it")
+        raise ConfigError.about(taken[0], "is given to the chat template by what renders it; remove it")
     return given
 
 
@@ -93,9 +94,9 @@ class TinyModelSettings(Settings):
     def _fits(self) -> TinyModelSettings:
         kv_heads = self.heads if self.kv_heads is None else self.kv_heads
         if self.hidden_size % self.heads or (self.hidden_size // self.heads) % 2:
-            raise ValueError(f"hidden_size {self.hidden_size} must be an even multiple of heads {self.heads}")
+            raise ConfigError.about("hidden_size", f"{self.hidden_size} must be an even multiple of heads {self.heads}")
         if self.heads % kv_heads:
-            raise ValueError(f"heads {self.heads} must be a multiple of kv_heads {kv_heads}")
+            raise ConfigError.about("heads", f"{self.heads} must be a multiple of kv_heads {kv_heads}")
         return self
 
 
@@ -169,11 +170,13 @@ class TextPolicySettings(ModelKeys):
     @model_validator(mode="after")
     def _one_origin(self) -> TextPolicySettings:
         if self.path is not None and self.tiny is not None:
-            raise ValueError("path (a model to read) and tiny (a model to make) are both given; remove one of them")
+            raise ConfigError.about(
+                "path", "(a model to read) and tiny (a model to make) are both given; remove one of them"
+            )
         if self.use_remove_padding and self.share_prompts:
-            raise ValueError(
-                "use_remove_padding would do nothing with share_prompts, whose forward passes have no padding; remove "
-                "one of them"
+            raise ConfigError.about(
+                "use_remove_padding",
+                "would do nothing with share_prompts, whose forward passes have no padding; remove one of them",
             )
         return self
 
@@ -211,9 +214,10 @@ class LocalGenerationSettings(_GenerationSettings):
             ValueError: with the key and the reason.
         """
         if study.algorithm.rollout_is_threshold is not None:
-            raise ValueError(
-                "algorithm.rollout_is_threshold would do nothing with generation.engine local, whose log-probabilities "
-                "are those of training; remove it, or set the engine to vllm"
+            raise ConfigError.about(
+                "algorithm.rollout_is_threshold",
+                "would do nothing with generation.engine local, whose log-probabilities "
+                "are those of training; remove it, or set the engine to vllm",
             )
 
 
@@ -233,7 +237,7 @@ class VLLMGenerationSettings(_GenerationSettings):
     @classmethod
     def _are_further(cls, given: dict[str, Any]) -> dict[str, Any]:
         if taken := sorted(given.keys() & _ENGINE_ARGUMENTS):
-            raise ValueError(f"{taken[0]} follows from other keys of policy, data and generation; remove it")
+            raise ConfigError.about(taken[0], "follows from other keys of policy, data and generation; remove it")
         return given
 
     def check(self, study: Any) -> None:
@@ -245,20 +249,21 @@ class VLLMGenerationSettings(_GenerationSettings):
         size, gpus, runner = self.tensor_parallel_size, study.cluster.collector_gpus, study.runner
         if study.engine == "local" and (runner.rollout_shards > 1 or runner.max_staleness):
             key = "rollout_shards" if runner.rollout_shards > 1 else "max_staleness"
-            raise ValueError(
-                f"runner.{key} would need vLLM twice in this process: remove it, or let collectors of engine: ray "
-                "generate"
+            raise ConfigError.about(
+                f"runner.{key}",
+                "would need vLLM twice in this process: remove it, or let collectors of engine: ray generate",
             )
         if study.engine == "ray" and 0 < gpus < size > 1:
-            raise ValueError(
-                f"generation.tensor_parallel_size {size} needs so many GPUs in every collector, and "
-                f"cluster.collector_gpus is {gpus:g}: set them alike"
+            raise ConfigError.about(
+                "generation.tensor_parallel_size",
+                f"{size} needs so many GPUs in every collector, and cluster.collector_gpus is {gpus:g}: set them alike",
             )
         if runner.max_staleness and study.algorithm.rollout_is_threshold is None:
-            raise ValueError(
-                f"runner.max_staleness {runner.max_staleness} with generation.engine vllm needs "
+            raise ConfigError.about(
+                "runner.max_staleness",
+                f"{runner.max_staleness} with generation.engine vllm needs "
                 "algorithm.rollout_is_threshold: the policy that learns evaluates the responses, and their importance "
-                "weights correct for the older weights that wrote them"
+                "weights correct for the older weights that wrote them",
             )
 
 

@@ -215,14 +215,18 @@ class _ImageTrainSettings(_FrameFitSettings):
     @model_validator(mode="after")
     def _backbone(self) -> Self:
         if self.arch == "efficientnet_lite0" and any(side % 32 for side in self.image_size[1:]):
-            raise ValueError(f"efficientnet_lite0 needs an image_size in multiples of 32, got {self.image_size}")
+            raise ConfigError(
+                f"efficientnet_lite0 needs an image_size in multiples of 32, got {self.image_size}", key="image_size"
+            )
         if self.backbone_frozen and self.backbone_path is None:
-            raise ValueError("freeze_backbone with random weights would learn little: give pretrained_path")
+            raise ConfigError.about("freeze_backbone", "with random weights would learn little: give pretrained_path")
         if self.cpu_offload and not self.fsdp:
-            raise ValueError("cpu_offload would do nothing with fsdp false, where one process trains; remove it")
+            raise ConfigError.about(
+                "cpu_offload", "would do nothing with fsdp false, where one process trains; remove it"
+            )
         asked = "early_stopping_patience" in self.model_fields_set and self.early_stopping_patience is not None
         if self.val_split == 0 and asked:
-            raise ValueError("val_split 0 leaves nothing to stop early on: set early_stopping_patience: null")
+            raise ConfigError.about("val_split", "0 leaves nothing to stop early on: set early_stopping_patience: null")
         return self
 
 
@@ -253,8 +257,9 @@ class ResNetTrainSettings(_ImageTrainSettings):
     @model_validator(mode="after")
     def _can_be_calibrated(self) -> Self:
         if self.calibrated and self.val_split == 0:
-            raise ValueError(
-                "probabilities are calibrated on held-out rows: val_split must be above 0, or calibrate false"
+            raise ConfigError(
+                "probabilities are calibrated on held-out rows: val_split must be above 0, or calibrate false",
+                key="val_split",
             )
         return self
 
@@ -374,9 +379,11 @@ class _TextTrainSettings(ModelKeys, _TextFitSettings):
     @model_validator(mode="after")
     def _members_fit(self) -> Self:
         if self.members > 1 and self.members_kind == "adapters" and self.lora is None:
-            raise ValueError("members are adapters on one language model here: give lora")
+            raise ConfigError.about("members", "are adapters on one language model here: give lora")
         if self.members_as == "heads" and not isinstance(self, _HeadSettings):
-            raise ValueError("this type has no head that members could have: set members_as to adapters")
+            raise ConfigError(
+                "this type has no head that members could have: set members_as to adapters", key="members_as"
+            )
         return self
 
     @model_validator(mode="after")
@@ -384,9 +391,9 @@ class _TextTrainSettings(ModelKeys, _TextFitSettings):
         if self.path is not None and self.tiny is not None:
             raise ValueError("say path (a model to read) or tiny (a model to make), not both")
         if self.quantize is not None and self.lora is None:
-            raise ValueError("quantize freezes the weights, so something else must learn: give lora")
+            raise ConfigError.about("quantize", "freezes the weights, so something else must learn: give lora")
         if self.quantize is not None and self.tiny is not None:
-            raise ValueError("quantize is for models that are read from path; remove it")
+            raise ConfigError.about("quantize", "is for models that are read from path; remove it")
         return self
 
     @property

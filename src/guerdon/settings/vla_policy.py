@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from guerdon.errors import ConfigError
 from guerdon.settings.base import (
     CPU_OFFLOAD,
     DEVICE,
@@ -45,7 +46,7 @@ class TinyVLASettings(Settings):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.hidden_size % self.heads or (self.hidden_size // self.heads) % 2:
-            raise ValueError(f"hidden_size {self.hidden_size} must be an even multiple of heads {self.heads}")
+            raise ConfigError.about("hidden_size", f"{self.hidden_size} must be an even multiple of heads {self.heads}")
         return self
 
 
@@ -87,7 +88,7 @@ class FlowDecodingSettings(Settings):
     def _fits(self) -> Self:
         low, high = self.noise_std_range
         if not 0 < low <= high:
-            raise ValueError(f"noise_std_range {low}, {high}: the smaller one comes first, both are above 0")
+            raise ConfigError.about("noise_std_range", f"{low}, {high}: the smaller one comes first, both are above 0")
         return self
 
 
@@ -206,7 +207,9 @@ class VLAPolicySettings(Settings):
         if not isinstance(given, dict) or not (flat := {k: v for k, v in given.items() if k in _MOVED}):
             return given
         if given.get("decoding") is not None:
-            raise ValueError(f"{', '.join(sorted(flat))} is given next to decoding; write all of them in one place")
+            raise ConfigError(
+                f"{', '.join(sorted(flat))} is given next to decoding; write all of them in one place", key=min(flat)
+            )
         return {**{k: v for k, v in given.items() if k not in flat}, "decoding": flat}
 
     @model_validator(mode="after")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
+from guerdon.errors import ConfigError
 from guerdon.network.retry import TRIES
 from guerdon.settings.aliases import ADAPTER_ALIAS, IMPLIED_BY_ALIAS, PATH_ALIAS, QWEN_ALIAS, VLM_ALIASES
 from guerdon.settings.base import SET, Because, Bf16, Seed, Settings, Unless, only_with, refuse
@@ -63,7 +64,9 @@ class TinyVLMSettings(Settings):
     @model_validator(mode="after")
     def _fits(self) -> TinyVLMSettings:
         if self.hidden_size % self.heads or (self.hidden_size // self.heads) % 8:
-            raise ValueError(f"hidden_size {self.hidden_size} must be a multiple of 8 times heads {self.heads}")
+            raise ConfigError.about(
+                "hidden_size", f"{self.hidden_size} must be a multiple of 8 times heads {self.heads}"
+            )
         return self
 
 
@@ -86,7 +89,9 @@ class EndpointSettings(Settings):
     @model_validator(mode="after")
     def _is_address(self) -> EndpointSettings:
         if not self.base_url.startswith(("http://", "https://")):
-            raise ValueError(f"base_url {self.base_url!r} is not an address; write http://host:port/v1 or https://...")
+            raise ConfigError.about(
+                "base_url", f"{self.base_url!r} is not an address; write http://host:port/v1 or https://..."
+            )
         return self
 
 
@@ -174,7 +179,7 @@ class VLMSettings(Settings):
     @model_validator(mode="after")
     def _has_an_endpoint(self) -> VLMSettings:
         if (self.backend == "openai") != (self.openai is not None):
-            raise ValueError("backend openai, and only that, needs openai: base_url and model")
+            raise ConfigError.about("backend", "openai, and only that, needs openai: base_url and model")
         return self
 
     def check(self, kind: VLMType) -> None:
@@ -186,7 +191,9 @@ class VLMSettings(Settings):
         given = self.model_fields_set
         refuse(_IDLE[kind] & given, f"model_type {kind}")
         if kind == "robometer" and self.backend != "transformers":
-            raise ValueError("model_type robometer has heads that vLLM and endpoints do not read: remove backend")
+            raise ConfigError(
+                "model_type robometer has heads that vLLM and endpoints do not read: remove backend", key="backend"
+            )
         if kind == "qwen_vl":
             if self.prompt is not None:
                 refuse({"question", "input"} & given, "prompt, which says both")
@@ -228,7 +235,7 @@ def vlm_form(given: dict[str, Any]) -> dict[str, Any]:
         if given.get(flat) is None:
             continue
         if asked.get(key) is not None:
-            raise ValueError(f"{flat} and vlm.{key} are two names of one thing; give one of them")
+            raise ConfigError.about(flat, f"and vlm.{key} are two names of one thing; give one of them")
         asked[key] = given[flat]
     rest = {key: value for key, value in given.items() if key not in _FLAT}
     implied = implied_by(str(name), asked)
@@ -255,12 +262,16 @@ def check_vlm(name: str, settings: VLMSettings | None, checkpoint_path: str | No
     """
     asked = settings or VLMSettings()
     if checkpoint_path is None and asked.path is None and asked.backend != "openai":
-        raise ValueError(
-            f"model_type {name} needs checkpoint_path (a folder that `guerdon train` wrote), vlm.path "
-            f"({PATH_ALIAS}), or vlm.backend: openai with its endpoint"
+        raise ConfigError.about(
+            "model_type",
+            f"{name} needs checkpoint_path (a folder that `guerdon train` wrote), vlm.path "
+            f"({PATH_ALIAS}), or vlm.backend: openai with its endpoint",
         )
     if checkpoint_path is not None and asked.path is not None:
-        raise ValueError(f"vlm.path ({PATH_ALIAS}) and checkpoint_path are both given; remove one of them")
+        raise ConfigError.about("vlm.path", f"({PATH_ALIAS}) and checkpoint_path are both given; remove one of them")
     if checkpoint_path is not None and asked.backend == "openai":
-        raise ValueError("checkpoint_path would do nothing with vlm.backend openai; remove it")
-    asked.check(VLM_NAMES[name])
+        raise ConfigError.about("checkpoint_path", "would do nothing with vlm.backend openai; remove it")
+    try:
+        asked.check(VLM_NAMES[name])
+    except ConfigError as error:
+        raise ConfigError(str(error), key=f"vlm.{error.key}") from error

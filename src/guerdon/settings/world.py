@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from guerdon.config.registry import Registry
+from guerdon.errors import ConfigError
 from guerdon.settings.base import PARAMS, SET, Because, ByName, FolderName, Named, Settings, only_with, refuse
 from guerdon.settings.gymnasium_ids import known_id, time_limit
 
@@ -40,7 +41,9 @@ class DataCollectionSettings(Settings):
     @model_validator(mode="after")
     def _has_a_place(self) -> DataCollectionSettings:
         if self.enabled and not self.save_dir:
-            raise ValueError("data_collection.enabled needs data_collection.save_dir: where should episodes go?")
+            raise ConfigError(
+                "data_collection.enabled needs data_collection.save_dir: where should episodes go?", key="enabled"
+            )
         return self
 
 
@@ -144,15 +147,17 @@ class EnvSettings(Settings):
     def _tasks_differ(self) -> Self:
         if self.task_ids is not None:
             if not self.task_ids or len(set(self.task_ids)) < len(self.task_ids):
-                raise ValueError("task_ids needs tasks that differ from each other")
+                raise ConfigError.about("task_ids", "needs tasks that differ from each other")
             if self.task not in (self.task_names[0], type(self).model_fields["task"].default) or self.task_text:
-                raise ValueError("task and task_text would do nothing with task_ids; remove them or task_ids")
+                raise ConfigError.about("task", "and task_text would do nothing with task_ids; remove them or task_ids")
         return self
 
     @model_validator(mode="after")
     def _curriculum_is_used(self) -> Self:
         if self.use_curriculum and self.curriculum_over != "states" and len(self.task_ids or ()) < 2:
-            raise ValueError(f"curriculum_over: {self.curriculum_over} draws tasks: it needs several in task_ids")
+            raise ConfigError.about(
+                "curriculum_over", f": {self.curriculum_over} draws tasks: it needs several in task_ids"
+            )
         return self
 
     @property
@@ -208,8 +213,8 @@ class MetaWorldSettings(EnvSettings):
         if self.task_ids is not None:
             refuse({"render_workers"} if self.render_workers else set(), "task_ids")
         if self.vectorization == "async" and self.render_workers:
-            raise ValueError(
-                "render_workers would do nothing with vectorization: async, whose processes draw; remove it"
+            raise ConfigError.about(
+                "render_workers", "would do nothing with vectorization: async, whose processes draw; remove it"
             )
         return self
 
@@ -348,7 +353,7 @@ class LiberoSettings(EnvSettings):
         ):
             if other in found:
                 if name in found:
-                    raise ValueError(f"{name} and {other} are one key; give one of them")
+                    raise ConfigError.about(name, f"and {other} are one key; give one of them")
                 found[name] = found.pop(other)
         protocol = PROTOCOLS.get(str(found.get("protocol", "lerobot")))
         suite = str(found.get("task_suite_name", "libero_10"))
@@ -371,15 +376,18 @@ class LiberoSettings(EnvSettings):
         if self.task.isdecimal() and int(self.task) >= count:
             wrong.append(int(self.task))
         if wrong:
-            raise ValueError(f"{self.task_suite_name} has tasks 0 to {count - 1}, not {', '.join(map(str, wrong))}")
+            raise ConfigError(
+                f"{self.task_suite_name} has tasks 0 to {count - 1}, not {', '.join(map(str, wrong))}", key="task_ids"
+            )
         if self.task_ids is not None and not self.tasks_change:
             if self.num_envs % len(self.task_ids):
-                raise ValueError(f"{len(self.task_ids)} task_ids need a multiple of as many num_envs")
+                raise ConfigError(f"{len(self.task_ids)} task_ids need a multiple of as many num_envs", key="task_ids")
             each, together = self.num_envs // len(self.task_ids), self.num_envs_per_process
             if self.vectorization == "async" and each % together and together % each:
-                raise ValueError(
+                raise ConfigError(
                     f"each of the task_ids has {each} copies, so num_envs_per_process {together} mixes them unevenly; "
-                    f"it must divide {each}, or be a multiple of it"
+                    f"it must divide {each}, or be a multiple of it",
+                    key="num_envs_per_process",
                 )
         return self
 
@@ -441,7 +449,7 @@ def _refuse_taken(keys: Mapping[str, str], kwargs: Mapping[str, Any]) -> None:
     """Refuse arguments of an environment that `env` gives it by a key of its own."""
     if taken := sorted(keys.keys() & kwargs.keys()):
         hints = "; ".join(f"{key}: {keys[key]}" for key in taken)
-        raise ValueError(f"kwargs cannot have {', '.join(taken)} ({hints})")
+        raise ConfigError.about("kwargs", f"cannot have {', '.join(taken)} ({hints})")
 
 
 class _ReportsSuccess(EnvSettings):
@@ -464,11 +472,12 @@ class _ReportsSuccess(EnvSettings):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.info_keys and self.intervene_after is not None:
-            raise ValueError("info_keys and intervene_after name two who intervene; remove one of them")
+            raise ConfigError.about("info_keys", "and intervene_after name two who intervene; remove one of them")
         if self.frame_stack > 1 and self.observation == "pixels":
-            raise ValueError(
-                "frame_stack is of the environment's own observations, and observation: pixels shows rendered ones; "
-                "register the environment with gymnasium.wrappers.AddRenderObservation instead"
+            raise ConfigError.about(
+                "frame_stack",
+                "is of the environment's own observations, and observation: pixels shows rendered ones; "
+                "register the environment with gymnasium.wrappers.AddRenderObservation instead",
             )
         return self
 
@@ -531,13 +540,13 @@ class GymnasiumSettings(_ReportsSuccess):
     def _fits_gymnasium(self) -> Self:
         _refuse_taken(_GYMNASIUM_KEYS, self.kwargs)
         if self.autoreset_mode != "disabled" and self.end_on_success:
-            raise ValueError("end_on_success needs autoreset_mode: disabled")
-        changes = {key: getattr(self, key) for key in ("use_curriculum", "task_ids", "intervene_after")}
-        if self.autoreset_mode != "disabled" and any(changes.values()):
-            names = " and ".join(key for key, used in changes.items() if used)
-            raise ValueError(f"{names} decides how episodes begin, which needs autoreset_mode: disabled")
+            raise ConfigError.about("end_on_success", "needs autoreset_mode: disabled")
+        used = [key for key in ("use_curriculum", "task_ids", "intervene_after") if getattr(self, key)]
+        if self.autoreset_mode != "disabled" and used:
+            names = " and ".join(used)
+            raise ConfigError(f"{names} decides how episodes begin, which needs autoreset_mode: disabled", key=used[0])
         if self.autoreset_mode != "disabled" and self.vectorization == "async":
-            raise ValueError("vectorization async begins episodes anew, which needs autoreset_mode: disabled")
+            raise ConfigError.about("vectorization", "async begins episodes anew, which needs autoreset_mode: disabled")
         return self
 
 

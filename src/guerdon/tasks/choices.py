@@ -128,7 +128,7 @@ def read_choices(row: Mapping[str, Any], where: str, *, answered: bool = True, s
         _check(texts, where)
         if answered and (not right or right in wrong):
             problem = "is among the wrong ones" if right else "is missing"
-            raise UnreadableGoldError(f"{where}: the right answer {problem}")
+            raise UnreadableGoldError(f"the right answer {problem}", where=where)
         texts.sort(key=lambda text: hashlib.sha256(f"{seed}/{question}/{text}".encode("utf-8", "replace")).digest())
         place = texts.index(right) if right else None
     else:
@@ -140,7 +140,7 @@ def read_choices(row: Mapping[str, Any], where: str, *, answered: bool = True, s
         _check(texts, where)
         place = _answer(cells, options, where)
         if place is None and answered:
-            raise UnreadableGoldError(f"{where}: no true answer to a question with options, found {', '.join(row)}")
+            raise UnreadableGoldError(f"no true answer to a question with options, found {', '.join(row)}", where=where)
     letter = "" if place is None else ascii_uppercase[place]
     return MultipleChoice(question, tuple(texts), letter, shuffled=ordered is not None)
 
@@ -215,7 +215,9 @@ def _of_truthful_qa(targets: Mapping[str, Any], where: str) -> tuple[str, list[s
         pairs = list(zip(targets["choices"], targets["labels"], strict=False))
     right = [str(text).strip() for text, label in pairs if label == 1]
     if len(right) > 1:
-        raise DataError(f"{where}: mc1_targets has {len(right)} right answers, one is expected")
+        raise DataError(
+            f"mc1_targets has {len(right)} right answers, one is expected", where=where, field="mc1_targets"
+        )
     return "".join(right), [str(text).strip() for text, label in pairs if label != 1]
 
 
@@ -274,8 +276,9 @@ def _check_open(row: Mapping[str, Any], cells: Mapping[str, Any], where: str) ->
     for key, value in [(", ".join(columns), columns), *_cells_within(row)]:
         if _is_unknown_list(key, value, place, words=letter is None):
             raise UnreadableGoldError(
-                f"{where}: the true answer {gold!r} may name one of the texts in {key}; write the options as choices "
-                "(a list of texts), or the answer in full"
+                f"the true answer {gold!r} may name one of the texts in {key}; write the options as choices "
+                "(a list of texts), or the answer in full",
+                where=where,
             )
 
 
@@ -283,9 +286,10 @@ def _check_columns(row: Mapping[str, Any], where: str) -> None:
     unknown = [key for key, value in row.items() if not _is_empty(value) and _may_be_options(key, value)]
     if unknown:
         raise DataError(
-            f"{where}: {', '.join(unknown)}: options in a layout that is not known, found {', '.join(map(str, row))}; "
+            f"{', '.join(unknown)}: options in a layout that is not known, found {', '.join(map(str, row))}; "
             "write question, choices (a list of texts) and answer (a letter), or remove these columns if the question "
-            "is complete without them"
+            "is complete without them",
+            where=where,
         )
 
 
@@ -361,9 +365,9 @@ def _parsed(text: str) -> Any:
 
 def _check(texts: Sequence[str], where: str) -> None:
     if not 2 <= len(texts) <= len(ascii_uppercase):
-        raise DataError(f"{where}: {len(texts)} options; a question has 2 to {len(ascii_uppercase)}")
+        raise DataError(f"{len(texts)} options; a question has 2 to {len(ascii_uppercase)}", where=where)
     if not all(texts):
-        raise DataError(f"{where}: option {ascii_uppercase[[*map(bool, texts)].index(False)]} is empty")
+        raise DataError(f"option {ascii_uppercase[[*map(bool, texts)].index(False)]} is empty", where=where)
 
 
 def _answer(cells: Mapping[str, Any], options: _Options, where: str) -> int | None:
@@ -387,7 +391,7 @@ def _answer(cells: Mapping[str, Any], options: _Options, where: str) -> int | No
                 found[key] = place
     if len(set(found.values())) > 1:
         says = ", ".join(f"{key} {ascii_uppercase[place]}" for key, place in found.items())
-        raise DataError(f"{where}: columns that name different options: {says}")
+        raise DataError(f"columns that name different options: {says}", where=where)
     if not found and problem is not None:
         raise problem
     return next(iter(found.values()), None)

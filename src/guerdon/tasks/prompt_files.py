@@ -202,11 +202,11 @@ def read_gsm8k(folder: Path | str, split: str = "train", *, data: ReadDataSettin
     path = Path(folder) / f"{split}.jsonl"
     if not path.is_file():
         there = ", ".join(sorted(p.name for p in Path(folder).glob("*.jsonl"))) or "no .jsonl file at all"
-        raise DataError(f"{path}: there is no such file; the folder of GSM8K has {there}")
+        raise DataError(f"there is no such file; the folder of GSM8K has {there}", where=path)
     rows = list(good_rows(path))
     for where, row in rows:
         if isinstance(row, Mapping) and not is_blank(row.get("answer")) and "####" not in str(row.get("answer")):
-            raise DataError(f"{where}: a row of GSM8K has an answer that ends in '#### <number>'; this one has none")
+            raise DataError("a row of GSM8K has an answer that ends in '#### <number>'; this one has none", where=where)
     return _prompts(rows, "openai/gsm8k", path, ability="math", data=data)
 
 
@@ -312,7 +312,7 @@ def prompt_from_row(row: Any, where: str, data_source: str, ability: str = "", *
         DataError: with `where` and what is missing.
     """
     if not isinstance(row, Mapping):
-        raise DataError(f"{where}: a row must be a map of keys, this is {type(row).__name__}")
+        raise DataError(f"a row must be a map of keys, this is {type(row).__name__}", where=where)
     row = {key: None if isinstance(value, float) and is_blank(value) else value for key, value in row.items()}  # NaN
     choices, tools = read_choices(row, where, answered=answered), _tools(row, where)
     if choices is None:
@@ -324,7 +324,9 @@ def prompt_from_row(row: Any, where: str, data_source: str, ability: str = "", *
         gold, solution = choices.answer, None if choices.shuffled else _solution(row)
     info = row.get("extra_info") or {}
     if not isinstance(info, Mapping):
-        raise DataError(f"{where}: extra_info must be a map of keys, this is {type(info).__name__}")
+        raise DataError(
+            f"extra_info must be a map of keys, this is {type(info).__name__}", where=where, field="extra_info"
+        )
     return Prompt(
         id=str(row["id"]) if isinstance(row.get("id"), str | int) else question_hash(messages, tools),
         messages=messages,
@@ -342,18 +344,20 @@ def _messages(row: Mapping[str, Any], where: str) -> tuple[Message, ...]:
     keys = [*(key for name, key in _TASKS.items() if name in row), *keys]
     given = next((row[key] for key in reversed(keys) if row.get(key)), None)
     if isinstance(given, str) and re.match(r"\s*\[\s*\{.{0,40}['\"](?:role|content)['\"]\s*:", given, re.DOTALL):
-        raise DataError(f"{where}: the question is chat messages written as text; write rows of JSON lines or Parquet")
+        raise DataError(
+            "the question is chat messages written as text; write rows of JSON lines or Parquet", where=where
+        )
     if isinstance(given, str) and given.strip():
         return ({"role": "user", "content": given},)
     if not isinstance(given, list | tuple):
         raise DataError(
-            f"{where}: no question; expected one of {', '.join(_QUESTIONS)}, found {', '.join(map(str, row))}"
+            f"no question; expected one of {', '.join(_QUESTIONS)}, found {', '.join(map(str, row))}", where=where
         )
     try:
         messages = chat_messages(given)
         question_of(messages)
     except ChatError as error:
-        raise DataError(f"{where}: {error}") from error
+        raise DataError(str(error), where=where) from error
     return messages
 
 
@@ -361,7 +365,7 @@ def _tools(row: Mapping[str, Any], where: str) -> tuple[Tool, ...]:
     try:
         return tool_schemas(row.get("tools"))
     except ChatError as error:
-        raise DataError(f"{where}: tools: {error}") from error
+        raise DataError(f"tools: {error}", where=where, field="tools") from error
 
 
 def _solution(row: Mapping[str, Any]) -> str | None:
@@ -390,12 +394,14 @@ def _gold(row: Mapping[str, Any], where: str, *, answered: bool) -> tuple[str, s
             text = _as_text(row[key], f"{where}: {key}")
             gold = final_answer(text) if _marks(text) else text
             if gold is None or is_blank(gold):
-                raise UnreadableGoldError(f"{where}: {key} marks no answer: {text[-80:]!r}")
+                raise UnreadableGoldError(f"{key} marks no answer: {text[-80:]!r}", where=where, field=key)
             return gold, solution
         stated = final_answer(solution) if solution else None
         if stated is None:
             wanted = f"reward_model.ground_truth, one of {', '.join(_ANSWERS)}, or a solution that marks its answer"
-            raise UnreadableGoldError(f"{where}: no true answer; expected {wanted}; found {', '.join(map(str, row))}")
+            raise UnreadableGoldError(
+                f"no true answer; expected {wanted}; found {', '.join(map(str, row))}", where=where
+            )
         return stated, solution
     except UnreadableGoldError:
         if answered:

@@ -490,9 +490,10 @@ def verifier_from(settings: DataSettings) -> Verifier:
         ConfigError: the data has no answers; or a user's own factory raised, or returned something else.
     """
     if settings.type == "prompts":
-        raise ConfigError(
-            "data.type prompts has no true answers, and this command compares with them: give a file with answers by "
-            "data.type files"
+        raise ConfigError.about(
+            "data.type",
+            "prompts has no true answers, and this command compares with them: give a file with answers by "
+            "data.type files",
         )
     if settings.type == "generated":
         return Verifier(settings.verifier)

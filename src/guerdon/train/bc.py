@@ -165,8 +165,8 @@ def check_fresh(study: Study) -> None:
         ConfigError: it has.
     """
     if study.control_policy.checkpoint is not None:
-        raise ConfigError(
-            "policy.checkpoint would do nothing in behaviour cloning, which starts from random weights; remove it"
+        raise ConfigError.about(
+            "policy.checkpoint", "would do nothing in behaviour cloning, which starts from random weights; remove it"
         )
 
 
@@ -248,7 +248,9 @@ def gather_rows(
     )
     names = [column.name for column in chosen if column.kind == "image"]
     if other := [column.name for column in chosen if column.kind == "image" and column.shape[2] != 3]:
-        raise ConfigError(f"policy.keys: recorded pictures have three channels, those of {', '.join(other)} have not")
+        raise ConfigError.about(
+            "policy.keys", f": recorded pictures have three channels, those of {', '.join(other)} have not"
+        )
     found: list[Pairs] = []
     for episode in read_episodes(
         settings.data_path,

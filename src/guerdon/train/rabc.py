@@ -152,7 +152,9 @@ def read_progress(path: Path, root: Path, *, head_mode: str = "sparse") -> Progr
         wanted = ["index", "episode_index", "frame_index", column]
         missing = [name for name in wanted if name not in table.column_names]
         if missing:
-            raise DataError(f"{path} has no column {missing[0]}; it has {', '.join(table.column_names)}")
+            raise DataError(
+                f"{path} has no column {missing[0]}; it has {', '.join(table.column_names)}", field=missing[0]
+            )
         index, episode, frame = (table[name].to_numpy().astype(np.int64) for name in wanted[:3])
         progress = table[column].to_numpy(zero_copy_only=False).astype(np.float32)
         failure = table["failure"].to_pylist() if "failure" in table.column_names else [None] * len(index)
@@ -265,9 +267,10 @@ def sample_weights(bc: BCSettings, *, chunk: int, camera: str | None = None) -> 
         return None
     size = settings.chunk_size or chunk
     if not settings.chunk_size and chunk <= 1:
-        raise ConfigError(
-            "bc.sample_weighting.chunk_size is needed with a policy that decides on one action at a time: the number "
-            "of rows ahead to which progress is compared, such as 10"
+        raise ConfigError.about(
+            "bc.sample_weighting.chunk_size",
+            "is needed with a policy that decides on one action at a time: the number "
+            "of rows ahead to which progress is compared, such as 10",
         )
     found = _recorded(bc) if settings.recorded_reward else _progress(bc, settings, camera)
     cloned = read_episodes(bc.data_path, with_frames=False, only_success=bc.only_success)

@@ -111,13 +111,15 @@ class TaskPool(PlainVectorEnv):
         self.all_texts = tuple(texts)
         self.task_texts = (texts[0],) * num_envs
         if any(one.env.single_observation_space.shape in (None, ()) for one in first):
-            raise ConfigError("env.task_ids needs tasks whose observations are one array of numbers, without keys")
+            raise ConfigError.about(
+                "env.task_ids", "needs tasks whose observations are one array of numbers, without keys"
+            )
         self._own = [one.env.single_observation_space.shape[0] for one in first]
         self._size = max(self._own)
         actions = first[0].env.single_action_space
         for one in first:
             if one.env.single_action_space != actions:
-                raise ConfigError(f"env.task_ids: {texts[one.task]!r} takes other actions than {texts[0]!r}")
+                raise ConfigError.about("env.task_ids", f": {texts[one.task]!r} takes other actions than {texts[0]!r}")
         shape = (self._size + (count if one_hot else 0),)
         self.declare(num_envs, gymnasium.spaces.Box(-np.inf, np.inf, shape, np.float32), actions)
         self.proprioception = getattr(first[0].env, "proprioception", None)
@@ -520,11 +522,13 @@ def own_world(settings: OwnWorldSettings, copies: int, seed: int) -> EnvParts:
         env = CopiesVectorEnv([partial(named.pop, 0)] * copies, autoreset_mode=AutoresetMode.DISABLED)
         env.proprioception = proprioception
     elif settings.frame_stack > 1:
-        raise ConfigError(f"env.frame_stack: env.type {settings.type} makes a vector of copies; stack moments in it")
+        raise ConfigError.about(
+            "env.frame_stack", f": env.type {settings.type} makes a vector of copies; stack moments in it"
+        )
     env = plain(env, f"env.type {settings.type}")
     env.unlimited = not _limited(env)
     if env.num_envs != copies:
-        raise ConfigError(f"env.type {settings.type} made {env.num_envs} copies, not the {copies} of num_envs")
+        raise ConfigError.about("env.type", f"{settings.type} made {env.num_envs} copies, not the {copies} of num_envs")
     return env, getattr(env, "eye", None) or RenderEye(env, settings.frame_size), settings.task
 
 

@@ -97,7 +97,7 @@ def check_camera(model: Any, camera: str) -> None:
     names = [str(mujoco.mj_id2name(model, mujoco.mjtObj.mjOBJ_CAMERA, i)) for i in range(model.ncam)]
     if camera not in names:
         hint = did_you_mean(camera, names)
-        raise ConfigError(f"env.camera is {camera!r}, this scene has: {', '.join(names)}{hint}")
+        raise ConfigError.about("env.camera", f"is {camera!r}, this scene has: {', '.join(names)}{hint}")
 
 
 class MuJoCoCamera:

@@ -65,7 +65,9 @@ class Interventions:
             own = NAMES["is_intervention"]
             named = self._names["is_intervention"]
             if named != own and (own in info or own in info.get("final_info", {})):
-                raise ConfigError(f"env.info_keys names info[{named!r}], and the environment reports {own}: remove it")
+                raise ConfigError.about(
+                    "env.info_keys", f"names info[{named!r}], and the environment reports {own}: remove it"
+                )
             self._silent += 1
             if named != own and not self.reported and self._silent == _PATIENCE:
                 log_line(

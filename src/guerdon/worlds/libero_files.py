@@ -210,8 +210,8 @@ def libero_task(suite: str, task: str) -> LiberoTask:
     if task in named:
         return named[task]
     hint = did_you_mean(task, [one.name for one in tasks], most=2, cutoff=0.4)
-    raise ConfigError(
-        f"env.task: {suite} has no task {task!r}: give a number from 0 to {len(tasks) - 1} or a name{hint}"
+    raise ConfigError.about(
+        "env.task", f": {suite} has no task {task!r}: give a number from 0 to {len(tasks) - 1} or a name{hint}"
     )
 
 

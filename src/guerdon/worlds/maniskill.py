@@ -106,7 +106,7 @@ def check_maniskill_task(task: str) -> Any:
     tasks = import_maniskill()
     if task not in tasks:
         hint = did_you_mean(task, tasks, most=3, cutoff=0.5)
-        raise ConfigError(f"env.task: ManiSkill has no task {task!r}{hint}")
+        raise ConfigError.about("env.task", f": ManiSkill has no task {task!r}{hint}")
     return tasks[task]
 
 
@@ -183,7 +183,7 @@ class ManiSkillVectorEnv(PlainVectorEnv):
         self._steps = np.zeros(num_envs, dtype=np.int64)
         first = self._envs[0]
         if not isinstance(first.single_action_space, gymnasium.spaces.Box):
-            raise ConfigError(f"env.task {task}: actions of several robots at once are not supported")
+            raise ConfigError.about("env.task", f"{task}: actions of several robots at once are not supported")
         size = int(first.get_obs().shape[1])
         own = first._get_obs_agent()
         self.proprioception = range(sum(int(np.prod(part.shape[1:])) for part in _leaves(own)))
@@ -202,9 +202,10 @@ class ManiSkillVectorEnv(PlainVectorEnv):
             try:
                 return gymnasium.make(self.task, control_mode=control_mode, **self._arguments).unwrapped
             except (AssertionError, KeyError, NotImplementedError, TypeError) as error:
-                raise ConfigError(
-                    f"env.task {self.task}: ManiSkill does not take control_mode {control_mode!r}, reward_mode "
-                    f"{self._arguments['reward_mode']!r} or kwargs: {type(error).__name__}: {error}"
+                raise ConfigError.about(
+                    "env.task",
+                    f"{self.task}: ManiSkill does not take control_mode {control_mode!r}, reward_mode "
+                    f"{self._arguments['reward_mode']!r} or kwargs: {type(error).__name__}: {error}",
                 ) from error
             except RuntimeError as error:
                 raise MissingDependencyError(
@@ -279,7 +280,9 @@ class ManiSkillEye:
         known = [*scene.human_render_cameras, *scene.sensors]
         for camera in self.cameras:
             if camera not in known:
-                raise ConfigError(f"env.cameras: {env.task} has no camera {camera!r}; it has {', '.join(known)}")
+                raise ConfigError.about(
+                    "env.cameras", f": {env.task} has no camera {camera!r}; it has {', '.join(known)}"
+                )
         shaped = env._arguments["sensor_configs"]
         self.size = (int(shaped["height"]), int(shaped["width"]))
 

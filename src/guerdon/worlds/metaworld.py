@@ -120,7 +120,9 @@ def metaworld_task(task: str) -> str:
     """
     name = task.removesuffix("-v3")
     if name not in TASK_TEXTS:
-        raise ConfigError(f"env.task: Meta-World has no task {task!r}{did_you_mean(name, TASK_TEXTS, most=3)}")
+        raise ConfigError.about(
+            "env.task", f": Meta-World has no task {task!r}{did_you_mean(name, TASK_TEXTS, most=3)}"
+        )
     return name
 
 

@@ -42,9 +42,9 @@ class _Simulator:
     def __init__(self, memory: int, settings: WorldSettings, copies: int, seed: int) -> None:
         self.env, self.eye, words = make_parts(settings, copies, seed)
         if AutoresetMode(self.env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)) != AutoresetMode.DISABLED:
-            raise ConfigError(
-                "env.vectorization async begins episodes anew where a simulator broke, so the environment's autoreset "
-                "must be disabled"
+            raise ConfigError.about(
+                "env.vectorization",
+                "async begins episodes anew where a simulator broke, so the environment's autoreset must be disabled",
             )
         env = self.env
         self._teleop = (NAMES | getattr(settings, "info_keys", {}))["teleop_action"]

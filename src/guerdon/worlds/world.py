@@ -104,11 +104,12 @@ class World:
         self.mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self.exact_resume = self.mode is AutoresetMode.DISABLED
         if pixels and self.mode is AutoresetMode.SAME_STEP:
-            raise ConfigError("env.observation pixels needs autoreset_mode disabled or next_step")
+            raise ConfigError.about("env.observation", "pixels needs autoreset_mode disabled or next_step")
         if (end_on_success or max_episode_steps) and not self.exact_resume:
-            raise ConfigError(
-                "env.end_on_success and a time limit of guerdon's own need an environment whose autoreset is "
-                f"disabled; this one uses {self.mode.value}. Set the limit where the environment is made."
+            raise ConfigError.about(
+                "env.end_on_success",
+                "and a time limit of guerdon's own need an environment whose autoreset is "
+                f"disabled; this one uses {self.mode.value}. Set the limit where the environment is made.",
             )
         self._limit = max_episode_steps
         self.end_on_success = end_on_success
@@ -142,7 +143,7 @@ class World:
         self._spec: ObservationSpec | None = None
         self.takes_pictures = True
         if pixels and eye is None:
-            raise ConfigError("env.observation pixels needs a camera")
+            raise ConfigError.about("env.observation", "pixels needs a camera")
         own = self.own_columns
         self.columns = spaces.rendered_columns(own, eye.size) if pixels and eye is not None else own
 

@@ -228,7 +228,9 @@ class LabelledResponses:
             DataError: no row has one, or one is not a number.
         """
         if not any(row.get(SCORE) is not None for _, row in self.rows):
-            raise DataError(f"{self.rows[0][0]}: no row has a {SCORE}; name the model that scores them (--model)")
+            raise DataError(
+                f"no row has a {SCORE}; name the model that scores them (--model)", where=self.rows[0][0], field=SCORE
+            )
         found = (_number(row, SCORE, where) for where, row in self.rows)
         return [Failure("no_score", f"{SCORE} is null") if value is None else value for value in found]
 
@@ -260,7 +262,7 @@ def read_labelled(data: str) -> LabelledResponses:
             prompt = next((row[key] for key in ("prompt_id", "prompt", "question") if row.get(key) is not None), where)
             prompts.append(str(prompt))
     if np.isnan(labels).all():
-        raise DataError(f"{data}: no row has a label of a person ({LABEL})")
+        raise DataError(f"no row has a label of a person ({LABEL})", where=data, field=LABEL)
     return LabelledResponses(rows, np.array(labels), prompts)
 
 
@@ -271,7 +273,9 @@ def _label(row: Mapping[str, Any], where: str) -> float | None:
     if isinstance(one, str):
         return None
     if len(one.responses) != 1:
-        raise DataError(f"{where}: a comparison of responses has no label of its own; name the file in evaluate.pairs")
+        raise DataError(
+            "a comparison of responses has no label of its own; name the file in evaluate.pairs", where=where
+        )
     return one.attributes.get(ATTRIBUTES[0]) if one.label is None else float(one.label)
 
 
@@ -283,7 +287,7 @@ def _number(row: Mapping[str, Any], key: str, where: str) -> float | None:
     except (TypeError, ValueError):
         found = np.nan
     if found is not None and not np.isfinite(found):
-        raise DataError(f"{where}: {key} must be a finite number or null, this is {str(value)[:80]!r}")
+        raise DataError(f"{key} must be a finite number or null, this is {str(value)[:80]!r}", where=where, field=key)
     return found
 
 

@@ -116,7 +116,7 @@ def read_choices(data: str) -> tuple[list[PreferenceChoice], Counter[str], float
     choices = [one for k, one in enumerate(choices) if k not in gone]
     counted = ", ".join(f"{n} {reason}" for reason, n in sorted(left_out.items()))
     if not choices:
-        raise DataError(f"{data}: there is no comparison that can be used: {counted}")
+        raise DataError(f"there is no comparison that can be used: {counted}", where=data)
     if left_out:
         log_line(f"{data}: left out rows: {counted}")
     return choices, left_out, label_noise(repeated, contradicted)
@@ -388,7 +388,9 @@ def choices_from_rows(
         if prompt_of(row) is None and not missing and not _are_conversations(row):
             missing = ["prompt"]
         if missing:
-            raise DataError(f"{where} has no {missing[0]}; RewardBench rows have prompt, chosen, rejected, subset")
+            raise DataError(
+                f"{where} has no {missing[0]}; RewardBench rows have prompt, chosen, rejected, subset", field=missing[0]
+            )
         choices.append(_listed_choice(row, where, str(row.get("id", number)), subset, benchmark))
     return choices
 

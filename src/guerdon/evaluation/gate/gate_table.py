@@ -129,7 +129,7 @@ def gate_table(rows: Iterable[tuple[str, Any]]) -> GateTable:
         one = _runs(row, where)
         model = one["model"]
         if model in places:
-            raise DataError(f"{where}: {model} is in {places[model]} already; a reward model has one row")
+            raise DataError(f"{model} is in {places[model]} already; a reward model has one row", where=where)
         places[model] = where
         one |= _measured(row, raw)
         if np.isfinite(one["success"] - one["baseline"]).any():
@@ -161,11 +161,13 @@ def _runs(row: RowFields, where: str) -> dict[str, Any]:
     one |= {column: _shares(row, column, where) for column in ("baseline", "success")}
     if len(one["baseline"]) != len(one["success"]):
         raise DataError(
-            f"{where}: {len(one['baseline'])} values of baseline and {len(one['success'])} of success; give one of "
-            "each per seed, null where a run is missing"
+            f"{len(one['baseline'])} values of baseline and {len(one['success'])} of success; give one of "
+            "each per seed, null where a run is missing",
+            where=where,
+            field="baseline",
         )
     if one["kind"] not in ("robot", "text"):
-        raise DataError(f"{where}: kind is {one['kind']!r}; it is robot or text")
+        raise DataError(f"kind is {one['kind']!r}; it is robot or text", where=where, field="kind")
     return one
 
 
@@ -188,5 +190,5 @@ def _shares(row: RowFields, column: str, where: str) -> Float64:
     """The success rates of a row by seed; NaN where a run is missing."""
     values = np.array([np.nan if v is None else v for v in row.numbers(column)], dtype=np.float64)
     if not (np.isnan(values) | ((values >= 0) & (values <= 1))).all():
-        raise DataError(f"{where}: {column} holds success rates, each within 0..1 or null")
+        raise DataError(f"{column} holds success rates, each within 0..1 or null", where=where, field=column)
     return values

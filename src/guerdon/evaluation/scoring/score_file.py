@@ -69,9 +69,9 @@ def check_files(file: Path, out: Path, *, only_failed: bool) -> None:
         DataError: as `score_file`.
     """
     if not file.is_file():
-        raise DataError(f"{file}: there is no such file")
+        raise DataError("there is no such file", where=file)
     if out.suffix.lower() != file.suffix.lower():
-        raise DataError(f"{out}: rows are written in the format they came in; end it in {file.suffix}")
+        raise DataError(f"rows are written in the format they came in; end it in {file.suffix}", where=out)
     if only_failed and not out.exists():
         raise DataError(f"{out} does not exist; leave out --only-failed")
     if not only_failed and out.exists():
@@ -164,10 +164,10 @@ def _rows(given: Path) -> list[tuple[str, Mapping[str, Any]]]:
         if isinstance(row, DataError):
             raise row
         if not isinstance(row, Mapping):
-            raise DataError(f"{where}: a row must be a map of columns")
+            raise DataError("a row must be a map of columns", where=where)
         rows.append((where, row))
     if not rows:
-        raise DataError(f"{given}: there is no row in it")
+        raise DataError("there is no row in it", where=given)
     return rows
 
 
@@ -186,7 +186,9 @@ def _scored_rows(
         if not log.rows:
             log.append(begun)
         elif log.rows[0] != begun:
-            raise DataError(f"{part}: an unfinished start with another file, model or aggregation; finish or remove it")
+            raise DataError(
+                "an unfinished start with another file, model or aggregation; finish or remove it", where=part
+            )
         found: dict[int, dict[str, Any]] = {row["row"]: row["values"] for row in log.rows[1:]}
         rest = [k for k in items if k not in found]
         if compares:
@@ -321,8 +323,9 @@ def _plain_responses(row: Mapping[str, Any], where: str, name: str) -> _Item:
     if missing is not None:
         return missing
     raise DataError(
-        f"{where}: nothing to score, found {', '.join(map(str, row))[:200]}; a row needs prompt and response (or "
-        "responses), messages, chosen and rejected, or another layout of docs/preferences.md"
+        f"nothing to score, found {', '.join(map(str, row))[:200]}; a row needs prompt and response (or "
+        "responses), messages, chosen and rejected, or another layout of docs/preferences.md",
+        where=where,
     )
 
 

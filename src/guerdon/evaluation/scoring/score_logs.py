@@ -125,9 +125,9 @@ def check_paths(path: Path, out: Path, *, only_failed: bool) -> None:
     if not path.is_dir():
         check_files(path, out, only_failed=only_failed)
     elif out.resolve().is_relative_to(path.resolve()) or out.is_file():
-        raise DataError(f"{out}: name a new folder outside {path} for the copy")
+        raise DataError(f"name a new folder outside {path} for the copy", where=out)
     elif is_data_set(path) and (only_failed or out.exists()):
-        raise DataError(f"{out}: of a LeRobot data set a new copy is written, of all episodes: name a new folder")
+        raise DataError("of a LeRobot data set a new copy is written, of all episodes: name a new folder", where=out)
 
 
 def score_path(path: Path, model: RewardModel, out: Path, **how: Any) -> str:
@@ -162,7 +162,7 @@ def score_path(path: Path, model: RewardModel, out: Path, **how: Any) -> str:
         else:
             log_line(f"{file}: left out, it has no responses")
     if not said:
-        raise DataError(f"{path}: no file in it has responses to score; curves and returns of episodes have none")
+        raise DataError("no file in it has responses to score; curves and returns of episodes have none", where=path)
     return "\n".join(said)
 
 
@@ -193,7 +193,7 @@ def _score_data_set(root: Path, model: RewardModel, out: Path, *, name: str, dry
         if not log.rows:
             log.append(begun)
         elif log.rows[0] != begun:
-            raise DataError(f"{part}: an unfinished start with other data or another model; finish or remove it")
+            raise DataError("an unfinished start with other data or another model; finish or remove it", where=part)
         found = {row["episode"]: row["values"] for row in log.rows[1:]}
         for episode in read_episodes(root, camera=camera, with_frames=pictures):
             if numbers[episode.id] not in found:

@@ -252,8 +252,8 @@ class _Searcher:
         self._engine: Engine = build_engine(policy, study.generation)
         self._model: RewardModel = load_source_model(settings.model)
         if self._model.info.compares:
-            raise ConfigError(
-                f"search.model: {relative(self._model.info.name)}, and search scores solutions one by one"
+            raise ConfigError.about(
+                "search.model", f": {relative(self._model.info.name)}, and search scores solutions one by one"
             )
         self.verifier: Verifier = verifier_from(data)
         self._same: Same = same_by(self.verifier)

@@ -141,10 +141,14 @@ class Attacker:
         limit = study.env.max_episode_steps or _LONGEST_LEAD
         self._room = limit - self._plan.steps  # for the lead
         if self._room < 0:
-            raise ConfigError(f"evaluate.repair.steps {self._plan.steps} is more than env.max_episode_steps {limit}")
+            raise ConfigError.about(
+                "evaluate.repair.steps", f"{self._plan.steps} is more than env.max_episode_steps {limit}"
+            )
         expert = self._plan.lead == "expert"
         if expert and study.env.type not in ("metaworld", "libero", "maniskill"):
-            raise ConfigError(f"evaluate.repair.lead: {study.env.task} has no scripted expert; set lead: none")
+            raise ConfigError.about(
+                "evaluate.repair.lead", f": {study.env.task} has no scripted expert; set lead: none"
+            )
         env = study.env.model_copy(update={"observation": "state"})
         readers = ["evaluate.repair"]
         self._one = build_world(env, seed=self._seed, num_envs=1, success_readers=readers)
@@ -530,17 +534,18 @@ def attackable(study: Study, only: Sequence[str] = ()) -> dict[str, ResNetTrainS
     models = {name: fit[name] for name in only or fit}
     for name, settings in models.items():
         if settings.camera not in (None, study.env.camera_name):
-            raise ConfigError(
-                f"train.{name}.camera: attacks are seen through the first camera, {study.env.camera_name}; put "
-                f"{settings.camera} first"
+            raise ConfigError.about(
+                f"train.{name}.camera",
+                f": attacks are seen through the first camera, {study.env.camera_name}; put {settings.camera} first",
             )
         inside = [
             path for path in settings.data_paths if Path(path).resolve().is_relative_to(_folder(settings).resolve())
         ]
         if inside:
-            raise ConfigError(
-                f"train.{name}.data_path: guerdon evaluate --attack removes {_folder(settings)} before it begins; copy "
-                f"{inside[0]} to another place"
+            raise ConfigError.about(
+                f"train.{name}.data_path",
+                f": guerdon evaluate --attack removes {_folder(settings)} before it begins; copy "
+                f"{inside[0]} to another place",
             )
     return models
 

@@ -120,12 +120,12 @@ def rubric_of(given: Any, where: str) -> Rubric:
             given = json.loads(given)
     items = given.get("criteria", given) if isinstance(given, Mapping) else given
     if not isinstance(items, Sequence) or isinstance(items, str) or not items:
-        raise DataError(f"{where}: a rubric is a list of criteria, this is {str(given)[:80]!r}")
+        raise DataError(f"a rubric is a list of criteria, this is {str(given)[:80]!r}", where=where)
     criteria = []
     for number, item in enumerate(items, start=1):
         one = {"text": item} if isinstance(item, str) else item
         if not isinstance(one, Mapping):
-            raise DataError(f"{where}: criterion {number} must be text or a map, this is {str(item)[:80]!r}")
+            raise DataError(f"criterion {number} must be text or a map, this is {str(item)[:80]!r}", where=where)
         text = next((one[key] for key in _TEXTS if isinstance(one.get(key), str)), None)
         weight = next((one[key] for key in _WEIGHTS if one.get(key) is not None), 1.0)
         own = {key: one[key] for key in ("choices",) if one.get(key)}

@@ -257,7 +257,10 @@ class VLMRewardModel:
         if not prompt.chat and s.chat_template_kwargs:
             raise ConfigError(f"the prompt {name!r} has no chat template: remove vlm.chat_template_kwargs")
         if options.prompt is None and prompt.answer != "completed" and "answer" in s.model_fields_set:
-            raise ConfigError(f"reward.model.vlm: answer would do nothing with prompt {name}; remove it")
+            raise ConfigError(
+                f"reward.model.vlm: answer would do nothing with prompt {name}; remove it",
+                key="reward.model.vlm.answer",
+            )
         if options.score_mode not in (None, "auto") and prompt.answer != "number":  # auto leaves it to the prompt
             raise ConfigError(f"score_mode would do nothing with the prompt {name!r}, whose answer is not a number")
 
@@ -352,8 +355,8 @@ class VLMRewardModel:
 def _check(kind: VLMType, settings: VLMSettings) -> None:
     try:
         settings.check(kind)
-    except ValueError as error:
-        raise ConfigError(f"reward.model.vlm: {error}") from error
+    except ConfigError as error:
+        raise ConfigError(f"reward.model.vlm: {error}", key=f"reward.model.vlm.{error.key}") from error
 
 
 def _unusable(episode: Episode) -> Failure | None:
@@ -552,7 +555,7 @@ def _from_checkpoint(kind: VLMType, folder: Path, card: VLMCard, settings: VLMSe
         raise ConfigError("checkpoint_path would do nothing with backend openai, whose endpoint has its own model")
     for name in ("path", "adapter", "prompt"):
         if given.get(name) is not None:
-            raise ConfigError(f"vlm.{name} and checkpoint_path, which contains it, are both given; remove one")
+            raise ConfigError.about(f"vlm.{name}", "and checkpoint_path, which contains it, are both given; remove one")
     for name in ASKED:
         if name in given and given[name] is not None and given[name] != card.asked.get(name):
             raise CheckpointError(

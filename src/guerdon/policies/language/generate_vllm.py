@@ -99,18 +99,19 @@ def check_vllm(policy: TextPolicy, settings: VLLMGenerationSettings, *, here: bo
     """
     size, heads = settings.tensor_parallel_size, policy.base.model.config.get_text_config().num_attention_heads
     if heads % size:
-        raise ConfigError(
-            f"generation.tensor_parallel_size {size} does not divide the {heads} attention heads of the model: set it "
-            f"to a divisor of {heads}"
+        raise ConfigError.about(
+            "generation.tensor_parallel_size",
+            f"{size} does not divide the {heads} attention heads of the model: set it to a divisor of {heads}",
         )
     if not here:
         return
     gpus = len(visible_gpus())
     there, what = (gpus, "GPU(s)") if gpus else (usable_cores(), "core(s)")
     if size > there:
-        raise ConfigError(
-            f"generation.tensor_parallel_size {size} starts {size} processes, and this process has {there} {what}: "
-            "set it lower, or let collectors of engine: ray generate, with cluster.collector_gpus GPUs each"
+        raise ConfigError.about(
+            "generation.tensor_parallel_size",
+            f"{size} starts {size} processes, and this process has {there} {what}: "
+            "set it lower, or let collectors of engine: ray generate, with cluster.collector_gpus GPUs each",
         )
     if find_spec("vllm") is None:
         raise MissingDependencyError(_NEEDS)
@@ -291,7 +292,7 @@ class VLLMEngine:
         rank = self.policy.base.peft.peft_config[self.policy.adapter].r
         room = next((one for one in _RANKS if one >= rank), None)
         if room is None:
-            raise ConfigError(f"policy.lora.r {rank} is more than vLLM takes: at most {_RANKS[-1]}")
+            raise ConfigError.about("policy.lora.r", f"{rank} is more than vLLM takes: at most {_RANKS[-1]}")
         found = None if settings.path is None else model_folder(local_model(settings.path))
         if found is None or (found / ADAPTER).is_file():
             found, base = Path(self._folder.name), self._read(seed)

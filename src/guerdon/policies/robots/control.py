@@ -149,9 +149,10 @@ class ControlPolicy(RobotPolicy):
         if auxiliary:
             last = self.pi[-1] if isinstance(self.pi, nn.Sequential) and len(self.pi) > 1 else None
             if not isinstance(last, nn.Linear):
-                raise ConfigError(
-                    "algorithm.auxiliary_losses needs a network whose last layer is linear, behind others, in one "
-                    f"nn.Sequential; policy.type {settings.type} makes another"
+                raise ConfigError.about(
+                    "algorithm.auxiliary_losses",
+                    "needs a network whose last layer is linear, behind others, in one "
+                    f"nn.Sequential; policy.type {settings.type} makes another",
                 )
             self.aux = orthogonal(nn.Linear(last.in_features, len(auxiliary)), 1.0)
         self.to(self.device)
@@ -162,12 +163,12 @@ class ControlPolicy(RobotPolicy):
             why = (
                 "the environment's actions are discrete" if algorithm == "control" else f"algorithm.type is {algorithm}"
             )
-            raise ConfigError(f"policy.log_std_init would do nothing: {why}; remove it")
+            raise ConfigError.about("policy.log_std_init", f"would do nothing: {why}; remove it")
         if algorithm != "control" and isinstance(actions, int) != (algorithm == "sac"):
             kind, other = ("continuous", "sac") if isinstance(actions, int) else ("discrete", "dqn")
-            raise ConfigError(
-                f"algorithm.type {algorithm} does not go with this environment, whose actions are {kind}: take {other} "
-                "or control"
+            raise ConfigError.about(
+                "algorithm.type",
+                f"{algorithm} does not go with this environment, whose actions are {kind}: take {other} or control",
             )
         if algorithm == "sac":
             assert isinstance(actions, int)
@@ -397,7 +398,9 @@ def build_policy(
 def _vla_policy(settings: VLAPolicySettings, offered: Mapping[str, Any]) -> RobotPolicy:
     """A vision-language-action policy, whose actions are numbers."""
     if choices(offered["action_space"]) is not None:
-        raise ConfigError("policy.type vla gives numbers, and the environment's actions are discrete: take mlp or cnn")
+        raise ConfigError.about(
+            "policy.type", "vla gives numbers, and the environment's actions are discrete: take mlp or cnn"
+        )
     policy: RobotPolicy = POLICIES.factory(settings.type)(settings, **offered)
     return policy
 
@@ -405,9 +408,9 @@ def _vla_policy(settings: VLAPolicySettings, offered: Mapping[str, Any]) -> Robo
 def _own_policy(settings: OwnPolicySettings, offered: Mapping[str, Any]) -> RobotPolicy:
     """A policy that a user's factory makes from what is offered to it."""
     if offered["auxiliary"] and "auxiliary" not in signature(POLICIES.factory(settings.type)).parameters:
-        raise ConfigError(
-            f"algorithm.auxiliary_losses: the policy {settings.type} has no auxiliary heads; its factory must "
-            "take `auxiliary` (docs/extend.md)"
+        raise ConfigError.about(
+            "algorithm.auxiliary_losses",
+            f": the policy {settings.type} has no auxiliary heads; its factory must take `auxiliary` (docs/extend.md)",
         )
     policy: RobotPolicy = POLICIES.build(settings.type, settings.params, RobotPolicy, **offered)
     for name in ("chunk", "tokens_per_action"):

@@ -140,10 +140,11 @@ class Encoder:
         kind, own = self.settings.type, isinstance(self.settings, OwnPolicySettings)
         names = ", ".join(c.name for c in images if c.name)
         if isinstance(self.settings, CNNPolicySettings) and not images:
-            raise ConfigError(
-                f"policy.type {kind} takes pictures, and the environment gives "
+            raise ConfigError.about(
+                "policy.type",
+                f"{kind} takes pictures, and the environment gives "
                 f"{', '.join(f'{c.name} {c.shape}'.strip() for c in self.columns)}: set env.observation to pixels, or "
-                "take another policy"
+                "take another policy",
             )
         if own and (len(images) > 1 or (images and len(self.columns) > 1)):
             raise ConfigError(f"networks of your own take one picture, or numbers: choose with policy.keys ({names})")
@@ -157,7 +158,7 @@ class Encoder:
                     "numbers of arrays that look like pictures)"
                 )
             )
-            raise ConfigError(f"policy.type {kind} takes vectors, and the environment gives pictures "
+            raise ConfigError.about("policy.type", f"{kind} takes vectors, and the environment gives pictures "
                               f"{[c.shape for c in images]}: {hint}")  # fmt: skip
 
     @property
@@ -324,7 +325,9 @@ class FrozenFeatures:
         """Features of a picture of this column: of each three of its channels, or of one."""
         channels = column.shape[2]
         if channels % 3 and channels != 1:
-            raise ConfigError(f"policy.backbone sees colours: {column.name or 'the picture'} has {channels} channels")
+            raise ConfigError.about(
+                "policy.backbone", f"sees colours: {column.name or 'the picture'} has {channels} channels"
+            )
         return self.width * max(channels // 3, 1)
 
     @torch.inference_mode()

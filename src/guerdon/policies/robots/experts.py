@@ -71,9 +71,9 @@ class ManiSkillExpert:
     def __init__(self, env: ManiSkillVectorEnv, noise: float = 0.0) -> None:
         mode, robot = env.simulator(0).control_mode, env.simulator(0).agent.uid
         if not robot.startswith("panda") or mode not in _TRIES:
-            raise ConfigError(
-                f"collect.mixture: the expert moves a Panda arm in control_mode {', '.join(_TRIES)}; this is {robot} "
-                f"in {mode}"
+            raise ConfigError.about(
+                "collect.mixture",
+                f": the expert moves a Panda arm in control_mode {', '.join(_TRIES)}; this is {robot} in {mode}",
             )
         self._env, self._noise, self._mode = env, noise, mode
         self._solve = _solution(env.task)
@@ -188,8 +188,9 @@ def _solution(task: str) -> Any:
     with boundary(MissingDependencyError, "ManiSkill's motion planning cannot be imported; make env-maniskill"):
         from mani_skill.examples.motionplanning.panda.run import MP_SOLUTIONS
     if task not in MP_SOLUTIONS:
-        raise ConfigError(
-            f"collect.mixture: ManiSkill has no motion planning for {task}; it has some for {', '.join(MP_SOLUTIONS)}"
+        raise ConfigError.about(
+            "collect.mixture",
+            f": ManiSkill has no motion planning for {task}; it has some for {', '.join(MP_SOLUTIONS)}",
         )
     return MP_SOLUTIONS[task]
 
@@ -248,7 +249,9 @@ class _PickAndPlace:
     def __init__(self, name: str, env: Any) -> None:
         goals = env.parsed_problem["goal_state"]
         if len(goals) != 1 or len(goals[0]) != 3 or goals[0][1] not in env.objects_dict:
-            raise ConfigError(f"collect.mixture: {name} has no scripted expert: its goal is not one object in a place")
+            raise ConfigError.about(
+                "collect.mixture", f": {name} has no scripted expert: its goal is not one object in a place"
+            )
         self._env, self._object, self._place = env, goals[0][1], goals[0][2]
         body = env.get_object(self._object)
         self._height = min(float(body.top_offset[-1]), 0.01)  # m above its middle where an object is grasped
@@ -472,21 +475,28 @@ def actor_maker(share: ActorShare, world: World, env: WorldSettings, policy: Rob
     if share.type in ("expert", "noisy"):
         noise = share.noise if share.type == "noisy" else 0.0
         if env.tasks_change:
-            raise ConfigError(
-                "collect.mixture: an expert plays one task: set env.task instead of env.task_ids (or remove "
-                "env.use_curriculum), and collect each task into a folder of its own"
+            raise ConfigError.about(
+                "collect.mixture",
+                ": an expert plays one task: set env.task instead of env.task_ids (or remove "
+                "env.use_curriculum), and collect each task into a folder of its own",
             )
         if isinstance(world.env, LiberoVectorEnv):
             return lambda: LiberoExpert(world.env, noise)
         if isinstance(world.env, ManiSkillVectorEnv):
             return _planner(share, ManiSkillExpert(world.env, noise))
         if env.type in ("libero", "maniskill"):
-            raise ConfigError("collect.mixture: this expert looks into the simulator; set env.vectorization=sync")
+            raise ConfigError.about(
+                "collect.mixture", ": this expert looks into the simulator; set env.vectorization=sync"
+            )
         expert = expert_of(env, noise)
         if expert is None:
-            raise ConfigError(f"collect.mixture: {env.task} has no scripted expert; use type random or checkpoint")
+            raise ConfigError.about(
+                "collect.mixture", f": {env.task} has no scripted expert; use type random or checkpoint"
+            )
         if share.calibration_error and env.type != "metaworld":
-            raise ConfigError("collect.mixture: calibration_error is of what Meta-World's experts see: remove it")
+            raise ConfigError.about(
+                "collect.mixture", ": calibration_error is of what Meta-World's experts see: remove it"
+            )
         return lambda: expert
     random_actor(world)  # what is wrong with the actions is said before the first round
     return lambda: random_actor(world)
@@ -502,7 +512,9 @@ def random_actor(world: World) -> Actor:
         return RandomChoices(counts, partial(allowed_in, columns=world.own_columns))
     low, high = action_bounds(world.action_space)
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
-        raise ConfigError(f"collect.mixture: the actions of {world.tasks[0]!r} have no bounds to draw random ones from")
+        raise ConfigError.about(
+            "collect.mixture", f": the actions of {world.tasks[0]!r} have no bounds to draw random ones from"
+        )
     return RandomActor(low, high)
 
 
@@ -510,9 +522,10 @@ def _planner(share: ActorShare, expert: ManiSkillExpert) -> Callable[[], Actor]:
     """Makes the motion planner plan anew for each round; it is made once, with a simulator of its own."""
     unused = [key for key in ("random_steps", "calibration_error") if getattr(share, key)]
     if unused:
-        raise ConfigError(
-            f"collect.mixture: ManiSkill's expert plans a whole episode from its first moment, so "
-            f"{' and '.join(unused)} would not do what is expected; remove them"
+        raise ConfigError.about(
+            "collect.mixture",
+            f": ManiSkill's expert plans a whole episode from its first moment, so "
+            f"{' and '.join(unused)} would not do what is expected; remove them",
         )
 
     def make() -> Actor:

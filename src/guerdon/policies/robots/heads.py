@@ -71,9 +71,10 @@ def check_bounds(space: gymnasium.Space) -> None:
     low, high = (abs(np.asarray(getattr(space, name), np.float64)).reshape(-1) < largest for name in ("low", "high"))
     if (low != high).any():
         place = int(np.flatnonzero(low != high)[0])
-        raise ConfigError(
-            f"algorithm.type sac: action {place} has one bound alone, and actions of a tanh need both: declare both, "
-            "for example by gymnasium.wrappers.TransformAction(env, lambda a: a, Box(low, high))"
+        raise ConfigError.about(
+            "algorithm.type",
+            f"sac: action {place} has one bound alone, and actions of a tanh need both: declare both, "
+            "for example by gymnasium.wrappers.TransformAction(env, lambda a: a, Box(low, high))",
         )
     if not low.all():
         log_once("[policy] actions without bounds are limited to [-1, 1]")
@@ -249,9 +250,10 @@ class QValues:
 
     def __init__(self, counts: tuple[int, ...], weights: Tensor, epsilon: Tensor) -> None:
         if len(counts) != 1:
-            raise ConfigError(
-                f"algorithm.type dqn is for one discrete action, and the environment has {len(counts)}: take control, "
-                "or make one Discrete of them with a gymnasium wrapper"
+            raise ConfigError.about(
+                "algorithm.type",
+                f"dqn is for one discrete action, and the environment has {len(counts)}: take control, "
+                "or make one Discrete of them with a gymnasium wrapper",
             )
         self.counts, self.weights, self.epsilon = counts, weights, epsilon
         self.outputs = counts[0] * len(weights)

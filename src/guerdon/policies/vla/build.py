@@ -134,9 +134,10 @@ def build_vla(
         MissingDependencyError: adapters, 4 bits or a vision tower need a package that is not installed.
     """
     if settings.use_proprio and not proprioception_size:
-        raise ConfigError(
-            "policy.use_proprio: this environment does not say which of its observation is proprioception; give it an "
-            "attribute `proprioception` with the indices, or set use_proprio to false"
+        raise ConfigError.about(
+            "policy.use_proprio",
+            ": this environment does not say which of its observation is proprioception; give it an "
+            "attribute `proprioception` with the indices, or set use_proprio to false",
         )
     device = resolve_device(settings.device)
     distributed.check_device(device)
@@ -162,9 +163,11 @@ def build_vla(
     bf16 = computes_in_bf16(settings, device)
     if settings.use_quantization:
         if distributed.peers() > 1:
-            raise ConfigError("policy.use_quantization: weights of 4 bits cannot be sharded; leave it out")
+            raise ConfigError.about("policy.use_quantization", ": weights of 4 bits cannot be sharded; leave it out")
         if device.type != "cuda":
-            raise ConfigError(f"policy.use_quantization needs a GPU, and policy.device is {device} here; leave it out")
+            raise ConfigError.about(
+                "policy.use_quantization", f"needs a GPU, and policy.device is {device} here; leave it out"
+            )
         quantize(network, family.heads_left_alone, torch.bfloat16 if bf16 else torch.float32)
     policy = family(settings, network, encode, statistics, heads, auxiliary)
     if policy.shards is not None:  # its parts are where they are to be
@@ -185,6 +188,8 @@ def _reader(settings: VLAPolicySettings) -> Callable[..., Published]:
         raise CheckpointError(f"{folder} is a checkpoint of {kind!r}; known are {', '.join(READERS)}")
     families, reader = READERS[kind]
     if settings.family not in families:
-        raise ConfigError(f"{folder} is a checkpoint of {kind}: set policy.family to {' or '.join(families)}")
+        raise ConfigError(
+            f"{folder} is a checkpoint of {kind}: set policy.family to {' or '.join(families)}", key="policy.family"
+        )
     read: Callable[..., Published] = loaded(reader)
     return read

@@ -219,11 +219,13 @@ def check_inputs(
     """
     known = [*cameras, *others]
     if strange := [name for name in ignored if name not in known]:
-        raise ConfigError(
-            f"policy.ignored_inputs: {strange[0]} is not an input of {file}; it names {', '.join(known) or 'none'}"
+        raise ConfigError.about(
+            "policy.ignored_inputs", f": {strange[0]} is not an input of {file}; it names {', '.join(known) or 'none'}"
         )
     if used := [name for name in ignored if name in given]:
-        raise ConfigError(f"policy.ignored_inputs: the policy always takes {used[0]}; leave it out of the list")
+        raise ConfigError.about(
+            "policy.ignored_inputs", f": the policy always takes {used[0]}; leave it out of the list"
+        )
     or_ignore = "or name what it is to go without in policy.ignored_inputs"
     wanted = [name for name in cameras if name not in ignored]
     if cameras and len(wanted) != images:

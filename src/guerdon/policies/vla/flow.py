@@ -136,9 +136,10 @@ class FlowVLA(VLAPolicy):
             ConfigError: actions of the network's chunk attend to each other, and there are others than its horizon.
         """
         if self.horizon != self.chunk:
-            raise ConfigError(
-                f"policy.num_action_chunks is {self.chunk}: to clone a model whose actions attend to each other, set "
-                f"it to the {self.horizon} actions of its chunk"
+            raise ConfigError.about(
+                "policy.num_action_chunks",
+                f"is {self.chunk}: to clone a model whose actions attend to each other, set "
+                f"it to the {self.horizon} actions of its chunk",
             )
         inputs, actions = self.inputs(observations).to(self.device), self.normalise(actions_N_C_A)
         actions = functional.pad(actions, (0, self.model.max_action_dim - self.action_size))

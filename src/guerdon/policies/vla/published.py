@@ -276,9 +276,13 @@ def check_lerobot(
     """
     config.refuse_others(file)
     if not settings.use_proprio:
-        raise ConfigError(f"{file.parent} reads the state of the robot: set policy.use_proprio to true")
+        raise ConfigError(
+            f"{file.parent} reads the state of the robot: set policy.use_proprio to true", key="policy.use_proprio"
+        )
     if settings.num_action_chunks > config.chunk_size:
-        raise ConfigError(f"policy.num_action_chunks: {file.parent} was trained on chunks of {config.chunk_size}")
+        raise ConfigError.about(
+            "policy.num_action_chunks", f": {file.parent} was trained on chunks of {config.chunk_size}"
+        )
     cameras, others = config.inputs()
     check_inputs(
         file, cameras, others, given=[STATE], images=settings.num_images_in_input, ignored=settings.ignored_inputs
@@ -421,7 +425,9 @@ def _check_head(folder: Path, head: Mapping[str, Tensor], regression: bool) -> N
             "the file from the checkpoint"
         )
     if head and not regression:
-        raise ConfigError(f"{folder} was trained with an L1 regression head: set policy.family to regression")
+        raise ConfigError(
+            f"{folder} was trained with an L1 regression head: set policy.family to regression", key="policy.family"
+        )
 
 
 def _modulated_weights(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:

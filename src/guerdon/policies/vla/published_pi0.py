@@ -245,7 +245,10 @@ def read_pi0(settings: VLAPolicySettings, *, actions: int, proprio_size: int) ->
     file, given = folder / "config.json", read_config(folder)
     openpi = is_openpi(given)
     if settings.vlm_path is None:
-        raise ConfigError(f"{folder} has no tokenizer: put that of {_TOKENIZER} into a folder and set policy.vlm_path")
+        raise ConfigError(
+            f"{folder} has no tokenizer: put that of {_TOKENIZER} into a folder and set policy.vlm_path",
+            key="policy.vlm_path",
+        )
     kind: type[Pi0Config] = Pi0Config
     if openpi:  # says which it is by its weights alone
         stored = _weights(settings)
@@ -313,16 +316,21 @@ def _check_openpi(
 ) -> None:
     """Refuse a study that does not fit a checkpoint of openpi."""
     if not isinstance(config, Pi05Config) and not proprio_size:
-        raise ConfigError(f"{file.parent} reads the state of the robot: set policy.use_proprio to true")
-    if settings.num_action_chunks > config.chunk_size:
-        raise ConfigError(f"policy.num_action_chunks: {file.parent} was trained on chunks of {config.chunk_size}")
-    if settings.num_images_in_input > len(_VIEWS):
         raise ConfigError(
-            f"policy.num_images_in_input is {settings.num_images_in_input}, {file.parent} has the cameras "
-            f"{', '.join(_VIEWS)}: set it to at most {len(_VIEWS)}"
+            f"{file.parent} reads the state of the robot: set policy.use_proprio to true", key="policy.use_proprio"
+        )
+    if settings.num_action_chunks > config.chunk_size:
+        raise ConfigError.about(
+            "policy.num_action_chunks", f": {file.parent} was trained on chunks of {config.chunk_size}"
+        )
+    if settings.num_images_in_input > len(_VIEWS):
+        raise ConfigError.about(
+            "policy.num_images_in_input",
+            f"is {settings.num_images_in_input}, {file.parent} has the cameras "
+            f"{', '.join(_VIEWS)}: set it to at most {len(_VIEWS)}",
         )
     if settings.ignored_inputs:
-        raise ConfigError(f"policy.ignored_inputs: {file} names no inputs; leave the list out")
+        raise ConfigError.about("policy.ignored_inputs", f": {file} names no inputs; leave the list out")
     config.check_numbers(file, actions=actions, proprio_size=proprio_size)
 
 

@@ -78,8 +78,8 @@ def _data_set_name(known: Collection[str], key: str | None, folder: Path) -> str
         return f"{key}_no_noops"
     else:
         problem = f"{key!r} is none of the"
-    raise ConfigError(
-        f"policy.unnorm_key: {problem} data sets in the statistics of {folder}: name one of {', '.join(known)}"
+    raise ConfigError.about(
+        "policy.unnorm_key", f": {problem} data sets in the statistics of {folder}: name one of {', '.join(known)}"
     )
 
 
