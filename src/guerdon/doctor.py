@@ -262,6 +262,20 @@ def check_video() -> Check:
     return Check(name, "ok", f"written and read back, {error:.1f} of 255 off on average")
 
 
+def check_programs() -> Check:
+    """Programs of a model run in isolation, tried with one; only code tasks need it."""
+    from guerdon.errors import MissingDependencyError
+    from guerdon.tasks.code.code_tests import ALLOW_IT, check_isolation
+
+    name = "programs of a model"
+    try:
+        memory = check_isolation()
+    except MissingDependencyError as error:
+        return Check(name, "warn", str(error).removesuffix(f". To run programs of a model, {ALLOW_IT}"), ALLOW_IT)
+    limit = "a control group limits" if memory == "group" else "a share for each process limits"
+    return Check(name, "ok", f"run in isolation; {limit} the memory of those that start others")
+
+
 def check_disk(folder: Path, *, free_bytes: int | None = None) -> Check:
     """There is room for runs where they will be written."""
     if free_bytes is None:
@@ -391,6 +405,7 @@ def run_checks(output_dir: Path | str = Path("runs")) -> list[Check]:
         check_maniskill(),
         check_torchvision(),
         check_video(),
+        check_programs(),
         check_disk(folder),
         check_output(folder),
         check_compiler(),

@@ -3,19 +3,17 @@
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from guerdon.errors import DataError, MissingDependencyError
 from guerdon.settings.data import FilesDataSettings
 from guerdon.tasks import prompt_files
-from guerdon.tasks.code import code_sandbox, code_tests
+from guerdon.tasks.code import code_tests
 from guerdon.tasks.code.code_calls import same_output
 from guerdon.tasks.code.code_tests import Sandbox, check_isolation, is_code, program_of, read_tests, run_tests
 from guerdon.tasks.prompt_files import load_prompts
@@ -310,35 +308,6 @@ def test_nothing_is_left_when_the_process_that_asked_is_killed(tmp_path):
     os.close(watched)
 
 
-@needs_isolation
-@pytest.mark.skipif(os.getuid() != 0 or shutil.which("setpriv") is None, reason="changes the user")
-def test_it_works_for_a_user_without_rights_too(tmp_path):
-    python = "/usr/bin/python3"
-    ready = subprocess.run([python, "-c", "import sys; sys.exit(sys.version_info < (3, 9))"], check=False)
-    if ready.returncode:
-        pytest.skip("no interpreter that every user may run")
-    script = Path("/tmp") / f"sandbox{os.getpid()}.py"  # tmp_path is closed to other users
-    shutil.copy(code_sandbox.__file__, script)
-    script.chmod(0o644)
-    asked = {
-        "program": "import os\nprint(os.getuid(), os.path.exists('/proc'))",
-        "stdin": "",
-        "most": 9999,
-        "cpu": 5,
-    }
-    try:
-        done = subprocess.run(
-            ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups", python, "-I", "-S", str(script)],
-            input=json.dumps(asked) + "\n", capture_output=True, text=True, check=False,
-        )  # fmt: skip
-    finally:
-        script.unlink()
-    first, *rest = map(json.loads, done.stdout.splitlines())
-    if "error" in first:
-        pytest.skip(first["error"])
-    assert rest == [{"state": "done", "output": "12345 False\n"}]
-
-
 def row(gold, ability="code"):
     prompt = [{"role": "user", "content": f"Write a program. {gold[:20]}"}]
     return {"data_source": "taco", "ability": ability, "prompt": prompt,
@@ -383,16 +352,12 @@ def test_rows_that_would_be_judged_as_something_else_are_refused_at_load(tmp_pat
 @needs_isolation
 def test_code_rows_are_refused_where_programs_cannot_be_isolated(tmp_path, monkeypatch):
     """A sandbox that does not start, as on a machine without namespaces, and a system without them."""
-    broken = tmp_path / "code_sandbox.py"
+    broken = tmp_path / "code_start.py"
     broken.write_text('print(\'{"error": "unshare: Operation not permitted"}\')')
     monkeypatch.setattr(code_tests, "__file__", str(tmp_path / "code_tests.py"))
     monkeypatch.setattr(prompt_files, "check_isolation", check_isolation.__wrapped__)
     why = r"unshare: Operation not permitted.*kernel.unprivileged_userns_clone=1.*leave code rows out"
     with pytest.raises(MissingDependencyError, match=why):
-        load_prompts(settings_for(tmp_path, row(SUMS)))
-    text = Path(code_sandbox.__file__).read_text().replace(f'"{os.uname().machine}": (', '"another": (')
-    broken.write_text(text)  # as on a machine without seccomp
-    with pytest.raises(MissingDependencyError, match=r"no filter of system calls.*seccomp.*leave code rows out"):
         load_prompts(settings_for(tmp_path, row(SUMS)))
     monkeypatch.setattr(code_tests.sys, "platform", "darwin")
     with pytest.raises(MissingDependencyError, match="on Linux only"):

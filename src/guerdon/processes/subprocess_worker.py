@@ -142,6 +142,9 @@ def _wait(handle: int) -> None:
 class SubprocessWorker:
     """One process, and the pipes to it. It writes `{"ready": true}` once it can work, or `{"error": why}`.
 
+    Attributes:
+        ready: all that it wrote then.
+
     Args:
         command: what to run.
         start_seconds: time limit until it is ready.
@@ -164,6 +167,7 @@ class SubprocessWorker:
     ) -> None:
         self._socket: socket.socket | None = None
         theirs: socket.socket | None = None
+        by_hand = " ".join([*command, "-"] if pass_files else command)
         if pass_files:
             self._socket, theirs = socket.socketpair(socket.AF_UNIX)
             command = [*command, str(theirs.fileno())]
@@ -182,13 +186,13 @@ class SubprocessWorker:
         assert self.process.stdout is not None
         self._requests, self._replies = self.process.stdin, self.process.stdout
         self._read = bytearray()
-        ready: dict[str, Any] = {}
+        self.ready: dict[str, Any] = {}
         with contextlib.suppress(WorkerError):
-            ready = self.reply(start_seconds)
-        if "ready" not in ready:
+            self.ready = self.reply(start_seconds)
+        if "ready" not in self.ready:
             self.kill()
-            why = f" ({ready['error']})" if "error" in ready else ""
-            raise MissingDependencyError(f"the {description} does not start{why}; try it: {' '.join(command)}")
+            why = f" ({self.ready['error']})" if "error" in self.ready else ""
+            raise MissingDependencyError(f"the {description} does not start{why}; try it: {by_hand}")
 
     def request(self, request: Mapping[str, Any], timeout: float, *, files: Sequence[int] = ()) -> dict[str, Any]:
         """The process's reply.

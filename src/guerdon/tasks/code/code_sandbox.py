@@ -2,22 +2,31 @@
 r"""Body of the process that runs programs of a model, one test at a time, away from everything else (Linux).
 
 It moves itself into namespaces of its own (user, mounts, processes, network, IPC) and into a root directory that holds
-the interpreter and the system's libraries, read-only, and an empty `/tmp` in memory, and gives up every family of
-sockets but AF_UNIX. Then it answers requests, one line of JSON each, until its input ends. A request is a process
-without privileges, with limits on time, memory, files and processes; after it every process of the namespace is killed.
-A sandbox that runs programs never learns what the right outputs are: they are judged in another one. It imports nothing
-but the standard library. Its arguments are folders of packages to show, at `/packages/0` and so on.
+the interpreter and the system's libraries, read-only, and an empty `/tmp` in memory. Then it answers requests, one line
+of JSON each, until its input ends. A request is a process without privileges, in namespaces of processes and of IPC of
+its own, with limits on time, memory, files and processes and an allow list of system calls (`code_filter.py`); nothing
+of it is left when the next one starts. A sandbox that runs programs never learns what the right outputs are: they are
+judged in another one. It imports nothing but the standard library and these modules.
 
-    $ echo '{"program": "print(2)", "stdin": "1", "most": 99, "cpu": 9}' | python -I -S code_sandbox.py
-    {"ready": true}
+    $ echo '{"program": "print(2)", "stdin": "1", "most": 99, "cpu": 9}' | python -I -S -B code_start.py -
+    {"ready": true, "memory": "group", "user": 65534}
     {"state": "done", "output": "2\n"}
+
+A control group (`code_memory.py`) limits the memory of all processes of a program together. Where none can be made, a
+program must be one process. The state `processes` says that it tried to start another one; asked for again with
+`"processes": true` it may, and each process has a share of the memory.
+
+Its own processes:
+
+- The first one watches the process that reads the replies.
+- A helper stays outside of the namespaces: it maps users, makes the control group and removes it.
+- Process 1 of the namespaces answers the requests.
+- Process 1 of a program's own namespace waits for the program. All others there end with it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
 import json
 import os
 import py_compile
@@ -29,20 +38,42 @@ import struct
 import sys
 import time
 from collections.abc import Sequence
+from importlib.util import cache_from_source
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-MEMORY = 1 << 30  # bytes of address space per process
+from guerdon.tasks.code.code_filter import filter_of_program, filter_of_sandbox
+from guerdon.tasks.code.code_kernel import (
+    NEW_HOST,
+    NEW_IPC,
+    NEW_MOUNTS,
+    NEW_NETWORK,
+    NEW_PROCESSES,
+    NEW_USERS,
+    architecture,
+    call,
+    clone_process,
+    install_filter,
+    leave_session_keyring,
+    make_read_only,
+    mount,
+)
+from guerdon.tasks.code.code_memory import first_to_be_killed, make_group, remove_group
+
+MEMORY = 1 << 30  # bytes of all processes of a program, and of address space of each
 DISK = 64 << 20  # bytes in /tmp
 OUTPUT = 8 << 20  # bytes that a process may write to a file, its output included
 PROCESSES = 8  # and threads, at a time
+SHARE = MEMORY // PROCESSES  # bytes of address space of each, where there may be several and no control group
 FILES = 64  # open in a process
+_GROUP = MEMORY + 2 * DISK  # with /tmp and what the kernel and this process need
+_OURS = 3  # processes of this user in the namespace: the first one, and two that are process 1
 _PYTHON = os.path.realpath(sys.executable)  # of the interpreter itself, where this one belongs to a virtual environment
-_NAMESPACES = 0x10000000 | 0x00020000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x04000000  # USER NS PID NET IPC UTS
 _NOBODY = 65534
 _SHOWN = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/nix/store", "/etc/ld.so.cache", "/dev/null", "/dev/zero",
           "/dev/random", "/dev/urandom")  # fmt: skip
-_MOUNT_SETATTR = 442
+_DONE, _FAILED, _LATE, _SEVERAL = 0, 1, 2, 3  # how a program ended, as the status of the process that waited for it
+_STATES = {_DONE: "done", _FAILED: "failed", _LATE: "time", _SEVERAL: "processes"}
 _PARTS = ("code_link.py", "code_calls.py")  # what the processes of a test run
 _START = """
 import sys
@@ -51,103 +82,174 @@ from guerdon.tasks.code.code_calls import main
 del sys.path[0]
 main()
 """
-_FAMILY = 1  # AF_UNIX
-_ARCHITECTURES = {  # of the kernel: its number, and those of socket, socketpair and other calls that open sockets
-    "x86_64": (0xC000003E, 41, 53, ()),
-    "aarch64": (0xC00000B7, 198, 199, ()),
-    "riscv64": (0xC00000F3, 198, 199, ()),
-    "ppc64le": (0xC0000015, 326, 333, (102,)),
-    "s390x": (0x80000016, 359, 360, (102,)),
-}
-_IO_URING = (425, 426, 427)  # setup, enter, register; the same everywhere
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_parts = {p.name: p.read_bytes() for p in map(Path(__file__).with_name, _PARTS) if p.is_file()}  # while it sees them
 
 
-def _call(name: str, *arguments: Any) -> None:
-    """A function of libc that returns 0.
+class _Part(NamedTuple):
+    """A module that the processes of a test run.
 
-    Raises:
-        OSError: it does not, or libc has none.
+    Attributes:
+        name: of its file.
+        text: of the file.
+        changed: when, in nanoseconds.
+        compiled: the file that Python keeps next to it; None where that is missing or of another text.
     """
-    function = getattr(_libc, name, None)
-    if function is None:
-        raise OSError(f"{name} is not in libc")
-    if function(*arguments) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+    name: str
+    text: bytes
+    changed: int
+    compiled: bytes | None
 
 
-def _mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
-    texts = [None if text is None else text.encode() for text in (source, target, kind, options)]
-    _call("mount", *texts[:3], ctypes.c_ulong(flags), texts[3])
+def _part(name: str) -> _Part:
+    path = Path(__file__).with_name(name)
+    text, changed = path.read_bytes(), path.stat().st_mtime_ns
+    try:
+        compiled = Path(cache_from_source(str(path))).read_bytes()
+    except OSError:
+        return _Part(name, text, changed, None)
+    of_this_text = struct.pack("<III", 0, changed // 10**9 & 0xFFFFFFFF, len(text))
+    return _Part(name, text, changed, compiled if compiled[4:16] == of_this_text else None)
 
 
-def _read_only(path: str) -> None:
-    """Everything mounted at or below a path: read-only, without set-user-id programs."""
-    attributes = (ctypes.c_uint64 * 4)(1 | 2, 0, 0, 0)
-    _call("syscall", ctypes.c_long(_MOUNT_SETATTR), -100, path.encode(), 0x8000, ctypes.byref(attributes), 32)
+_parts = list(map(_part, _PARTS))  # while this process sees them
 
 
-def enter_namespaces() -> int:
-    """Move into new namespaces and return the user of the tests there.
+class Isolation(NamedTuple):
+    """What every process of a program gets, apart from its namespaces.
 
-    As root, tests are `nobody`; as any other user they keep it, and it owns nothing that can be seen.
+    Attributes:
+        user: that it runs as.
+        in_group: whether a control group limits the memory of all processes.
+        filters: of its system calls; by whether it must be the only process.
+        processes: descriptor of `/proc` outside.
+    """
+
+    user: int
+    in_group: bool
+    filters: dict[bool, bytes]
+    processes: int
+
+
+class _Job(NamedTuple):
+    """What the process of one program gets.
+
+    Attributes:
+        files: descriptors of its input and output.
+        link: the socket to the other process of a test.
+        options: of Python.
+        variables: of its environment.
+        cpu: seconds.
+        memory: bytes of address space.
+        alone: whether it must be the only process.
+    """
+
+    files: list[int]
+    link: int | None
+    options: list[str]
+    variables: dict[str, str]
+    cpu: int
+    memory: int
+    alone: bool
+
+
+def enter_namespaces(packages: Sequence[str]) -> tuple[int, socket.socket]:
+    """Move into new namespaces.
+
+    Args:
+        packages: folders that programs will read.
+
+    Returns:
+        The user that programs run as there, and a socket to the helper outside, which waits for the number of the
+        process whose memory it shall limit.
+    """
+    ours, theirs = socket.socketpair()
+    me = os.getpid()
+    if os.fork() == 0:
+        try:
+            _help_from_outside(theirs, me, packages)
+        finally:
+            os._exit(0)
+    theirs.close()
+    call("unshare", NEW_USERS | NEW_MOUNTS | NEW_PROCESSES | NEW_NETWORK | NEW_IPC | NEW_HOST)
+    ours.sendall(b".")
+    user = ours.recv(20)
+    if not user:
+        raise OSError("users cannot be mapped into a namespace")
+    return int(user), ours
+
+
+def _help_from_outside(link: socket.socket, process: int, packages: Sequence[str]) -> None:
+    """Do for a process in a new namespace what none may do there, until it has ended."""
+    os.setsid()
+    os.closerange(0, link.fileno())
+    os.closerange(link.fileno() + 1, 4096)
+    if not link.recv(1):
+        return
+    link.sendall(str(map_users(process, packages)).encode())
+    limited = link.recv(20)
+    if not limited:
+        return
+    group = make_group(int(limited), _GROUP)
+    with contextlib.suppress(OSError):
+        link.sendall(b"group" if group else b"share")
+        while group and link.recv(1):
+            pass
+    if group:
+        remove_group(group)
+
+
+def map_users(process: int, packages: Sequence[str]) -> int:
+    """Map users into the namespace of a process, and return the one that programs run as.
+
+    That is `nobody` where root asks. Any other user may map themselves, and where the system has assigned them further
+    numbers (`/etc/subuid`) and lets others read the interpreter, one of these, as `nobody`.
     """
     user, group = os.getuid(), os.getgid()
-    ours, theirs = os.pipe()
-    me = os.getpid()
-    helper = os.fork()
-    if helper == 0:  # maps users from outside, which a process inside may not
-        os.close(theirs)
-        code = 1
-        if os.read(ours, 1):
-            for name, own in (("uid_map", user), ("gid_map", group)):
-                extra = f"{_NOBODY} {_NOBODY} 1\n" if user == 0 else ""
-                if name == "gid_map" and user != 0:
-                    Path(f"/proc/{me}/setgroups").write_text("deny")
-                Path(f"/proc/{me}/{name}").write_text(f"{own} {own} 1\n{extra}")
-            code = 0
-        os._exit(code)
-    os.close(ours)
-    _call("unshare", _NAMESPACES)
-    os.write(theirs, b".")
-    os.close(theirs)
-    if os.waitpid(helper, 0)[1] != 0:
-        raise OSError("users cannot be mapped into a namespace")
-    return _NOBODY if user == 0 else user
+    place = Path(f"/proc/{process}")
+    if user == 0:
+        for name, own in (("uid_map", user), ("gid_map", group)):
+            (place / name).write_text(f"{own} {own} 1\n{_NOBODY} {_NOBODY} 1\n")
+        return _NOBODY
+    readable = all(map(_is_readable_by_all, (_PYTHON, os.path.dirname(os.__file__), os.__file__, *packages)))
+    groups_mapped = readable and _map_assigned("gid", process, group)
+    users_mapped = groups_mapped and _map_assigned("uid", process, user)
+    if not groups_mapped:
+        (place / "setgroups").write_text("deny")
+        (place / "gid_map").write_text(f"{group} {group} 1\n")
+    if not users_mapped:
+        (place / "uid_map").write_text(f"{user} {user} 1\n")
+    return _NOBODY if users_mapped else user
 
 
-class _Filter(ctypes.Structure):
-    _fields_ = [("count", ctypes.c_ushort), ("steps", ctypes.c_char_p)]
+def _is_readable_by_all(path: str) -> bool:
+    needed = 0o4 if path.endswith(".py") else 0o5
+    return os.stat(path).st_mode & needed == needed
 
 
-def close_sockets() -> None:
-    """Forbid this process and its children every socket but those of AF_UNIX, and io_uring, which opens its own.
+def _map_assigned(kind: str, process: int, own: int) -> bool:
+    """Map a user (`uid`) or group (`gid`), and as `nobody` a number that the system has assigned to this user."""
+    tool = f"/usr/bin/new{kind}map"
+    assigned = assigned_number(Path(f"/etc/sub{kind}"), os.getuid())
+    if assigned is None or not os.access(tool, os.X_OK):
+        return False
+    numbers = (own, own, 1, _NOBODY, assigned, 1)
+    command = [tool, str(process), *map(str, numbers)]
+    return os.spawnv(os.P_WAIT, tool, command) == 0  # noqa: S606 (a program of the system, with numbers)
 
-    Calls of another architecture (32 bits, x32) end the process, so that none is reached by another number.
 
-    Raises:
-        OSError: the kernel has no seccomp, or guerdon no numbers for this architecture.
-    """
-    machine = os.uname().machine
-    if machine not in _ARCHITECTURES:
-        raise OSError(f"no filter of system calls for {machine}")
-    architecture, single, pair, others = _ARCHITECTURES[machine]
-    load, equal, at_least, end = 0x20, 0x15, 0x35, 0x06
-    allow, kill, refuse = 0x7FFF0000, 0x80000000, 0x00050000 | errno.EAFNOSUPPORT
-    family = 16 if sys.byteorder == "little" else 20  # of the low half of the first argument
-    steps = [(load, 0, 0, 4), (equal, 1, 0, architecture), (end, 0, 0, kill), (load, 0, 0, 0)]
-    if machine == "x86_64":
-        steps += [(at_least, 0, 1, 0x40000000), (end, 0, 0, kill)]
-    for number in (*others, *_IO_URING):
-        steps += [(equal, 0, 1, number), (end, 0, 0, refuse)]
-    steps += [(equal, 2, 0, single), (equal, 1, 0, pair), (end, 0, 0, allow)]
-    steps += [(load, 0, 0, family), (equal, 1, 0, _FAMILY), (end, 0, 0, refuse), (end, 0, 0, allow)]
-    program = _Filter(len(steps), b"".join(struct.pack("=HBBI", *step) for step in steps))
-    _call("prctl", 38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
-    _call("prctl", 22, 2, ctypes.byref(program), 0, 0)  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+def assigned_number(file: Path, user: int) -> int | None:
+    """The first number that a file such as `/etc/subuid` assigns to a user; None where there is none."""
+    import pwd
+
+    names = {str(user)}
+    with contextlib.suppress(KeyError):
+        names.add(pwd.getpwuid(user).pw_name)
+    with contextlib.suppress(OSError, ValueError):
+        for line in file.read_text().splitlines():
+            owner, first, count = line.split(":")
+            if owner in names and int(count) > 0:
+                return int(first)
+    return None
 
 
 def enter_root(packages: Sequence[str] = ()) -> None:
@@ -156,10 +258,10 @@ def enter_root(packages: Sequence[str] = ()) -> None:
     Args:
         packages: folders to show as `/packages/0`, `/packages/1`, ...
     """
-    _mount("none", "/", None, 0x4000 | 0x40000)  # MS_REC | MS_PRIVATE
-    _mount("tmpfs", "/tmp", "tmpfs", 2 | 4, "size=1m,mode=755")
+    mount("none", "/", None, 0x4000 | 0x40000)  # MS_REC | MS_PRIVATE
+    mount("tmpfs", "/tmp", "tmpfs", 2 | 4, "size=1m,mode=755")
     Path("/tmp/old").mkdir()
-    _call("pivot_root", b"/tmp", b"/tmp/old")
+    call("pivot_root", b"/tmp", b"/tmp/old")
     os.chdir("/")
     shown = [*_SHOWN, sys.base_prefix, sys.base_exec_prefix]
     for path in sorted({p for p in shown if not any(p.startswith(f"{q}/") for q in shown)}):
@@ -169,43 +271,56 @@ def enter_root(packages: Sequence[str] = ()) -> None:
             target.symlink_to(source.readlink())
         elif source.is_dir():
             target.mkdir(parents=True)
-            _mount(str(source), path, None, 0x1000 | 0x4000)  # MS_BIND | MS_REC
+            mount(str(source), path, None, 0x1000 | 0x4000)  # MS_BIND | MS_REC
         elif source.exists():
             target.touch()
-            _mount(str(source), path, None, 0x1000)
+            mount(str(source), path, None, 0x1000)
     for place, folder in enumerate(packages):
         Path(f"/packages/{place}").mkdir(parents=True)
-        _mount(f"/old{folder}", f"/packages/{place}", None, 0x1000 | 0x4000)
+        mount(f"/old{folder}", f"/packages/{place}", None, 0x1000 | 0x4000)
     Path("/calls/guerdon/tasks/code").mkdir(parents=True)
-    for name, text in _parts.items():
-        Path(f"/calls/guerdon/tasks/code/{name}").write_bytes(text)
-        py_compile.compile(f"/calls/guerdon/tasks/code/{name}")
+    for part in _parts:
+        _show(part, Path("/calls/guerdon/tasks/code"))
     limit = Path("/old/proc/sys/user/max_user_namespaces")
     with contextlib.suppress(OSError):  # where /proc is read-only; a namespace inside gains rights over nothing here
         limit.write_text("0")  # of this namespace: no test makes another one
     Path("/tmp").mkdir()
-    _call("umount2", b"/old", 2)  # MNT_DETACH
+    call("umount2", b"/old", 2)  # MNT_DETACH
     Path("/old").rmdir()
-    _read_only("/")
+    make_read_only("/")
 
 
-def run(asked: dict[str, Any], user: int, link: int | None) -> dict[str, str]:
-    """How a process ended: `state` (done, failed, time) and its `output`.
+def _show(part: _Part, folder: Path) -> None:
+    """Write a module and its compiled form, which takes longer to make than a sandbox to start."""
+    path = folder / part.name
+    path.write_bytes(part.text)
+    os.utime(path, ns=(part.changed, part.changed))
+    if part.compiled is None:
+        py_compile.compile(str(path))
+        return
+    kept = Path(cache_from_source(str(path)))
+    kept.parent.mkdir(exist_ok=True)
+    kept.write_bytes(part.compiled)
+
+
+def run(asked: dict[str, Any], isolation: Isolation, link: int | None) -> dict[str, str]:
+    """How a process ended: `state` (done, failed, time, processes) and its `output`.
 
     Args:
         asked: `program`, the text of a Python program, with `stdin`; or `calls`, for `code_calls.py`. `cpu`
-            seconds, `most` bytes of output.
-        user: that it runs as.
+            seconds, `most` bytes of output; `processes`, whether it may start others where no control group limits
+            their memory.
+        isolation: what its process gets.
         link: the socket to the other process of a test.
     """
-    _mount("tmpfs", "/tmp", "tmpfs", 2 | 4, f"size={DISK},nr_inodes=4096,mode=1777")
+    mount("tmpfs", "/tmp", "tmpfs", 2 | 4, f"size={DISK},nr_inodes=4096,mode=1777")
     try:
-        return _run(asked, user, link)
+        return _run(asked, isolation, link)
     finally:
-        _call("umount2", b"/tmp", 2)
+        call("umount2", b"/tmp", 2)
 
 
-def _run(asked: dict[str, Any], user: int, link: int | None) -> dict[str, str]:
+def _run(asked: dict[str, Any], isolation: Isolation, link: int | None) -> dict[str, str]:
     given = os.open("/tmp/stdin", os.O_RDWR | os.O_CREAT, 0o600)
     written = os.open("/tmp/stdout", os.O_RDWR | os.O_CREAT, 0o600)
     for name in ("/tmp/stdin", "/tmp/stdout"):
@@ -216,94 +331,142 @@ def _run(asked: dict[str, Any], user: int, link: int | None) -> dict[str, str]:
     Path("/tmp/main.py").write_text(_START if calls else asked["program"], encoding="utf-8", errors="replace")
     if calls:
         Path("/tmp/calls.json").write_text(json.dumps(calls))
-    pid = os.fork()
+    shared = not isolation.in_group and bool(asked.get("processes"))
+    job = _Job(
+        files=[given, written],
+        link=link,
+        options=["-I", "-B", *(["-S"] if calls else [])],  # `site` takes as long as all that a test imports
+        variables={"MALLOC_ARENA_MAX": "1"} if shared else {},  # threads reserve no more of a share than they use
+        cpu=int(asked["cpu"]),
+        memory=SHARE if shared else MEMORY,
+        alone=not isolation.in_group and not shared,
+    )
+    pid = clone_process(NEW_PROCESSES | NEW_IPC)
     if pid == 0:
-        options = ["-I", "-B", *(["-S"] if calls else [])]  # `site` takes as long as all that a test imports
-        _become(user, [given, written], int(asked["cpu"]), link, options)
+        _start(job, isolation)
     if link is not None:
         os.close(link)
     status = _wait(pid, 2.0 * asked["cpu"] + 1.0)
-    _kill_all()
     size = os.fstat(written).st_size
     os.lseek(written, 0, os.SEEK_SET)
     output = b"".join(iter(lambda: os.read(written, 1 << 16), b"")) if size <= asked["most"] else b""
     os.close(given)
     os.close(written)
-    late = status is None or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU)
-    state = "time" if late else "done" if status == 0 and size <= asked["most"] else "failed"
+    state = "failed" if status == _DONE and size > asked["most"] else _STATES[status]
     return {"state": state, "output": output.decode("utf-8", "replace") if state == "done" else ""}
 
 
-def _become(user: int, streams: list[int], cpu: int, link: int | None, options: Sequence[str]) -> None:
+def _start(job: _Job, isolation: Isolation) -> None:
+    """Process 1 of a program's namespace: end as the program did, and all others with it. Never returns."""
+    try:
+        program = clone_process(0)
+        if program == 0:
+            _become(job, isolation)
+        if job.link is not None:
+            os.close(job.link)
+        ended, status = 0, 0
+        while ended != program:
+            ended, status = os.waitpid(-1, 0)
+        ends: dict[int, int] = {signal.SIGXCPU: _LATE, signal.SIGSYS: _SEVERAL if job.alone else _FAILED}
+        os._exit(ends.get(os.WTERMSIG(status), _FAILED) if status else _DONE)
+    finally:
+        os._exit(_FAILED)
+
+
+def _become(job: _Job, isolation: Isolation) -> None:
     """Turn into the process under test; never returns."""
     try:
         os.setsid()
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        if isolation.in_group:
+            call("prctl", 4, 1, 0, 0, 0)  # PR_SET_DUMPABLE, or it may not write to its own files of /proc
+            first_to_be_killed(isolation.processes)
         nothing = os.open("/dev/null", os.O_RDWR)
-        kept = [*streams, nothing, *([] if link is None else [link])]
+        kept = [*job.files, nothing, *([] if job.link is None else [job.link])]
         for place, file in enumerate([os.dup(file) for file in kept]):
             os.dup2(file, place)
         os.closerange(len(kept), 4096)
         os.chdir("/tmp")
+        processes = PROCESSES if os.getuid() != isolation.user else PROCESSES + _OURS
         for kind, soft, hard in (
-            (resource.RLIMIT_AS, MEMORY, MEMORY),
-            (resource.RLIMIT_CPU, cpu, cpu + 1),
+            (resource.RLIMIT_AS, job.memory, job.memory),
+            (resource.RLIMIT_CPU, job.cpu, job.cpu + 1),
             (resource.RLIMIT_FSIZE, OUTPUT, OUTPUT),
-            (resource.RLIMIT_NPROC, PROCESSES, PROCESSES),
+            (resource.RLIMIT_NPROC, processes, processes),
             (resource.RLIMIT_NOFILE, FILES, FILES),
             (resource.RLIMIT_CORE, 0, 0),
         ):
             resource.setrlimit(kind, (soft, hard))
-        if os.getuid() != user:
+        if os.getuid() != isolation.user:
             os.setgroups([])
-            os.setresgid(user, user, user)
-            os.setresuid(user, user, user)
-        os.execve(_PYTHON, [_PYTHON, *options, "/tmp/main.py"], {})  # noqa: S606 (what all this is for)
+            os.setresgid(*[isolation.user] * 3)
+            os.setresuid(*[isolation.user] * 3)
+        install_filter(isolation.filters[job.alone])
+        command = [_PYTHON, *job.options, "/tmp/main.py"]
+        os.execve(_PYTHON, command, job.variables)  # noqa: S606 (what all this is for)
     finally:
         os._exit(127)
 
 
-def _wait(pid: int, seconds: float) -> int | None:
-    """The status of a process, or None where the time ran out; orphans are reaped on the way."""
+def _wait(pid: int, seconds: float) -> int:
+    """The status with which the process that waits for a program ended; it is killed when the time has run out."""
     deadline = time.monotonic() + seconds
     while True:
-        ended, status = os.waitpid(-1, os.WNOHANG)
+        ended, status = os.waitpid(pid, os.WNOHANG)
         if ended == pid:
-            return status
-        if ended == 0:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return None
-            signal.sigtimedwait([signal.SIGCHLD], left)
+            return os.WEXITSTATUS(status) if os.WIFEXITED(status) else _FAILED
+        left = deadline - time.monotonic()
+        if left <= 0:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return _LATE
+        signal.sigtimedwait([signal.SIGCHLD], left)
 
 
-def _kill_all() -> None:
-    """End every process of the namespace but this one, which is its first."""
-    while True:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(-1, signal.SIGKILL)
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            return
+def serve(
+    user: int, packages: Sequence[str], files: socket.socket | None, outside: socket.socket, processes: int
+) -> None:
+    """Answer requests from standard input until it ends. Process 1 of its namespace: all others end with it.
 
-
-def serve(user: int, packages: Sequence[str], files: socket.socket | None) -> None:
-    """Answer requests from standard input until it ends. Process 1 of its namespace: all others end with it."""
-    _call("prctl", 1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-    _call("prctl", 4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: its memory is closed to the tests
+    Args:
+        user: that programs run as.
+        packages: folders to show.
+        files: where the sockets of tests come from.
+        outside: to the helper, which says whether there is a control group.
+        processes: descriptor of `/proc` outside.
+    """
+    call("prctl", 1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    call("prctl", 4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: its memory is closed to the tests
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
     try:
+        machine = architecture()
+        leave_session_keyring()
         enter_root(packages)
-        close_sockets()
+        install_filter(filter_of_sandbox(machine))
+        _try_to_clone()
+        in_group = outside.recv(20) == b"group"
     except OSError as error:
-        _say({"error": str(error)})
+        _say({"error": error.strerror or str(error)})
         return
-    _say({"ready": True})
+    filters = {alone: filter_of_program(machine, alone=alone) for alone in (False, True)}
+    isolation = Isolation(user, in_group, filters, processes)
+    _say({"ready": True, "memory": "group" if in_group else "share", "user": user})
     for line in sys.stdin:
         asked = json.loads(line)
         links = socket.recv_fds(files, 1, 1)[1] if files is not None and asked.get("link") else []
-        _say(run(asked, user, links[0] if links else None))
+        _say(run(asked, isolation, links[0] if links else None))
+
+
+def _try_to_clone() -> None:
+    """Start and end an empty process in namespaces of its own, as each program will be.
+
+    Raises:
+        OSError: this machine does not allow it.
+    """
+    child = clone_process(NEW_PROCESSES | NEW_IPC)
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
 
 
 def _say(reply: dict[str, Any]) -> None:
@@ -314,15 +477,19 @@ def _say(reply: dict[str, Any]) -> None:
 def main(packages: Sequence[str], files: socket.socket | None = None) -> None:
     """Start the first process of the namespace, and end it when the reader of the replies is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle; its end closes the pipe
+    os.umask(0o022)  # programs run as another user, and read what is written here
     try:
-        user = enter_namespaces()
+        processes = os.open("/proc", os.O_PATH | os.O_DIRECTORY)
+        user, outside = enter_namespaces(packages)
     except OSError as error:
-        _say({"error": str(error)})
+        _say({"error": error.strerror or str(error)})
         return
     child = os.fork()
     if child == 0:
-        serve(user, packages, files)
+        serve(user, packages, files, outside, processes)
         os._exit(0)
+    outside.sendall(str(child).encode())
+    outside.close()
     ended = os.pidfd_open(child)
     poll = select.poll()
     poll.register(ended, select.POLLIN)
@@ -331,6 +498,7 @@ def main(packages: Sequence[str], files: socket.socket | None = None) -> None:
     os.kill(child, signal.SIGKILL)
 
 
-if __name__ == "__main__":
-    *shown, descriptor = sys.argv[1:] or ["-"]
-    main(shown, None if descriptor == "-" else socket.socket(fileno=int(descriptor)))
+def start(arguments: Sequence[str]) -> None:
+    """Run with the arguments of the command: folders of packages, and a socket's descriptor or `-`."""
+    *packages, descriptor = arguments
+    main(packages, None if descriptor == "-" else socket.socket(fileno=int(descriptor)))

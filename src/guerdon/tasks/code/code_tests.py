@@ -28,6 +28,11 @@ from guerdon.errors import DataError, MissingDependencyError
 from guerdon.processes.subprocess_worker import SubprocessWorker, WorkerError
 from guerdon.tasks.code.code_forms import CodeTest, tests_from
 
+ALLOW_IT = (
+    "allow user namespaces and seccomp on Linux 5.12 or newer (sysctl kernel.unprivileged_userns_clone=1, "
+    "user.max_user_namespaces=10000, kernel.apparmor_restrict_unprivileged_userns=0; in a container, --cap-add "
+    "SYS_ADMIN --security-opt seccomp=unconfined --security-opt apparmor=unconfined), or leave code rows out"
+)
 _START_SECONDS = 60.0  # for the namespaces, on a machine that is busy
 _VERDICT = 4096  # bytes of a verdict
 LATE = 3  # tests that run out of time, after which the others are not run
@@ -91,6 +96,10 @@ def read_tests(ground_truth: str) -> tuple[CodeTest, ...]:
 class Sandbox:
     """Two processes in namespaces of their own (see `code_sandbox.py`): one runs programs, one judges what they do.
 
+    Attributes:
+        memory: what limits that of a program with several processes: `group`, a control group of all, or `share`, a
+            part of the limit for each.
+
     Raises:
         MissingDependencyError: this machine has no such isolation; says what to change.
     """
@@ -99,6 +108,7 @@ class Sandbox:
         if sys.platform != "linux":
             raise MissingDependencyError("programs of a model run in isolation on Linux only; leave code rows out")
         self._process = _start()
+        self.memory: str = self._process.ready["memory"]
         self._judge: SubprocessWorker | None = None
         self._packages: list[str] = []
 
@@ -111,18 +121,37 @@ class Sandbox:
             cpu_seconds: per request.
         """
         results: list[dict[str, Any]] = []
+        several: set[str] = set()
         try:
             for request in requests:
                 if sum(result["state"] == "time" for result in results) >= LATE:
                     results.append({"state": "skipped", "output": ""})
-                elif "stdin" in request:
-                    asked = {"program": program, "cpu": cpu_seconds, **request}
-                    results.append(self._process.request(asked, _wall(cpu_seconds)))
                 else:
-                    results.append(self._test(program, request, cpu_seconds))
+                    results.append(self._run(program, request, cpu_seconds, several))
         except WorkerError:
             return None
         return results
+
+    def _run(self, program: str, request: Mapping[str, Any], cpu_seconds: int, several: set[str]) -> dict[str, Any]:
+        """How a program ended on a request.
+
+        Args:
+            program: its text.
+            request: as for `run`.
+            cpu_seconds: of it.
+            several: which of `program` and `judge` start processes, as far as that is known. Where no control group
+                limits their memory, one that turns out to is run again, with a share of the memory for each process.
+        """
+        while True:
+            if "stdin" in request:
+                asked = {"program": program, "cpu": cpu_seconds, "processes": "program" in several, **request}
+                replies = {"program": self._process.request(asked, _wall(cpu_seconds))}
+            else:
+                replies = self._test(program, request, cpu_seconds, several)
+            found = {name for name, reply in replies.items() if reply["state"] == "processes"}
+            if found <= several:
+                return _verdict(**replies) if "judge" in replies else replies["program"]
+            several |= found
 
     def compare(self, pairs: Sequence[tuple[str, str]], cpu_seconds: int) -> list[bool] | None:
         """Which outputs are right, of pairs of the right one and the one written; None where a sandbox ended."""
@@ -138,26 +167,22 @@ class Sandbox:
         each = [self.compare([pair], cpu_seconds) for pair in pairs]
         return None if None in each else [bool(found and found[0]) for found in each]
 
-    def _test(self, program: str, request: Mapping[str, Any], cpu_seconds: int) -> dict[str, Any]:
-        """Run a test in one process and the program that it calls in another; they share a socket."""
+    def _test(
+        self, program: str, request: Mapping[str, Any], cpu_seconds: int, several: set[str]
+    ) -> dict[str, dict[str, Any]]:
+        """Run a test in one process, `judge`, and the program that it calls in another; they share a socket."""
         mine = {"program": program, "context": request["context"], "hidden": request["hidden"]}
         ours, theirs = socket.socketpair()
         try:
             common = {"cpu": cpu_seconds, "most": _VERDICT, "link": True}
-            self._process.send({"calls": mine, **common}, files=[ours.fileno()])
+            self._process.send({"calls": mine, "processes": "program" in several, **common}, files=[ours.fileno()])
             judge = self._judging()
             calls = {**request, "packages": self._packages}
-            judge.send({"calls": calls, **common}, files=[theirs.fileno()])
+            judge.send({"calls": calls, "processes": "judge" in several, **common}, files=[theirs.fileno()])
         finally:
             ours.close()
             theirs.close()
-        verdict, ran = judge.reply(_wall(cpu_seconds)), self._process.reply(_wall(cpu_seconds))
-        if verdict["state"] == "done":
-            found = json.loads(verdict["output"] or '{"verdict": "failed", "detail": ""}')
-            if found["verdict"] != "failed" or ran["state"] != "time":
-                return {"state": "done", "verdict": found["verdict"], "output": found["detail"]}
-        late = "time" in (verdict["state"], ran["state"])
-        return {"state": "time" if late else "failed", "output": ""}
+        return {"judge": judge.reply(_wall(cpu_seconds)), "program": self._process.reply(_wall(cpu_seconds))}
 
     def _judging(self) -> SubprocessWorker:
         if self._judge is None:
@@ -179,6 +204,16 @@ class Sandbox:
         self.close()
 
 
+def _verdict(judge: Mapping[str, Any], program: Mapping[str, Any]) -> dict[str, Any]:
+    """How a test ended, of the replies of its two processes."""
+    if judge["state"] == "done":
+        found = json.loads(judge["output"] or '{"verdict": "failed", "detail": ""}')
+        if found["verdict"] != "failed" or program["state"] != "time":
+            return {"state": "done", "verdict": found["verdict"], "output": found["detail"]}
+    late = "time" in (judge["state"], program["state"])
+    return {"state": "time" if late else "failed", "output": ""}
+
+
 def _wall(cpu_seconds: int) -> float:
     return 2.0 * cpu_seconds + 16.0
 
@@ -192,7 +227,7 @@ def package_folders() -> list[str]:
 
 def _start(*packages: str) -> SubprocessWorker:
     python = os.path.realpath(sys.executable)
-    script = str(Path(__file__).with_name("code_sandbox.py"))
+    script = str(Path(__file__).with_name("code_start.py"))
     try:
         return SubprocessWorker(
             [python, "-I", "-S", "-B", script, *packages],
@@ -202,22 +237,21 @@ def _start(*packages: str) -> SubprocessWorker:
             environment={},
         )
     except MissingDependencyError as error:
-        raise MissingDependencyError(
-            f"{error}. Rows of code tasks need Linux 5.12, user namespaces and seccomp: allow them (sysctl "
-            "kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0; in a container, "
-            "--cap-add SYS_ADMIN --security-opt seccomp=unconfined --security-opt apparmor=unconfined), or leave "
-            "code rows out"
-        ) from error
+        raise MissingDependencyError(f"{error}. To run programs of a model, {ALLOW_IT}") from error
 
 
 @functools.cache
-def check_isolation() -> None:
+def check_isolation() -> str:
     """Make sure that programs can be run in isolation on this machine.
+
+    Returns:
+        What limits the memory of a program with several processes, as `Sandbox.memory`.
 
     Raises:
         MissingDependencyError: they cannot; says what to change.
     """
     with Sandbox() as sandbox:
+        memory = sandbox.memory
         results = sandbox.run("print('x')", [{"stdin": "", "most": 9}], 10)
         judged = run_tests(read_tests("assert f(1) == 2"), "def f(x): return x + 1", sandbox, cpu_seconds=10)
     if results is None or results[0]["output"] != "x\n" or judged != 1:
@@ -225,6 +259,7 @@ def check_isolation() -> None:
             "the interpreter does not run in isolation, because it needs files outside its own folder and /usr; leave "
             "code rows out, or use another Python"
         )
+    return memory
 
 
 def run_tests(tests: Sequence[CodeTest], program: str, sandbox: Sandbox, *, cpu_seconds: float) -> float | None:
