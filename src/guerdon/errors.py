@@ -318,6 +318,12 @@ def naming(path: Path | str) -> Iterator[None]:
         raise refused from error
 
 
+def is_of_machine(error: BaseException) -> bool:
+    """Whether an exception says that the machine is at fault: no memory or disk left, too long a name (`REFUSALS`)."""
+    refused = refused_by_system(error)
+    return refused is not None and refused.errno in REFUSALS
+
+
 def refused_by_system(error: BaseException) -> OSError | None:
     """The `OSError` that an exception is or describes; None for other exceptions.
 

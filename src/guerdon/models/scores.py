@@ -25,19 +25,11 @@ from numpy.typing import ArrayLike
 
 from guerdon.episodes.chats import unreadable_texts
 from guerdon.episodes.solutions import Solution
-from guerdon.errors import (
-    REFUSALS,
-    ConfigError,
-    DataError,
-    GuerdonError,
-    boundary,
-    place_of,
-    refused_by_system,
-    said_by,
-)
+from guerdon.errors import ConfigError, DataError
 from guerdon.files.atomic import write_json, write_text
+from guerdon.processes.attempts import attempt_each
 from guerdon.processes.call_queue import calls_of
-from guerdon.processes.progress import ProgressBar, log_once
+from guerdon.processes.progress import ProgressBar
 from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.reward_models import relative
 from guerdon.types import Episode, Failure, RewardInfo, RewardModel, Score
@@ -50,58 +42,39 @@ def score_episodes(model: RewardModel, episodes: Sequence[Episode]) -> list[Scor
     """One Score per episode; per-row values of another length than the episode become a `Failure`.
 
     An episode with a text that no model can read (`unreadable_texts`) is a `Failure` and is not given to the model. An
-    episode at which the model raises is a `Failure("model_error")`: a call that raises is made again with each half of
-    its episodes, until one is left; if the model compares, all are failures. May be called from several threads: a
-    `score` that does not say how (`guerdon.processes.call_queue`) is called one at a time.
+    episode at which the model raises is a `Failure("model_error")`; of a model that compares, all are. May be called
+    from several threads: a `score` that does not say how (`guerdon.processes.call_queue`) is called one at a time.
 
     Raises:
         DataError: the model gave another number of scores than there are episodes.
         GuerdonError: as the model raised it.
-        OSError, MemoryError: the machine has no memory or disk left for the model; so does any exception of a library
-            that says so (`refused_by_system`).
+        Exception: one of the model which says that the machine has no memory or disk left (`is_of_machine`).
     """
     unread = unreadable_texts(episodes)
     if unread:
         rest = iter(score_episodes(model, [one for i, one in enumerate(episodes) if i not in unread]))
         return [Score(failure=unread[i]) if i in unread else next(rest) for i in range(len(episodes))]
+    name, compares = model.info.name, model.info.compares
+
+    def measure(part: Sequence[Episode]) -> Sequence[Score]:
+        scores = model.score(list(part))
+        if len(scores) != len(part):
+            raise DataError(
+                f"reward model {name!r} gave {len(scores)} scores for {len(part)} episodes; `score` must give one per "
+                "episode, in order"
+            )
+        return scores
+
     with nullcontext() if getattr(model.score, "thread_safe", False) else calls_of(model).alone():
-        scores = _measured(model, episodes) if episodes else []
+        what = f"the reward model {name}"
+        found = attempt_each(what, "model_error", measure, episodes, together=compares) if episodes else []
     checked = []
-    for score, episode in zip(scores, episodes, strict=True):
+    for one, episode in zip(found, episodes, strict=True):
+        score = Score(failure=one) if isinstance(one, Failure) else one
         if score.steps is not None and score.steps.shape != (len(episode),):
             score = Score(failure=Failure("wrong_length", f"{score.steps.shape} values for {len(episode)} rows"))
         checked.append(score)
     return checked
-
-
-class _ModelRaised(GuerdonError):
-    """A reward model raised an exception that is not guerdon's."""
-
-
-def _measured(model: RewardModel, episodes: Sequence[Episode]) -> list[Score]:
-    """What the model says of episodes; one at which it raises alone is a `Failure("model_error")`."""
-    name = model.info.name
-    try:
-        with boundary(_ModelRaised, f"the reward model {name} raised"):
-            scores = model.score(list(episodes))
-    except _ModelRaised as error:
-        cause = error.__cause__ or error
-        refused = refused_by_system(cause)
-        if refused is not None and refused.errno in REFUSALS:
-            raise cause from None
-        if len(episodes) > 1 and not model.info.compares:
-            half = len(episodes) // 2
-            return _measured(model, episodes[:half]) + _measured(model, episodes[half:])
-        kind, where = type(cause).__name__, place_of(cause)
-        log_once(f"the reward model {name} raised {kind} ({where}): such an episode is a failure, model_error")
-        lost = Score(failure=Failure("model_error", f"{said_by(cause)} ({where})"))
-        return [lost] * len(episodes)
-    if len(scores) != len(episodes):
-        raise DataError(
-            f"reward model {name!r} gave {len(scores)} scores for {len(episodes)} episodes; "
-            "`score` must give one per episode, in order"
-        )
-    return list(scores)
 
 
 def failure_counts(scores: Iterable[Score]) -> dict[str, int]:
