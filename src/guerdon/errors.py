@@ -335,7 +335,7 @@ def refused_by_system(error: BaseException) -> OSError | None:
         return None
     if isinstance(error, OSError) and error.errno is not None:
         return error
-    said = f"{type(error).__name__}: {error}"
+    said = said_by(error)
     numbers = [int(found[1]) for found in _NUMBER.finditer(said)]
     numbers += [number for number, words in REFUSALS.items() if words.search(said)]
     number = next((number for number in numbers if number in REFUSALS), None)
