@@ -29,10 +29,17 @@ def raised(error):
     return function
 
 
+def panicking(tokenizer):
+    """A tokenizer of the library tokenizers, changed so that it panics on `PANICS`: a real one, a `BaseException`."""
+    split = pre_tokenizers.Split(Regex("(a|aa)+$"), "isolated")
+    own = tokenizer.pre_tokenizer
+    tokenizer.pre_tokenizer = split if own is None else pre_tokenizers.Sequence([split, own])
+    return tokenizer
+
+
 def panic():
-    """A real panic of the library tokenizers, a `BaseException`."""
-    tokenizer = Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(a|aa)+$"), "isolated")
+    """Panic."""
+    tokenizer = panicking(Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?")))
     assert tokenizer.encode("aab").ids == [1]
     return tokenizer.encode(PANICS)
 

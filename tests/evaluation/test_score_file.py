@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from child import environment
 from guerdon.errors import DataError
 from guerdon.evaluation.scoring.score_file import score_file
-from child import environment
 from length_model import Length
 from raisers import WAYS, Raises
 
