@@ -144,6 +144,16 @@ def test_an_interrupted_caller_cancels_the_coroutine():
     assert cancelled.wait(20)
 
 
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, ZeroDivisionError])
+def test_a_coroutine_that_raises_what_ends_an_event_loop_is_the_callers_matter(kind):
+    async def leaves():
+        raise kind
+
+    with pytest.raises(kind):
+        run_async(leaves())
+    assert run_async(double(3)) == 6
+
+
 def test_a_forked_child_has_a_loop_of_its_own():
     assert run_async(double(1)) == 2
     child = multiprocessing.get_context("fork").Process(target=lambda: os._exit(run_async(double(4))))

@@ -3,6 +3,7 @@
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from typer.main import get_command
 
 from child import environment
 from guerdon import __version__, cli
+from guerdon.errors import DataError
 from guerdon.rl.run import run_folder
 from guerdon.settings.study import Study
 from guerdon.train import images
@@ -386,6 +388,33 @@ def test_an_interrupt_is_no_traceback(call, monkeypatch):
     assert status == 130
     assert err.count("\n") == 1
     assert "--resume" in err
+
+
+@pytest.mark.parametrize("code", [None, 0])
+def test_a_part_that_leaves_without_a_word_is_no_success(call, monkeypatch, code):
+    monkeypatch.setattr("guerdon.comparison.single_run.run", lambda *_, **__: sys.exit(code))
+    answer = call("run", "tiny.yaml", files={"tiny.yaml": TINY})
+    refused(answer, "before its work was done", "test_cli.py, line", f"called sys.exit({code})")
+
+
+def test_commands_leave_the_handler_of_interrupts_as_it_was(call, monkeypatch):
+    seen = []
+
+    def look(*_, **__):
+        seen.append(signal.getsignal(signal.SIGINT))
+        raise DataError("no data")
+
+    monkeypatch.setattr("guerdon.comparison.single_run.run", look)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        call("run", "tiny.yaml", files={"tiny.yaml": TINY})
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert seen[0] not in (signal.default_int_handler, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        call("run", "tiny.yaml", files={"tiny.yaml": TINY})
+        assert seen[1] is signal.SIG_IGN, "as in the background of a shell"
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_bug_keeps_its_traceback(call, monkeypatch):

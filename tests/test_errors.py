@@ -1,11 +1,15 @@
 """Messages of errors: one line, no addresses of objects, and the path where a disk is full."""
 
+import asyncio
 import copy
 import importlib
 import io
+import signal
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -26,6 +30,7 @@ from guerdon.errors import (
     needs,
 )
 from guerdon.network.hub import check_data_set, check_model
+from raisers import WAYS, Odd
 
 
 def test_a_foreign_message_is_one_line_without_addresses():
@@ -37,6 +42,141 @@ def test_a_foreign_message_is_one_line_without_addresses():
         raise ValueError("one\n  two\n")
     with pytest.raises(DataError, match=r"^a: KeyboardError$"), boundary(DataError, "a"):
         raise type("KeyboardError", (Exception,), {})
+
+
+@contextmanager
+def handler_of_interrupts(handler):
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_all_that_foreign_code_raises_is_its_failure(way):
+    found = []
+
+    def work():
+        with pytest.raises(DataError, match=r"^the model") as caught, boundary(DataError, "the model"):
+            WAYS[way]()
+        found.append(type(caught.value.__cause__).__name__)
+
+    thread = threading.Thread(target=work)  # where no signal is handled
+    thread.start()
+    thread.join()
+    with handler_of_interrupts(signal.SIG_IGN):
+        work()
+    names = {"panic": "PanicException", "odd": "Odd", "interrupt": "KeyboardInterrupt", "cancel": "CancelledError",
+             "exit": "SystemExit", "generator": "GeneratorExit", "mute": "Mute", "value": "ValueError"}  # fmt: skip
+    assert found == [names[way]] * 2
+
+
+class Stop:
+    """A handler that is an object."""
+
+    def __call__(self, number, frame):
+        raise KeyboardInterrupt
+
+    def leave(self, number, frame):
+        raise SystemExit(3)
+
+
+def stop(number, frame):
+    raise KeyboardInterrupt
+
+
+def stop_oddly(kind, number, frame):
+    raise kind
+
+
+@pytest.mark.parametrize(
+    ("handler", "kind"),
+    [
+        (signal.default_int_handler, KeyboardInterrupt), (stop, KeyboardInterrupt), (Stop(), KeyboardInterrupt),
+        (Stop().leave, SystemExit), (partial(stop_oddly, Odd), Odd),
+    ],
+)  # fmt: skip
+def test_a_signal_passes_whatever_its_handler_raises(handler, kind):
+    def leave():
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except (KeyboardInterrupt, SystemExit, Odd):
+            sys.exit(1)  # as libraries do
+
+    with handler_of_interrupts(handler):
+        with pytest.raises(kind), boundary(DataError, "the model"):
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(SystemExit), boundary(DataError, "the model"):
+            leave()
+
+
+def test_an_interrupt_that_python_handles_itself_cannot_be_told_apart():
+    default = handler_of_interrupts(signal.default_int_handler)
+    with default, pytest.raises(KeyboardInterrupt), boundary(DataError, "the model"):
+        WAYS["interrupt"]()
+    with handler_of_interrupts(stop), pytest.raises(DataError), boundary(DataError, "the model"):
+        WAYS["interrupt"]()
+
+
+def test_a_cause_that_is_its_own_cause_is_no_signal():
+    error = Odd("a")
+    error.__cause__ = error
+    with pytest.raises(DataError), boundary(DataError, "the model"):
+        raise error
+
+
+def test_a_generator_and_a_coroutine_can_be_closed_in_a_boundary():
+    ended = []
+
+    def numbers():
+        with boundary(DataError, "the model"):
+            try:
+                yield from (n for n in range(3))
+            finally:
+                ended.append("numbers")
+
+    async def waiting():
+        with boundary(DataError, "the model"):
+            try:
+                await asyncio.sleep(1000)
+            finally:
+                ended.append("waiting")
+
+    given = numbers()
+    assert next(given) == 0
+    given.close()
+    coroutine = waiting()
+
+    async def begin():
+        asyncio.get_running_loop().call_soon(lambda: None)
+        coroutine.send(None)
+
+    asyncio.run(begin())
+    coroutine.close()
+    assert ended == ["numbers", "waiting"]
+
+
+def test_a_task_can_be_cancelled_in_a_boundary():
+    async def waiting(begun):
+        with boundary(DataError, "the model"):
+            begun.set()
+            await asyncio.Event().wait()
+
+    async def raising():
+        with pytest.raises(DataError), boundary(DataError, "the model"):
+            WAYS["cancel"]()
+
+    async def work():
+        begun = asyncio.Event()
+        task = asyncio.create_task(waiting(begun))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await raising()
+
+    asyncio.run(work())
 
 
 def test_a_full_disk_has_a_path():

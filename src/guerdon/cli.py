@@ -19,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from guerdon import __version__
 from guerdon.auditing.command import audit
-from guerdon.errors import ConfigError, MissingDependencyError, StudyError
+from guerdon.errors import ConfigError, MissingDependencyError, StudyError, place_of
 from guerdon.network.hub import use_token
 from guerdon.plan.stages import stage
 from guerdon.processes.process import UsageError, check_start, command
@@ -57,6 +57,13 @@ class _Verb(TyperCommand):
                 status = super().invoke(ctx)
             except StudyError as error:
                 raise error.of(str(_expanded(Path(ctx.params["study"])))) from error
+            except SystemExit as error:
+                if error.code:
+                    raise
+                raise ConfigError(
+                    f"the command ended before its work was done: {place_of(error)} called sys.exit({error.code!r}); "
+                    "raise an exception there"
+                ) from error
         if not ctx.params.get("dry_run"):
             report_lost_output()
         return status

@@ -364,7 +364,7 @@ def _version(package: str) -> str | None:
 def check_parts() -> list[Check]:
     """Every part that an installed package registers can be imported, and none is hidden behind another."""
     from guerdon.config.registry import package_of
-    from guerdon.errors import GuerdonError, said_by
+    from guerdon.errors import GuerdonError
     from guerdon.settings.parts import REGISTRIES
 
     found = []
@@ -379,9 +379,8 @@ def check_parts() -> list[Check]:
             what = f"{registry.kind} {name}"
             try:
                 registry.factory(name)
-            except (GuerdonError, SystemExit) as error:  # a module may also end the process that imports it
-                said = str(error) if isinstance(error, GuerdonError) else said_by(error)
-                found.append(Check(what, "warn", f"of {package}: {said}", f"repair or uninstall {package}"))
+            except GuerdonError as error:
+                found.append(Check(what, "warn", f"of {package}: {error}", f"repair or uninstall {package}"))
             else:
                 found.append(Check(what, "ok", f"{entry.value} of {package}"))
     return found

@@ -8,11 +8,17 @@ from __future__ import annotations
 
 import difflib
 import errno
+import inspect
 import os
 import re
+import signal
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from traceback import walk_tb
+from types import CodeType
 from typing import Any, Self
 
 from guerdon.secrets import hide
@@ -211,15 +217,82 @@ class JobError(GuerdonError, RuntimeError):
 def boundary(error: type[GuerdonError], what: str) -> Iterator[None]:
     """Attribute any failure inside the block to one place.
 
-    A `GuerdonError` passes unchanged; every other exception becomes `error` with `what` in front and the
-    original as its cause. Use it where foreign code is called: simulators, renderers, file formats.
+    A `GuerdonError` passes unchanged; every other failure of the code (`is_failure`) becomes `error` with `what` in
+    front and the original as its cause. Use it where foreign code is called: models, simulators, renderers, file
+    formats.
     """
     try:
         yield
     except GuerdonError:
         raise
-    except Exception as exc:
+    except BaseException as exc:
+        if not is_failure(exc):
+            raise
         raise error(f"{what}: {said_by(exc)}") from exc
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether an exception that came out of foreign code is a failure of that code.
+
+    Every exception is, also one that does not derive from `Exception`: the panic of a library written in Rust,
+    `SystemExit`, `KeyboardInterrupt`, `asyncio.CancelledError`. Not a failure is what ends guerdon's own work:
+
+    - a signal, such as Ctrl-C: what its handler raised in the main thread. Where SIGINT has Python's own handler, which
+      leaves no trace, every `KeyboardInterrupt` of the main thread counts as one; commands install their own;
+    - the cancellation of the asyncio task that runs the code;
+    - the `GeneratorExit` of a generator that is closed.
+    """
+    if isinstance(error, Exception):
+        return True
+    if isinstance(error, GeneratorExit):
+        return not _closes_generator(error)
+    from asyncio import CancelledError  # loaded wherever this exception exists
+
+    if isinstance(error, CancelledError):
+        return not _task_is_cancelled()
+    return not _from_signal(error)
+
+
+def _closes_generator(error: GeneratorExit) -> bool:
+    """Whether it was raised at a `yield` or an `await`, as `close` of generators and coroutines does."""
+    suspends = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+    *_, (innermost, _) = walk_tb(error.__traceback__)
+    return bool(innermost.f_code.co_flags & suspends)
+
+
+def _task_is_cancelled() -> bool:
+    from asyncio import current_task
+
+    try:
+        task = current_task()
+    except RuntimeError:  # no event loop runs in this thread
+        return False
+    return task is not None and task.cancelling() > 0
+
+
+def _from_signal(error: BaseException | None) -> bool:
+    """Whether the handler of a signal raised it, or an exception that was handled when it was raised."""
+    if threading.current_thread() is not threading.main_thread():
+        return False  # where Python calls no handler
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    known = {code for handler in handlers if (code := _code_of(handler)) is not None}
+    untraced = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        passed = {frame.f_code for frame, _ in walk_tb(error.__traceback__)}
+        if not known.isdisjoint(passed) or (untraced and isinstance(error, KeyboardInterrupt)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    """The code of a handler of a signal: a function, a method, a partial call of one, or an object with `__call__`."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    code: CodeType | None = getattr(handler, "__code__", None)  # methods have that of their function
+    return code or getattr(type(handler).__call__, "__code__", None) if callable(handler) else None
 
 
 def did_you_mean(given: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6, quoted: bool = False) -> str:
@@ -230,8 +303,20 @@ def did_you_mean(given: str, known: Iterable[str], *, most: int = 1, cutoff: flo
 
 def said_by(error: BaseException) -> str:
     """Kind and message of a foreign exception, in one line and without addresses of objects."""
-    said = hide(" ".join(_ADDRESS.sub("", str(error)).split()))
+    try:
+        text = str(error)
+    except BaseException as broken:  # its class is foreign code, too
+        if not is_failure(broken):
+            raise
+        text = ""
+    said = hide(" ".join(_ADDRESS.sub("", text).split()))
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def place_of(error: BaseException) -> str:
+    """File and line where an exception was raised, such as `parts.py, line 3`; empty of one that was not raised."""
+    places = [f"{Path(frame.f_code.co_filename).name}, line {line}" for frame, line in walk_tb(error.__traceback__)]
+    return places[-1] if places else ""
 
 
 @contextmanager
@@ -273,6 +358,12 @@ def naming(path: Path | str) -> Iterator[None]:
         raise refused from error
 
 
+def is_of_machine(error: BaseException) -> bool:
+    """Whether an exception says that the machine is at fault: no memory or disk left, too long a name (`REFUSALS`)."""
+    refused = refused_by_system(error)
+    return refused is not None and refused.errno in REFUSALS
+
+
 def refused_by_system(error: BaseException) -> OSError | None:
     """The `OSError` that an exception is or describes; None for other exceptions.
 
@@ -284,7 +375,7 @@ def refused_by_system(error: BaseException) -> OSError | None:
         return None
     if isinstance(error, OSError) and error.errno is not None:
         return error
-    said = f"{type(error).__name__}: {error}"
+    said = said_by(error)
     numbers = [int(found[1]) for found in _NUMBER.finditer(said)]
     numbers += [number for number, words in REFUSALS.items() if words.search(said)]
     number = next((number for number in numbers if number in REFUSALS), None)

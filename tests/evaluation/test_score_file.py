@@ -1,14 +1,20 @@
 """`guerdon score`: every format, what cannot be scored, and resuming."""
 
 import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from child import environment
 from guerdon.errors import DataError
 from guerdon.evaluation.scoring.score_file import score_file
 from length_model import Length
+from raisers import WAYS, Raises
 
 ROWS = [{"prompt": "p", "response": "four"}, {"prompt": "p", "response": "bad"}, {"prompt": "p", "response": "sixsix"}]
 ADDED = [(4.0, None), (None, "late: 30 s"), (6.0, None)]
@@ -135,3 +141,86 @@ def test_a_wrong_file_is_one_line(tmp_path):
     with pytest.raises(DataError, match=r"end it in \.jsonl"):
         score_file(tmp_path / "in.jsonl", Length("bad"), tmp_path / "out.csv", name="m")
     assert [p.name for p in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+POISONED = [{"prompt": "p", "response": text} for text in ("four", "poison", "sixsix", "a", "b" * 10)]
+REASONS = {
+    "panic": "model_error: PanicException: Onig: Regex search error: retry-limit-in-match over",
+    "odd": "model_error: Odd: of a library",
+    "interrupt": "model_error: KeyboardInterrupt",
+    "cancel": "model_error: CancelledError",
+    "exit": "model_error: SystemExit: 0",
+    "generator": "model_error: GeneratorExit",
+    "mute": "model_error: Mute",
+    "value": "model_error: ValueError: wrong",
+}
+
+
+def score_command(folder, *words):
+    """`guerdon score` in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "guerdon", "score", "in.jsonl", "-o", "out.jsonl", *words],
+        cwd=folder, env=environment(Path(__file__).parents[1]), stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_row_at_which_the_model_raises_is_a_failure_and_the_others_are_scored(tmp_path, way):
+    jsonl(tmp_path / "in.jsonl", POISONED)
+    command = score_command(tmp_path, "--model", "raisers:make", f"way={way}")
+    _, said = command.communicate(timeout=300)
+    assert command.returncode == 0, said
+    found = lines(tmp_path / "out.jsonl")
+    assert [row["reward"] for row in found] == [4.0, None, 6.0, 1.0, 10.0]
+    assert [row["reward_failure"] is None for row in found] == [True, False, True, True, True]
+    assert found[1]["reward_failure"].startswith(f"{REASONS[way]} (raisers.py, line ")
+    assert said.count("guerdon: ") == 0
+    assert said.count("the reward model raises raised") == 1
+
+
+def test_a_model_that_raises_is_halved_to_the_row_that_does_it(tmp_path):
+    model = Raises("value")
+    score_file(jsonl(tmp_path / "in.jsonl", POISONED), model, tmp_path / "out.jsonl", name="m")
+    assert model.calls == [5, 2, 1, 1, 3]
+
+
+def test_a_model_that_compares_fails_as_a_whole(tmp_path):
+    class Compares(Raises):
+        info = Raises.info.__class__(**{**vars(Raises.info), "compares": True})
+
+    model = Compares("value")
+    rows = [{"prompt": "p", "response": "one"}, {"prompt": "p", "response": "poison"}, {"prompt": "q", "response": "a"}]
+    score_file(jsonl(tmp_path / "in.jsonl", rows), model, tmp_path / "out.jsonl", name="m", batch_size=2)
+    assert model.calls == [2, 1]
+    assert [row["reward"] for row in lines(tmp_path / "out.jsonl")] == [None, None, 1.0]
+
+
+def test_a_machine_without_memory_ends_the_command(tmp_path):
+    class Large:
+        info = Raises.info
+
+        def score(self, episodes):
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        score_file(jsonl(tmp_path / "in.jsonl", POISONED), Large(), tmp_path / "out.jsonl", name="m")
+
+
+def test_ctrl_c_still_ends_the_command_while_the_model_scores(tmp_path):
+    (tmp_path / "waits.py").write_text(
+        "import sys, threading\nfrom raisers import Raises\n\nclass Waits(Raises):\n"
+        "    def __init__(self):\n        super().__init__('value')\n"
+        "    def score(self, episodes):\n"
+        "        print('the model waits', file=sys.stderr, flush=True)\n        threading.Event().wait()\n"
+    )
+    jsonl(tmp_path / "in.jsonl", POISONED)
+    command = score_command(tmp_path, "--model", "waits:Waits")
+    try:
+        assert any("the model waits" in line for line in command.stderr)
+        command.send_signal(signal.SIGINT)
+        _, said = command.communicate(timeout=120)
+    finally:
+        command.kill()
+    assert command.returncode == 130, said
+    assert "interrupted" in said
+    assert sorted(path.name for path in tmp_path.glob("*.jsonl*")) == ["in.jsonl", "out.jsonl.part"]

@@ -1,7 +1,9 @@
 """Replies of endpoints over HTTP: end reasons, formats, errors, spent quotas, model names, addresses."""
 
 import json
+import threading
 import time
+from contextlib import closing
 from email.utils import formatdate
 
 import pytest
@@ -14,6 +16,7 @@ from guerdon.errors import ConfigError
 from guerdon.files.append_log import Cache
 from guerdon.settings.label import AnthropicJudgeSettings, OpenAIJudgeSettings, OwnJudgeSettings
 from guerdon.types import Failure
+from raisers import WAYS
 
 pytestmark = pytest.mark.usefixtures("keys")
 
@@ -455,3 +458,26 @@ def test_a_judge_of_ones_own_may_use_any_word(tmp_path, stop, reason, calls):
         assert found == [1, -1] if reason is None else found.reason == reason
     assert own.calls == calls
     cache.close()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_judge_of_ones_own_that_raises_fails_one_request(tmp_path, way):
+    class Poisoned(Own):
+        def reply(self, asked):
+            if asked.messages[0]["content"] == "poison":
+                WAYS[way]()
+            return super().reply(asked)
+
+    settings, own = OwnJudgeSettings.model_construct(api="a:b", model="m", params={}), Poisoned(["end"] * 2)
+    requests = [LLMRequest(({"role": "user", "content": word},), 50, 0.0) for word in ("one", "poison", "two")]
+    found = []
+
+    def asked():
+        found.extend(complete(OwnLLMClient(own, settings, cache), requests, read, "judge"))
+
+    with closing(Cache(tmp_path / "replies.jsonl")) as cache:
+        thread = threading.Thread(target=asked)  # where no signal is handled
+        thread.start()
+        thread.join()
+    assert [found[0], found[2]] == [[1, -1]] * 2
+    assert found[1].reason == "judge_error"

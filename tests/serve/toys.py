@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import sys
 import threading
 import time
@@ -209,6 +210,27 @@ def make_mortal(settings):
     if Path(options.pop("fail_file", os.devnull + "/none")).exists():
         raise RuntimeError("secret: cannot load from /home/nobody")
     return Mortal(**options)
+
+
+class Stuck(Mortal):
+    """A toy with a call that never ends: at the word `hang`, or at `spin`, where no other thread of it runs either."""
+
+    def _judge(self, episode):
+        text = "".join(episode.texts or ())
+        if "hang" in text:
+            threading.Event().wait()
+        if "spin" in text:
+            re.match("(a|aa)+$", "a" * 200 + "b")
+        return super()._judge(episode)
+
+
+def make_stuck(settings):
+    """It is loaded while the file `slow_load_gate` does not exist."""
+    options = dict(settings.options)
+    gate = Path(options.pop("slow_load_gate", os.devnull + "/none"))
+    while gate.exists():
+        time.sleep(0.01)
+    return Stuck(**options)
 
 
 def make_parent(settings):

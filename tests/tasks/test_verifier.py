@@ -18,6 +18,7 @@ from guerdon.tasks.quantities import numbers_of, same_number
 from guerdon.tasks.reasoning import task_family
 from guerdon.tasks.verifier import (
     MathPool,
+    OwnVerifier,
     Verifier,
     VerifierResult,
     check_exact,
@@ -26,6 +27,7 @@ from guerdon.tasks.verifier import (
     verifier_from,
 )
 from guerdon.types import Failure
+from raisers import WAYS
 from tables import cases
 
 FAKE = """
@@ -341,3 +343,27 @@ def test_the_data_section_describes_a_verifier():
     with verifier_from(data) as verifier:
         assert verifier.check("#### 100.5", prompt("100")).correct
         assert not verifier.check("#### 102", prompt("100")).correct
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_verifier_of_ones_own_that_raises_fails_one_response(way):
+    class Checker:
+        def check(self, response, prompt):
+            if response == "poison":
+                WAYS[way]()
+            return VerifierResult("equal" if response == prompt.ground_truth else "different", response)
+
+    own = OwnVerifier("mine:Checker", Checker())
+
+    def checked():
+        found.extend(own.check_batch(["7", "poison", "8"], [prompt("7")] * 3))
+
+    found = []
+    thread = threading.Thread(target=checked)  # where no signal is handled
+    thread.start()
+    thread.join()
+    assert [one.verdict for one in found] == ["equal", "raised", "different"]
+    why = outcome(found[1], unparsable="wrong")
+    assert isinstance(why, Failure)
+    assert why.reason == "raised"
+    assert "raisers.py, line " in why.detail

@@ -24,9 +24,10 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from guerdon.config.loading import api_key
 from guerdon.endpoints.chat_replies import has_reasoning, kind_of_end, model_of, refusal_of, text_of, valid_unicode
 from guerdon.endpoints.endpoint import AcceptedSettings, ReplyModels, bearer, endpoint, neutral, post_json
-from guerdon.errors import ConfigError, boundary
+from guerdon.errors import ConfigError
 from guerdon.files.append_log import LONG_WRITE, Cache, CallUsage, Ledger, content_key, reported_usage
 from guerdon.network.retry import Attempt, Calls, Clock, HttpFailure, RequestPool, Retry, check_proxies, error_message
+from guerdon.processes.attempts import attempt
 from guerdon.secrets import hide, remember
 from guerdon.settings.label import HttpJudgeSettings, OpenAIJudgeSettings, OwnJudgeSettings
 from guerdon.types import Failure, Message, Tool
@@ -296,17 +297,19 @@ class OwnLLMClient:
     def complete(
         self, requests: Sequence[LLMRequest], parsers: Sequence[Parse[T]], *, role: str
     ) -> Generator[tuple[int, T | Failure]]:
-        """See `LLMClient`.
+        """See `LLMClient`; a request at which the judge raises is a `Failure("judge_error")`.
 
         Raises:
-            ConfigError: the judge raised, or returned something else.
+            ConfigError: the judge returned something else than a reply.
         """
         for i, (request, parse) in enumerate(zip(requests, parsers, strict=True)):
             key = request_key(self._settings, request)
             kept = self._cache.get(key)
             if kept is None:
-                with boundary(ConfigError, f"the judge {self._settings.api} raised"):
-                    reply = self._model.reply(request)
+                reply = attempt(f"the judge {self._settings.api}", "judge_error", partial(self._model.reply, request))
+                if isinstance(reply, Failure):
+                    yield i, reply
+                    continue
                 if not isinstance(reply, LLMReply):
                     what = f"returned a {type(reply).__name__}, which is not an LLMReply"
                     raise ConfigError(f"the judge {self._settings.api} {what}")

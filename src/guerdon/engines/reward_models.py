@@ -21,6 +21,7 @@ import numpy as np
 
 from guerdon.engines.ray_cluster import Actors, ClusterWorker
 from guerdon.errors import DataError
+from guerdon.models.scores import score_episodes
 from guerdon.settings.cluster import ClusterSettings
 from guerdon.settings.reward_source import SourceSettings
 from guerdon.types import Episode, RewardInfo, RewardModel, Score
@@ -52,7 +53,7 @@ class RewardModels:
         self._loaded.append(model)
         if self._shards == 1 or settings.stays_with_learner:
             return model
-        return ShardedModel(model.info, self._shards, lambda parts: [model.score(part) for part in parts])
+        return ShardedModel(model.info, self._shards, lambda parts: [score_episodes(model, part) for part in parts])
 
     def close(self) -> None:
         """Close the models that keep files open; end the reward workers."""
@@ -126,7 +127,7 @@ class ScoringWorker(ClusterWorker):
 
     def score(self, name: str, episodes: Sequence[Episode]) -> list[Score]:
         """Scores of episodes by the model of a source."""
-        return self._model(name).score(episodes)
+        return score_episodes(self._model(name), episodes)
 
     def close(self) -> None:
         """Forget the models."""

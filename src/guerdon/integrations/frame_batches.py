@@ -16,6 +16,7 @@ from guerdon.episodes.images import rgb_frames
 from guerdon.errors import ConfigError, DataError, RewardFailure
 from guerdon.integrations.retries import RetriedModel
 from guerdon.models.load import load_reward_model
+from guerdon.models.scores import score_episodes
 from guerdon.types import ALL_FRAMES, ByteArray, Episode, RewardInfo, RewardModel
 
 
@@ -56,7 +57,7 @@ class FrameRewards:
         episodes = [Episode(id=str(i), task=task, frames=frames[i : i + 1]) for i, task in enumerate(words)]
         values = torch.full((len(frames),), torch.nan)
         reasons: dict[int, str] = {}
-        for i, score in enumerate(self.model.score(episodes)):
+        for i, score in enumerate(score_episodes(self.model, episodes)):
             value = score.total if score.steps is None else float(score.steps[-1])
             if value is None:
                 reasons[i] = str(score.failure)

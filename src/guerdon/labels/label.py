@@ -39,6 +39,7 @@ from guerdon.plan.stages import loaded, section
 from guerdon.policies.language.generate import check_room
 from guerdon.policies.language.text import TextPolicy
 from guerdon.policies.language.text_files import load_policy, outline
+from guerdon.processes.attempts import attempt_each
 from guerdon.processes.progress import ProgressBar
 from guerdon.settings.data import DataSettings, GeneratedDataSettings
 from guerdon.settings.label import JUDGED, LABELERS, LabelSettings
@@ -426,8 +427,14 @@ class _LabelRun:
         if isinstance(labeler, JudgeLabeler):
             yield from labeler.stream(solutions)
             return
+        name, own = self.settings.labeler, LABELERS.is_own(self.settings.labeler)
         for start in range(0, len(solutions), labeler.at_a_time):
-            yield from enumerate(labeler.label(solutions[start : start + labeler.at_a_time]), start)
+            part = solutions[start : start + labeler.at_a_time]
+            if own:
+                labels = attempt_each(f"the labeler {name}", "labeler_error", labeler.label, part)
+            else:
+                labels = labeler.label(part)
+            yield from enumerate(labels, start)
 
     def _record(self, solution: Solution, labels: StepLabels | Failure) -> None:
         if not isinstance(labels, Failure):

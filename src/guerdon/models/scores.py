@@ -27,6 +27,7 @@ from guerdon.episodes.chats import unreadable_texts
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError, DataError
 from guerdon.files.atomic import write_json, write_text
+from guerdon.processes.attempts import attempt_each
 from guerdon.processes.call_queue import calls_of
 from guerdon.processes.progress import ProgressBar
 from guerdon.settings.evaluate import Aggregation
@@ -40,26 +41,36 @@ RECORD = "evaluation.json"
 def score_episodes(model: RewardModel, episodes: Sequence[Episode]) -> list[Score]:
     """One Score per episode; per-row values of another length than the episode become a `Failure`.
 
-    An episode with a text that no model can read (`unreadable_texts`) is a `Failure` and is not given to the model. May
-    be called from several threads: a `score` that does not say how (`guerdon.processes.call_queue`) is called one at a
-    time.
+    An episode with a text that no model can read (`unreadable_texts`) is a `Failure` and is not given to the model. An
+    episode at which the model raises is a `Failure("model_error")`; of a model that compares, all are. May be called
+    from several threads: a `score` that does not say how (`guerdon.processes.call_queue`) is called one at a time.
 
     Raises:
         DataError: the model gave another number of scores than there are episodes.
+        GuerdonError: as the model raised it.
+        Exception: one of the model which says that the machine has no memory or disk left (`is_of_machine`).
     """
     unread = unreadable_texts(episodes)
     if unread:
         rest = iter(score_episodes(model, [one for i, one in enumerate(episodes) if i not in unread]))
         return [Score(failure=unread[i]) if i in unread else next(rest) for i in range(len(episodes))]
+    name, compares = model.info.name, model.info.compares
+
+    def measure(part: Sequence[Episode]) -> Sequence[Score]:
+        scores = model.score(list(part))
+        if len(scores) != len(part):
+            raise DataError(
+                f"reward model {name!r} gave {len(scores)} scores for {len(part)} episodes; `score` must give one per "
+                "episode, in order"
+            )
+        return scores
+
     with nullcontext() if getattr(model.score, "thread_safe", False) else calls_of(model).alone():
-        scores = model.score(list(episodes)) if episodes else []
-    if len(scores) != len(episodes):
-        raise DataError(
-            f"reward model {model.info.name!r} gave {len(scores)} scores for {len(episodes)} episodes; "
-            "`score` must give one per episode, in order"
-        )
+        what = f"the reward model {name}"
+        found = attempt_each(what, "model_error", measure, episodes, together=compares) if episodes else []
     checked = []
-    for score, episode in zip(scores, episodes, strict=True):
+    for one, episode in zip(found, episodes, strict=True):
+        score = Score(failure=one) if isinstance(one, Failure) else one
         if score.steps is not None and score.steps.shape != (len(episode),):
             score = Score(failure=Failure("wrong_length", f"{score.steps.shape} values for {len(episode)} rows"))
         checked.append(score)

@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import wait
+from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -55,8 +56,15 @@ def _running_loop() -> asyncio.AbstractEventLoop:
     with _lock:
         if _loop is None:
             _loop = asyncio.new_event_loop()
-            threading.Thread(target=_loop.run_forever, name="guerdon-async", daemon=True).start()
+            threading.Thread(target=_run, args=(_loop,), name="guerdon-async", daemon=True).start()
         return _loop
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Run the event loop for good: asyncio ends it where a coroutine raises one of these, before its caller is told."""
+    while True:
+        with suppress(KeyboardInterrupt, SystemExit):
+            loop.run_forever()
 
 
 def _forget() -> None:

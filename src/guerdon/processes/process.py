@@ -67,7 +67,8 @@ def command() -> Iterator[Command]:
     try:
         _check_words()
         _offer_modules_here()
-        yield done
+        with _traced_interrupts():
+            yield done
     except GuerdonError as error:
         _fail(str(error), error.exit_code)
     except UsageError as error:
@@ -157,6 +158,20 @@ def _thread_ended(ended: threading.ExceptHookArgs) -> None:
         threading.__excepthook__(ended)
     else:
         log_line(f"{refused.filename or 'a thread'}: {refused.strerror}")
+
+
+@contextmanager
+def _traced_interrupts() -> Iterator[None]:
+    """Let `is_failure` tell Ctrl-C from a `KeyboardInterrupt` of foreign code; an ignored signal stays ignored."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _interrupt(number: int, frame: object) -> None:

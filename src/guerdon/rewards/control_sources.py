@@ -28,6 +28,7 @@ from guerdon.compute.optimizers import under
 from guerdon.episodes.layout import camera_names
 from guerdon.errors import ConfigError
 from guerdon.models.images.image import state_rows
+from guerdon.models.scores import score_episodes
 from guerdon.models.vlm.vlm_prm import log_computed, log_weighted
 from guerdon.policies.robots.robot import ControlInputs
 from guerdon.rewards import shaping
@@ -470,7 +471,7 @@ class ControlReward(ModelReward[ControlInputs]):
 
     def _score(self, episodes: Sequence[Episode]) -> list[Score]:
         """The model's scores; a bound method, not a lambda, so that a source can be pickled."""
-        return self.model.score(episodes)
+        return score_episodes(self.model, episodes)
 
     def _scores(self, segments: Sequence[Segment]) -> list[tuple[Segment, list[int], list[Score], BoolArray]]:
         """Of every segment the rows that are scored, their scores, and (R,) which are values of other frames.
@@ -492,7 +493,7 @@ class ControlReward(ModelReward[ControlInputs]):
         episodes = [episode for _, episode in asked]
         reused = np.zeros(len(episodes), dtype=np.bool_)
         if self.cache is not None:
-            measured, reused = self.cache.score(episodes, self.model.score)
+            measured, reused = self.cache.score(episodes, self._score)
         else:
             measured = self.ahead.take(asked)
             self._under_way.clear()

@@ -39,6 +39,7 @@ from guerdon.episodes.targets import outcome_of
 from guerdon.episodes.video import VideoWriter, require_av
 from guerdon.errors import REFUSALS, DataError, GuerdonError, boundary, refused_by_system
 from guerdon.files.atomic import write_bytes, write_json
+from guerdon.models.scores import score_episodes
 from guerdon.processes.progress import log_line
 from guerdon.rewards.control_sources import ControlReward
 from guerdon.rewards.text_steps import true_steps
@@ -89,7 +90,7 @@ def write_video(
         meta=parts_of_rows(moments.state_keys, moments.action_values),
     )
     for name, source in sources.items():
-        score = source.model.score([episode])[0]
+        score = score_episodes(source.model, [episode])[0]
         known = score.steps is not None
         arrays[f"reward/{name}"] = score.steps if known else np.zeros(count, np.float32)
         arrays[f"missing/{name}"] = np.full(count, not known)

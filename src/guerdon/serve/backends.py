@@ -24,6 +24,8 @@ import inspect
 import logging
 import os
 import signal
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,10 +34,10 @@ from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from multiprocessing.util import Finalize
+from multiprocessing.util import Finalize, is_exiting
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -58,7 +60,7 @@ from guerdon.models.load import (
 from guerdon.models.text.adapters import ADAPTERS
 from guerdon.processes.streams import keep_streams
 from guerdon.processes.subprocess_worker import end_with_parent
-from guerdon.serve.errors import ModelFailed, NotReady
+from guerdon.serve.errors import ModelFailed, ModelHung, NotReady
 from guerdon.serve.logs import log_to_stderr
 from guerdon.serve.media import MediaRoot
 from guerdon.serve.wires.client_wire import failed, video_file
@@ -73,8 +75,9 @@ from guerdon.types import Episode, Failure, RewardInfo, RewardModel, Score
 #
 # A batch goes to a free copy; call from as many threads as there are copies. A copy that died, or whose answer was not
 # waited for, is started again before the next batch is sent. If a copy dies with a single episode, that is sent once
-# more: something else may have killed it. Copies end with the object, with the server, and when the server is killed.
-# They do not learn: their weights would drift apart.
+# more: something else may have killed it. A copy that has no answer in time is killed and started again at once. Copies
+# end with the object, with the server, and when the server is killed. They do not learn: their weights would drift
+# apart.
 #
 #     model = Replicas("prm", build, count=2, threads=1)
 #     model.judge(episodes, JudgeOptions())
@@ -82,6 +85,7 @@ from guerdon.types import Episode, Failure, RewardInfo, RewardModel, Score
 
 
 END_S = 5.0  # time limit of a copy that must end
+FOREVER = 1e9  # seconds: no limit that a system call takes
 
 
 class CopyDied(ModelFailed):
@@ -104,6 +108,7 @@ class Replicas:
         build: builds it; is sent to the processes, so it is picklable.
         count: number of copies.
         threads: CPU threads of each.
+        deadline_s: seconds in which a copy must answer a call.
 
     Attributes:
         info: the model's declaration of its scores.
@@ -117,8 +122,10 @@ class Replicas:
     info: RewardInfo
     card: Any
 
-    def __init__(self, name: str, build: Callable[[], RewardModel], *, count: int, threads: int) -> None:
-        self._name, self._build, self._threads = name, build, threads
+    def __init__(
+        self, name: str, build: Callable[[], RewardModel], *, count: int, threads: int, deadline_s: float = FOREVER
+    ) -> None:
+        self._name, self._build, self._threads, self._deadline_s = name, build, threads, deadline_s
         self._copies: dict[int, ModelCopy] = {}
         self._lock = threading.Lock()
         self._free: SimpleQueue[int] = SimpleQueue()
@@ -128,7 +135,7 @@ class Replicas:
             for number in range(count):
                 self._start(number)
             for number in range(count):
-                self.info, self.card = self._receive(number)
+                self.info, self.card = self._loaded(number)
                 self._free.put(number)
         except BaseException:
             self.close()
@@ -144,7 +151,8 @@ class Replicas:
         Raises:
             GuerdonError: as the model raised it.
             ModelFailed: the model raised something else, or its process died (of a single episode: twice).
-            NotReady: the copies are being ended, or one that died cannot be started again.
+            ModelHung: there was no answer in time; the process was killed, and another one is ready.
+            NotReady: the copies are being ended, or one that died or was killed cannot be started again.
         """
         number = self._free.get()
         try:
@@ -164,18 +172,44 @@ class Replicas:
             _end(self._copies, number)
             copy = None
         if copy is None:
-            copy = self._start(number)
-            try:
-                self._receive(number)
-            except NotReady:
-                raise
-            except GuerdonError as error:
-                log.error("copy %d of the model %s cannot be started again", number, self._name, exc_info=error)
-                raise NotReady(f"a copy of the model {self._name} cannot be started again") from error
-        with contextlib.suppress(OSError):  # it has died, as its answer will show
-            copy.pipe.send((episodes, options))
-        scores: list[ExplainedScore] = self._receive(number)
+            copy = self._restart(number)
+        try:
+            _send(copy, (episodes, options))
+            scores: list[ExplainedScore] = self._receive(number)
+        except BlockingIOError:
+            self._replace(number, copy)
         return scores
+
+    def _replace(self, number: int, copy: ModelCopy) -> NoReturn:
+        """Kill a copy that does not answer, and start it again.
+
+        Raises:
+            ModelHung: always.
+            NotReady: it cannot be started again.
+        """
+        log.error("copy %d of the model %s has no answer; it is killed and started again", number, self._name)
+        copy.process.kill()
+        _end(self._copies, number)
+        copy.process.join(END_S)
+        self._restart(number)
+        raise ModelHung(f"no result within {self._deadline_s:g} s; the process of the model was killed")
+
+    def _loaded(self, number: int) -> tuple[RewardInfo, Any]:
+        """What a copy says when its model is loaded, for which there is no limit; from then on there is one."""
+        info, card = self._receive(number)
+        _limit(self._copies[number].pipe, self._deadline_s)
+        return info, card
+
+    def _restart(self, number: int) -> ModelCopy:
+        copy = self._start(number)
+        try:
+            self._loaded(number)
+        except NotReady:
+            raise
+        except GuerdonError as error:
+            log.error("copy %d of the model %s cannot be started again", number, self._name, exc_info=error)
+            raise NotReady(f"a copy of the model {self._name} cannot be started again") from error
+        return copy
 
     def _start(self, number: int) -> ModelCopy:
         """Start a copy, unless the others are being ended."""
@@ -194,12 +228,18 @@ class Replicas:
             return copy
 
     def _receive(self, number: int) -> Any:
-        """The answer of a copy; a copy that gives none, or has no model, is ended."""
+        """The answer of a copy; a copy that ended without one, or has no model, is ended.
+
+        Raises:
+            BlockingIOError: there is none in time.
+        """
         copy = self._copies.get(number)
         if copy is None:
             raise NotReady(f"the copies of the model {self._name} are being ended")
         try:
             kind, answer = copy.pipe.recv()
+        except BlockingIOError:
+            raise
         except (EOFError, OSError) as error:
             _end(self._copies, number)
             copy.process.join(2 * END_S)
@@ -215,6 +255,28 @@ class Replicas:
         return answer
 
 
+def _send(copy: ModelCopy, message: object) -> None:
+    """Send a message to a copy; that it has died its answer will show.
+
+    Raises:
+        BlockingIOError: it reads nothing in time.
+    """
+    try:
+        copy.pipe.send(message)
+    except BlockingIOError:
+        raise
+    except OSError:
+        pass
+
+
+def _limit(pipe: Connection, seconds: float) -> None:
+    """Let a read or a write raise `BlockingIOError` where the other end does nothing for so long."""
+    limit = struct.pack("ll", *divmod(int(min(max(seconds, 1e-3), FOREVER) * 1e6), 1_000_000))
+    with socket.socket(fileno=os.dup(pipe.fileno())) as shared:
+        for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            shared.setsockopt(socket.SOL_SOCKET, direction, limit)
+
+
 def _end(copies: dict[int, ModelCopy], number: int) -> None:
     """End one copy; does not wait for that."""
     copy = copies.pop(number, None)
@@ -225,8 +287,14 @@ def _end(copies: dict[int, ModelCopy], number: int) -> None:
 
 def _end_all(copies: dict[int, ModelCopy], lock: threading.Lock) -> None:
     with lock:
+        processes = [copy.process for copy in copies.values()]
         for number in list(copies):
             _end(copies, number)
+    if is_exiting():  # Python waits for its children: one whose model never lets another thread run would not end
+        limit = time.monotonic() + 2 * END_S
+        for process in processes:
+            process.join(max(0.0, limit - time.monotonic()))
+            process.kill()
 
 
 def gpu_of(number: int) -> str | None:
@@ -342,8 +410,13 @@ def known_backends() -> tuple[str, ...]:
     return tuple(dict.fromkeys((QWEN, PRIMO, *ALIASES, TEXT, *MODEL_FORMS, *REWARD_MODELS.registered())))
 
 
-def model_loader(name: str, settings: ServedModelSettings) -> ModelLoader:
+def model_loader(name: str, settings: ServedModelSettings, *, deadline_s: float = FOREVER) -> ModelLoader:
     """How a model is loaded, without loading it.
+
+    Args:
+        name: of the model.
+        settings: of the model.
+        deadline_s: seconds in which a copy in a process of its own must answer a call.
 
     Raises:
         ConfigError: there is no such backend, or a setting would do nothing with it.
@@ -369,8 +442,11 @@ def model_loader(name: str, settings: ServedModelSettings) -> ModelLoader:
     aliases = set(settings.aliases)
     if backend is not None and backend_name(name) == backend:
         aliases |= {backend, *(alias for alias, known in ALIASES.items() if known == backend)} - {name}
+    load = partial(build_model, name, settings)
+    if copies is not None:
+        load = partial(_replicas, name, settings, copies, deadline_s)
     return ModelLoader(
-        load=partial(build_model, name, settings) if copies is None else partial(_replicas, name, settings, copies),
+        load=load,
         aliases=tuple(sorted(aliases)),
         update_dir=None if settings.update_dir is None else Path(settings.update_dir),
         keep_updates=settings.keep_updates,
@@ -462,11 +538,11 @@ def _refuse_actions(name: str, actions: bool) -> None:
         )
 
 
-def _replicas(name: str, settings: ServedModelSettings, count: int) -> RewardModel:
-
+def _replicas(name: str, settings: ServedModelSettings, count: int, deadline_s: float) -> RewardModel:
     given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # a list is one number per level of nesting
     threads = max(1, (int(given) if given.isdigit() else 1) // count)
-    return Replicas(name, partial(build_model, name, settings), count=count, threads=threads)
+    build = partial(build_model, name, settings)
+    return Replicas(name, build, count=count, threads=threads, deadline_s=deadline_s)
 
 
 def loader_options(name: str, kind: str | None, settings: ServedModelSettings) -> dict[str, Any]:

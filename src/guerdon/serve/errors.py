@@ -108,6 +108,10 @@ class ModelFailed(GuerdonError):
     """A model raised an exception. Clients never see it: its items become failures, the text is logged."""
 
 
+class ModelHung(ModelFailed):
+    """A call of a copy of a model did not end in time; the process of the copy was killed. Clients get the message."""
+
+
 class ErrorDetail(BaseModel):
     """An error, in the form of OpenAI's."""
 

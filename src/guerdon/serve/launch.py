@@ -126,7 +126,8 @@ def launch(settings: ServeSettings) -> None:
         half = max(1, here.cores // 2)  # the other half is for requests
         os.environ["OMP_NUM_THREADS"] = str(settings.threads or max(copies, half))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts are short: more threads only wait for cores
-    loaders = {name: backends.model_loader(name, model) for name, model in settings.models.items()}
+    limit = settings.limits.deadline_s
+    loaders = {name: backends.model_loader(name, one, deadline_s=limit) for name, one in settings.models.items()}
     with needs("the server needs {name}: pip install 'guerdon[serve]'", ModuleNotFoundError):
         from guerdon.serve.app import build_app
         from guerdon.serve.lifecycle import serve

@@ -37,7 +37,8 @@ class Metrics:
         batch_items: items per call of a model.
         batch_seconds: of a call of a model.
         updates: by model and result: learnt, failed, repeated, refused, cancelled.
-        ready: 1 while a model is loaded.
+        overdue: by model, calls of it that took longer than a request may.
+        ready: 1 while a model can be asked.
     """
 
     def __init__(self) -> None:
@@ -54,6 +55,9 @@ class Metrics:
         self.batch_items = Histogram("guerdon_batch_items", "Items per call", model, buckets=_SIZES, registry=r)
         self.batch_seconds = Histogram("guerdon_batch_seconds", "Time of a call", model, buckets=_SECONDS, registry=r)
         self.updates = Counter("guerdon_updates", "Updates by what became of them", ["model", "result"], registry=r)
+        self.overdue = Counter(
+            "guerdon_overdue_calls", "Calls that took longer than limits.deadline_s", model, registry=r
+        )
         self.ready = Gauge("guerdon_model_ready", "1 while the model can be asked", model, registry=r)
         self._reasons: set[str] = set()
         self._answers: dict[tuple[str, int], tuple[Counter, Histogram]] = {}

@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from guerdon.errors import GuerdonError
@@ -27,6 +28,7 @@ from guerdon.serve.errors import BadRequest, BrokenModel, Busy, DeadlineExceeded
 from guerdon.serve.metrics import RESULTS, Metrics
 from guerdon.serve.update_store import UpdateId, UpdateResult, UpdateStore, When
 from guerdon.serve.worker import (
+    ENDED,
     Batcher,
     Item,
     ResultCache,
@@ -64,7 +66,6 @@ class ModelQueue:
     Attributes:
         model: None while it is loaded or unusable.
         forecast: on its card, whether it will help RL; None where there is none.
-        problem: why it is None.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class ModelQueue:
         self.name, self.loader, self.limits, self._metrics, self._keep = name, loader, limits, metrics, keep
         self.model: RewardModel | None = None
         self.forecast: dict[str, Any] | None = None
-        self.problem = "is being loaded"
+        self._without = "is being loaded"  # why there is no model
         self.store: UpdateStore | None = None
         self.batcher = Batcher(
             max_items=batch.max_items,
@@ -94,6 +95,8 @@ class ModelQueue:
         self._refused = 0
         self._queue = metrics.queue.labels(name)
         self._counts = {result: metrics.items.labels(name, result) for result in RESULTS}
+        self._overdue = metrics.overdue.labels(name)
+        metrics.ready.labels(name).set_function(lambda: float(self.problem is None))
         self.loading: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -102,6 +105,7 @@ class ModelQueue:
         self._workers = [Worker(self.name) for _ in range(self.loader.lanes)]
         self.loading = asyncio.create_task(self._load())
         self._loops = [asyncio.create_task(self._serve(worker)) for worker in self._workers]
+        self._loops.append(asyncio.create_task(self._watch()))
         for loop in self._loops:
             loop.add_done_callback(self._ended)
 
@@ -118,8 +122,8 @@ class ModelQueue:
 
     def abandon(self) -> None:
         """Refuse waiting requests."""
-        self.model, self.problem = None, "is shutting down"
-        self._refuse_all()
+        self.model, self._without = None, "is shutting down"
+        self._refuse_all(self._without)
 
     def loaded_model(self) -> RewardModel:
         """The model.
@@ -127,9 +131,29 @@ class ModelQueue:
         Raises:
             NotReady: it is being loaded, or unusable.
         """
-        if self.model is None:
-            raise self._not_ready()
+        problem = self.problem
+        if self.model is None or problem is not None:
+            raise self._not_ready(problem)
         return self.model
+
+    @property
+    def problem(self) -> str | None:
+        """Why the model cannot be asked now, as the end of a sentence; None: it can."""
+        if self.model is None:
+            return self._without
+        if any(worker.ended for worker in self._workers):
+            return ENDED
+        late = [age for worker in self._workers if (age := self._late(worker)) is not None]
+        if len(late) < len(self._workers):
+            return None
+        limit = self.limits.deadline_s
+        return f"has not ended a call for {max(late):.0f} s, which is longer than limits.deadline_s ({limit:g} s)"
+
+    def _late(self, worker: Worker) -> float | None:
+        """Seconds that the call of now has taken, if that is more than a request may take."""
+        began = worker.began
+        age = 0.0 if began is None else time.monotonic() - began
+        return age if age > self.limits.deadline_s else None
 
     @property
     def info(self) -> RewardInfo:
@@ -275,11 +299,12 @@ class ModelQueue:
 
         Raises:
             Busy: it is being loaded again already (429).
-            NotReady: it was never loaded (503).
+            NotReady: it was never loaded, or has not ended its calls in time, so that it cannot be exchanged (503).
             ReloadFailed: it cannot be loaded; the old one stays (500).
         """
         if self.loading is None or not self.loading.done():
-            raise self._not_ready()
+            raise self._not_ready(self._without)
+        self._refuse_no_lane()
         if self._reloading is not None and not self._reloading.done():
             raise Busy(f"the model {self.name!r} is being loaded again already", 1.0)
         self._reloading = asyncio.create_task(self._reload())
@@ -309,8 +334,8 @@ class ModelQueue:
         """Seconds until the queue is empty, at the recent speed."""
         return min(max(len(self.batcher) * self._seconds_per_item, 1.0), 60.0)
 
-    def _not_ready(self) -> NotReady:
-        return NotReady(f"the model {self.name!r} {self.problem}")
+    def _not_ready(self, problem: str | None) -> NotReady:
+        return NotReady(f"the model {self.name!r} {problem}")
 
     def _count(self, result: str, n: int) -> None:
         if n:
@@ -357,11 +382,29 @@ class ModelQueue:
         if self.loader.update_dir is not None:
             if not isinstance(model, Learnable):
                 raise BadRequest(f"the model {self.name!r} cannot learn while it is served: remove update_dir")
-            self.store = UpdateStore(self.loader.update_dir, keep=self.loader.keep_updates)
+            store = partial(UpdateStore, self.loader.update_dir, keep=self.loader.keep_updates)
+            self.store = await self._workers[0].run(store)
             await self._workers[0].run(self.store.resume, model)
         self.forecast = await self._workers[0].run(card_forecast, self.loader, self.name)
         self.model = model
-        self._metrics.ready.labels(self.name).set(1)
+
+    async def _watch(self) -> None:
+        """Count and log calls that take longer than a request may; refuse what waits where all lanes are in one."""
+        pause = min(1.0, max(self.limits.deadline_s / 10, 0.01))
+        known: dict[Worker, float] = {}  # when the last such call was begun
+        while True:
+            await asyncio.sleep(pause)
+            if self.model is None:  # loading has no limit
+                continue
+            late = {w: w.began for w in self._workers if self._late(w) is not None}
+            new = {w: began for w, began in late.items() if began is not None and began != known.get(w)}
+            if not new:
+                continue
+            known |= new
+            self._overdue.inc(len(new))
+            log.error("the model %s has not ended a call within %g s", self.name, self.limits.deadline_s)
+            if (problem := self.problem) is not None:
+                self._refuse_all(problem)
 
     async def _serve(self, worker: Worker) -> None:
         """Take batch after batch; one task of this per lane."""
@@ -467,7 +510,6 @@ class ModelQueue:
         if len(self._workers) == 1 and (close := getattr(old, "close", None)) is not None:
             await self._workers[0].run(close)
         self._pending = {item.key: item for item in self.batcher}  # other lanes may still score with the old model
-        self._metrics.ready.labels(self.name).set(1)
         self.cache.clear()
 
     async def _between_batches(self, work: Callable[[], Awaitable[T]], seconds: float | None = None) -> T:
@@ -475,7 +517,9 @@ class ModelQueue:
 
         Raises:
             DeadlineExceeded: it was not begun within these seconds.
+            NotReady: no lane comes to a next batch.
         """
+        self._refuse_no_lane()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         late = DeadlineExceeded(f"not begun within {seconds or 0:g} s; nothing was learned")
@@ -491,7 +535,7 @@ class ModelQueue:
             except GuerdonError as error:
                 resolve(future, error)
             except asyncio.CancelledError:
-                resolve(future, self._not_ready())
+                resolve(future, self._not_ready(self._without))
                 raise
 
         self._jobs.append((job, future))
@@ -508,16 +552,26 @@ class ModelQueue:
     def _break(self, problem: str, error: BaseException) -> None:
         """Answer nothing more: no score is better than one of a model in an unknown state."""
         log.error("the model %s %s", self.name, problem, exc_info=error)
-        self.model, self.problem = None, problem
-        self._metrics.ready.labels(self.name).set(0)
-        self._refuse_all()
+        self.model, self._without = None, problem
+        self._refuse_all(problem)
 
-    def _refuse_all(self) -> None:
+    def _refuse_no_lane(self) -> None:
+        """Refuse what needs a lane that comes to its next batch.
+
+        Raises:
+            NotReady: there is a model, and none of its lanes does.
+        """
+        problem = self.problem
+        if self.model is not None and problem is not None:
+            raise self._not_ready(problem)
+
+    def _refuse_all(self, problem: str) -> None:
         for item in {*self._pending.values(), *self._scoring}:
-            refuse_item(item, self._not_ready())
+            refuse_item(item, self._not_ready(problem))
         for _, future in self._jobs:
-            resolve(future, self._not_ready())
+            resolve(future, self._not_ready(problem))
         self.batcher.drain()
+        self._queue.set(0)
         self._pending.clear()
         self._jobs.clear()
 

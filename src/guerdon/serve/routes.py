@@ -210,7 +210,7 @@ class Health(BaseModel):
 class Readiness(BaseModel):
     """`GET /ready`."""
 
-    ready: bool = Field(description="every model is loaded")
+    ready: bool = Field(description="every model is loaded and ends its calls in time")
     models: dict[str, str] = Field(description="each model: ready, or the problem")
 
 
@@ -419,7 +419,7 @@ async def health(request: Request) -> Health:
 
 @routes.get("/ready", tags=["state"], responses={503: {"model": Readiness}, **_NO_TOKEN})
 async def ready(request: Request, response: Response) -> Readiness:
-    """Whether requests will be answered: 503 while a model loads or is unusable, or the server is shutting down."""
+    """Whether requests will be answered: 503 while a model loads, is unusable or hangs, or the server shuts down."""
     models = wire.models_of(request)
     response.status_code = 200 if models.ready else 503
     states = dict.fromkeys(models.queues, "the server is shutting down") if models.draining else models.states()

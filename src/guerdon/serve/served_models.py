@@ -102,9 +102,9 @@ class ServedModels:
 
     def states(self) -> dict[str, str]:
         """`ready` or the problem, by model."""
-        return {name: "ready" if q.model is not None else q.problem for name, q in self.queues.items()}
+        return {name: queue.problem or "ready" for name, queue in self.queues.items()}
 
     @property
     def ready(self) -> bool:
-        """Whether all models are loaded and the server is not shutting down."""
-        return not self.draining and all(queue.model is not None for queue in self.queues.values())
+        """Whether all models can be asked and the server is not shutting down."""
+        return not self.draining and all(queue.problem is None for queue in self.queues.values())

@@ -13,8 +13,9 @@ frames need no copying, and the weights are in memory once. One thread per model
 more threads would share the same cores. The thread is a daemon, so a model that hangs does not keep the server from
 ending.
 
-This is the only place where any exception of a model is caught. It is logged in full and becomes a `Failure` without
-its text, for the item that caused it alone: a batch that raises is halved until that item is found.
+An exception of a model, of whatever class, is logged in full and becomes a `Failure` without its text, for the item
+that caused it alone: a batch that raises is halved until that item is found. A batch whose copy of the model was killed
+because it did not answer in time is not: each part could take as long again.
 
     batcher = Batcher(max_items=32, max_wait_s=0.002, length_ratio=4, limit=1024)
     batcher.add([item], now=0.0)
@@ -26,28 +27,31 @@ its text, for the item that caused it alone: a batch that raises is halved until
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import logging
 import math
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
-from queue import SimpleQueue
-from typing import Any, TypeVar, cast
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
 from guerdon.episodes.chats import asked_key, unreadable_texts
 from guerdon.errors import ConfigError, GuerdonError, boundary
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions, judge
-from guerdon.serve.errors import BadRequest, BrokenModel, Conflict, ModelFailed, NotReady, UpdateFailed
+from guerdon.serve.errors import BadRequest, BrokenModel, Conflict, ModelFailed, ModelHung, NotReady, UpdateFailed
 from guerdon.serve.update_store import UpdateId, UpdateResult, UpdateStore, When
 from guerdon.types import Episode, Failure, Learnable, RewardModel, Score
 
+ENDED = "has stopped, because the thread that calls it has ended; restart the server"
 LONG = 2_000_000  # characters of texts in one batch: deadlines are checked only between batches
 SHORT = 256  # characters or bytes below which length does not matter
 
@@ -270,17 +274,35 @@ log = logging.getLogger("guerdon.serve")
 T = TypeVar("T")
 
 
+class _Job(NamedTuple):
+    """A call, and who waits for its result in which event loop."""
+
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Any]
+    call: Callable[[], Any]
+
+    def tell(self, result: object) -> None:
+        """Give the waiting coroutine the result, or the exception to raise; nobody waits in a loop that is closed."""
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(resolve, self.future, result)
+
+
 class Worker:
     """Runs functions one after another in a thread of its own.
 
     Args:
         name: name of the model, for messages.
+
+    Attributes:
+        began: when the call of now was begun, in seconds of `time.monotonic`; None while there is none.
+        ended: the thread has ended, so that nothing is run any more.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._jobs: SimpleQueue[tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Callable[[], Any]] | None]
-        self._jobs = SimpleQueue()
+        self.began: float | None = None
+        self.ended = False
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         threading.Thread(target=self._work, name=f"guerdon-{name}", daemon=True).start()
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
@@ -288,10 +310,13 @@ class Worker:
 
         Raises:
             GuerdonError: raised by the function; any other exception becomes the cause of a `ModelFailed`.
+            NotReady: the thread has ended.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._jobs.put((loop, future, partial(function, *arguments)))
+        self._jobs.put(_Job(loop, future, partial(function, *arguments)))
+        if self.ended:
+            self._refuse_left()
         return await future
 
     def stop(self) -> None:
@@ -299,19 +324,44 @@ class Worker:
         self._jobs.put(None)
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            loop, future, call = job
-            result: object = None
+        try:
+            while (job := self._jobs.get()) is not None:
+                self._do(job)
+                del job  # release the episodes while waiting
+        finally:
+            self.ended = True
+            self._refuse_left()
+
+    def _do(self, job: _Job) -> None:
+        """Make a call, unless nobody waits for it any more; whatever happens, there is a result."""
+        if job.future.done():
+            return
+        self.began = time.monotonic()
+        try:
+            with boundary(ModelFailed, self._name):
+                result: object = job.call()
+        except GuerdonError as error:
+            result = error
+        except BaseException:  # the thread ends
+            job.tell(self._refusal())
+            raise
+        finally:
+            self.began = None
+        job.tell(result)
+        del result  # an exception holds this frame
+
+    def _refuse_left(self) -> None:
+        """Give every job that will not be run an exception."""
+        while True:
             try:
-                with boundary(ModelFailed, self._name):
-                    result = call()
-            except GuerdonError as error:
-                result = error
-            except SystemExit as error:
-                result = ModelFailed(f"{self._name} asked the process to end with {error.code}")
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(resolve, future, result)
-            del job, future, call, result  # release the episodes while waiting
+                job = self._jobs.get_nowait()
+            except Empty:
+                return
+            if job is not None:
+                job.tell(self._refusal())
+
+    def _refusal(self) -> NotReady:
+        return NotReady(f"the model {self._name!r} {ENDED}")
 
 
 def resolve(future: asyncio.Future[Any], result: object) -> None:
@@ -343,7 +393,8 @@ def judge_all(
 ) -> list[ExplainedScore]:
     """One explained score per episode, in order. An episode at which the model raises is a `Failure("model_error")`.
 
-    All episodes are, where the model compares them.
+    All episodes are, where the model compares them. Those of a call that did not end in time, and was ended, are a
+    `Failure("model_hung")`.
 
     Raises:
         NotReady: no copy of the model can be called now, which is not the fault of the episodes.
@@ -358,7 +409,10 @@ def judge_all(
             return _checked(judge(model, list(episodes), options), episodes)
     except NotReady:
         raise
-    except (GuerdonError, SystemExit) as error:
+    except ModelHung as error:
+        log.error("%s", error)
+        return [ExplainedScore(Score(failure=Failure("model_hung", str(error))))] * len(episodes)
+    except GuerdonError as error:
         if isinstance(error, ConfigError) and options != JudgeOptions():  # the client's own option: it may read why
             return [ExplainedScore(Score(failure=Failure("bad_option", str(error))))] * len(episodes)
         if len(episodes) == 1 or model.info.compares:
@@ -429,7 +483,7 @@ def learn(
             kept = [explained.to_json() for explained in scores]
             answer = {"content": content, "metrics": metrics, "judgements": kept, "updates": store.updates + 1}
             store.commit(learner, update, answer)
-    except (GuerdonError, SystemExit) as error:
+    except GuerdonError as error:
         log.error("%s", error, exc_info=error)
         _restore(learner, store, name)
         raise UpdateFailed(f"the model {name!r} did not learn this; it is as it was before") from error

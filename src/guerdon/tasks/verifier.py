@@ -21,7 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal, Protocol, cast, runtime_checkable
 
-from guerdon.errors import ConfigError, DataError, MissingDependencyError, boundary
+from guerdon.errors import ConfigError, DataError, MissingDependencyError
+from guerdon.processes.attempts import attempt
 from guerdon.processes.subprocess_worker import SubprocessPool, WorkerDiedError, WorkerTimeoutError
 from guerdon.settings.data import VERIFIERS, DataSettings
 from guerdon.tasks.answer_text import as_read, normalized, prose, typographic, undecorated
@@ -46,7 +47,7 @@ from guerdon.tasks.units import is_rounded
 from guerdon.types import Failure
 
 Kind = Literal["auto", "math", "numeric", "exact", "code"]
-Verdict = Literal["equal", "different", "gold_unparsable", "answer_unparsable", "timeout"]
+Verdict = Literal["equal", "different", "gold_unparsable", "answer_unparsable", "timeout", "raised"]
 
 _START_SECONDS = 120.0  # for a process to import its libraries, on a machine that is busy
 _MAX_CHARACTERS = 2000  # of an answer that is parsed
@@ -471,13 +472,15 @@ class OwnVerifier(Verifier):
         self._name, self._checker = name, checker
 
     def check(self, response: str, prompt: Prompt) -> VerifierResult:
-        """Check one response.
+        """Check one response; where the checker raises, the verdict is `raised`.
 
         Raises:
-            ConfigError: the checker raised, or returned something else.
+            ConfigError: the checker returned something else.
         """
-        with boundary(ConfigError, f"the verifier {self._name} raised"):
-            result = self._checker.check(response, prompt)
+        what = f"the verifier {self._name}"
+        result = attempt(what, "raised", lambda: self._checker.check(response, prompt))
+        if isinstance(result, Failure):
+            return VerifierResult("raised", detail=result.detail)
         if not isinstance(result, VerifierResult):
             raise ConfigError(f"the verifier {self._name} returned a {type(result).__name__}, not a VerifierResult")
         return result

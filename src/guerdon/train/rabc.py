@@ -44,6 +44,7 @@ from guerdon.episodes.row_files import write_parquet
 from guerdon.errors import ConfigError, DataError, TooManyFailuresError, boundary
 from guerdon.files.atomic import sha256
 from guerdon.models.load import load_source_model
+from guerdon.models.scores import score_episodes
 from guerdon.processes.progress import ProgressBar, log_line
 from guerdon.settings.policy import BCSettings
 from guerdon.settings.reward_models import RewardModelSettings
@@ -468,24 +469,12 @@ def row_values(model: RewardModel, episode: Episode) -> tuple[FloatArray, list[F
     if _single(model.info):
         rows = [episode[t : t + 1] for t in range(len(episode))]
         parts = [rows[start : start + BATCH] for start in range(0, len(rows), BATCH)]
-        return _values(episode, [score for part in parts for score in _checked(model, part)])
-    return _values(episode, _checked(model, [episode]))
+        return _values(episode, [score for part in parts for score in score_episodes(model, part)])
+    return _values(episode, score_episodes(model, [episode]))
 
 
 def _single(info: RewardInfo) -> bool:
     return info.modality == "image" and info.frames_needed == 1
-
-
-def _checked(model: RewardModel, episodes: Sequence[Episode]) -> list[Score]:
-    """One score per episode.
-
-    Raises:
-        DataError: the model gave another number.
-    """
-    scores = model.score(episodes)
-    if len(scores) != len(episodes):
-        raise DataError(f"reward model {model.info.name!r} gave {len(scores)} scores for {len(episodes)} episodes")
-    return scores
 
 
 def _values(episode: Episode, scores: Sequence[Score]) -> tuple[FloatArray, list[Failure | None]]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -21,7 +20,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import PassiveEnvChecker
 
-from guerdon.errors import SimulatorError, boundary, said_by
+from guerdon.errors import SimulatorError, boundary, place_of, said_by
 from guerdon.types import BoolArray, Failure, IntArray
 from guerdon.worlds.starts import Playing
 
@@ -72,7 +71,7 @@ class CopyEnv(gymnasium.Wrapper):  # type: ignore[misc]
                 observation, info = self.env.reset(seed=seed, options=options)
                 self._check(observation)
                 return observation, by_name(info, _OF_VECTORS)
-        except (SimulatorError, SystemExit) as error:
+        except SimulatorError as error:
             inner = self.env
             while isinstance(inner, gymnasium.Wrapper):
                 if isinstance(inner, PassiveEnvChecker):
@@ -90,7 +89,7 @@ class CopyEnv(gymnasium.Wrapper):  # type: ignore[misc]
                 self._check(observation)
                 paid = reward.item() if isinstance(reward, np.ndarray) else reward  # an array of one number
                 return observation, paid, terminated, truncated, by_name(info, _OF_VECTORS)
-        except (SimulatorError, SystemExit) as error:
+        except SimulatorError as error:
             what = f"step {self._steps} of {self._name} with action {listed(action)}"
             raise self._broken(error, what) from error.__cause__
 
@@ -104,10 +103,7 @@ class CopyEnv(gymnasium.Wrapper):  # type: ignore[misc]
                 f"the observation has shape {np.shape(observation)}, and observation_space says {self._shown}"
             )
 
-    def _broken(self, error: SimulatorError | SystemExit, what: str) -> SimulatorError:
-        if isinstance(error, SystemExit):  # the run would end here, without a word
-            what = f"{what} called sys.exit({error.code!r})"
-            return BrokenCopyError({self._index: Failure("simulator_raised", what)})
+    def _broken(self, error: SimulatorError, what: str) -> SimulatorError:
         said = raised_by(error)
         return BrokenCopyError({self._index: Failure("simulator_raised", f"{what} {said}")}) if said else error
 
@@ -153,11 +149,10 @@ def raised_by(error: SimulatorError) -> str:
     cause = error.__cause__
     if cause is None or isinstance(error, BrokenCopyError):
         return ""
-    trace = cause.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    where = "" if trace is None else f" ({Path(trace.tb_frame.f_code.co_filename).name}, line {trace.tb_lineno})"
-    return f"raised {said_by(cause)}{where}"
+    if isinstance(cause, SystemExit):
+        return f"called sys.exit({cause.code!r})"
+    where = place_of(cause)
+    return f"raised {said_by(cause)}" + (f" ({where})" if where else "")
 
 
 def listed(action: Any) -> str:
@@ -205,7 +200,7 @@ def as_declared(observations: Any, env: gymnasium.vector.VectorEnv) -> np.ndarra
 
 def in_step(why: Failure, taken: int, task: str, action_A: np.ndarray) -> Failure:
     """A failure of a copy in a step, with step, task and action where it does not have them yet."""
-    if why.detail.startswith("raised "):
+    if why.detail.startswith(("raised ", "called ")):
         return Failure(why.reason, f"{_step(taken, task, action_A)} {why.detail}")
     return Failure(why.reason, f"{why.detail} after {_step(taken, task, action_A)}") if why == NON_FINITE else why
 

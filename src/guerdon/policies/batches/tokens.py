@@ -33,6 +33,16 @@ _BROKEN = "\ufffd"  # what a tokenizer shows for bytes that are not a whole char
 _PIECES: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()  # tokenizer to the text of its tokens
 
 
+class TokenizerError(DataError):
+    """A tokenizer raised on a text; those of the library tokenizers can also panic, as on a regular expression.
+
+    Attributes:
+        reason: of the `Failure` that it is for one item.
+    """
+
+    reason = "tokenizer_error"
+
+
 @dataclass(frozen=True, eq=False)
 class TokenBatch:
     """B prompts with a response each.
@@ -119,7 +129,7 @@ def prompt_ids(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool
     Raises:
         ConfigError: the tokenizer has no chat template.
         ChatError: the template refuses the chat, or leaves something of it out.
-        DataError: a character the tokenizer does not know.
+        DataError: a character the tokenizer does not know; or the tokenizer raised.
     """
     return _encode(tokenizer, chat_text(tokenizer, messages, tools, answered=False))
 
@@ -137,7 +147,7 @@ def conversation_ids(tokenizer: Any, messages: Sequence[Message], tools: Sequenc
     Raises:
         ConfigError: the tokenizer has no chat template.
         ChatError: the template refuses the chat, or leaves something of it out.
-        DataError: a character the tokenizer does not know.
+        DataError: a character the tokenizer does not know; or the tokenizer raised.
     """
     return _encode(tokenizer, chat_text(tokenizer, messages, tools, answered=True))
 
@@ -155,7 +165,7 @@ def prompt_lengths(
     Raises:
         ConfigError: the tokenizer has no chat template.
         ChatError: the template refuses a chat, or leaves something of it out.
-        DataError: a character the tokenizer does not know.
+        DataError: a character the tokenizer does not know; or the tokenizer raised.
     """
     lengths: list[int] = []
     given = [()] * len(chats) if tools is None else tools
@@ -166,10 +176,29 @@ def prompt_lengths(
         ]
         for text in part:
             check_characters(text)
-        found = tokenizer(part, add_special_tokens=False)["input_ids"]
+        try:
+            found = tokenized(tokenizer, part)["input_ids"]
+        except TokenizerError:
+            found = [_encode(tokenizer, text) for text in part]  # which says of which text
         for text, ids in zip(part, found, strict=True):
             lengths.append(len(_encode(tokenizer, text)) if tokenizer.unk_token_id in ids else len(ids))
     return lengths
+
+
+def tokenized(tokenizer: Any, texts: str | list[str], *, special: bool = False, **options: Any) -> Any:
+    """What a tokenizer makes of a text or of several, as a call of it returns it.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        texts: without half characters.
+        special: whether the tokenizer adds its own beginning and end.
+        **options: of the call.
+
+    Raises:
+        TokenizerError: it raised, or panicked.
+    """
+    with boundary(TokenizerError, "the tokenizer raised"):
+        return tokenizer(texts, add_special_tokens=special, **options)
 
 
 def response_ids(tokenizer: Any, text: str) -> IntArray:
@@ -177,7 +206,7 @@ def response_ids(tokenizer: Any, text: str) -> IntArray:
 
     Raises:
         ConfigError: the tokenizer has no end-of-sequence token.
-        DataError: a character the tokenizer does not know.
+        DataError: a character the tokenizer does not know; or the tokenizer raised.
     """
     if tokenizer.eos_token_id is None:
         raise ConfigError("the tokenizer has no end-of-sequence token: set tokenizer.eos_token and save it")
@@ -188,13 +217,13 @@ def piece_ids(tokenizer: Any, texts: Sequence[str]) -> list[IntArray]:
     """Ids of pieces of text, each by itself, with nothing before or after it.
 
     Raises:
-        DataError: a character the tokenizer does not know.
+        DataError: a character the tokenizer does not know; or the tokenizer raised.
     """
     if not texts:
         return []
     for text in texts:
         check_characters(text)
-    found = tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False)["input_ids"]
+    found = tokenized(tokenizer, list(texts), return_attention_mask=False)["input_ids"]
     pieces = [np.array(ids, dtype=np.int64) for ids in found]
     unknown = tokenizer.unk_token_id
     if unknown is not None and any((ids == unknown).any() for ids in pieces):
@@ -454,7 +483,8 @@ def _marked(
 
 def _encode(tokenizer: Any, text: str) -> IntArray:
     check_characters(text)
-    ids = np.array(tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
+    with boundary(TokenizerError, f"the tokenizer raised on {text[:80]!r}"):
+        ids = np.array(tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
     unknown = tokenizer.unk_token_id
     special = {tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id}
     if unknown is not None and unknown not in special and (ids == unknown).any():

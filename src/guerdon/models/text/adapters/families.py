@@ -66,7 +66,7 @@ from guerdon.models.text.text_inputs import (
 from guerdon.policies.batches import packing
 from guerdon.policies.batches.packing import PACKED_ATTENTION, Layout
 from guerdon.policies.batches.passes import token_limit
-from guerdon.policies.batches.tokens import chat_text, pad_id, pad_right, piece_ids
+from guerdon.policies.batches.tokens import chat_text, pad_id, pad_right, piece_ids, tokenized
 from guerdon.policies.language.shared_base import SharedBase
 from guerdon.policies.language.text import TextPolicy
 from guerdon.policies.language.text_files import read_classifier, read_model, tokenizer_home
@@ -201,7 +201,7 @@ class StepReader:
         Raises:
             UnreadableSolutionError: it cannot be read, and why.
             ChatError: the family reads no such conversation.
-            DataError: a character that the tokenizer lacks.
+            DataError: a character that the tokenizer lacks; or the tokenizer raised.
         """
         if not self._conversations:
             refuse_conversation(self._name, context, tools)
@@ -259,7 +259,7 @@ def located(
         DataError: a character that the tokenizer lacks.
     """
     check_characters(text)
-    encoded = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True)
+    encoded = tokenized(tokenizer, text, special=special, return_offsets_mapping=True)
     ids, unknown = np.asarray(encoded["input_ids"], dtype=np.int64), tokenizer.unk_token_id
     known = (None, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
     if unknown not in known and (ids == unknown).any():
