@@ -342,7 +342,8 @@ class Worker:
                 result: object = job.call()
         except GuerdonError as error:
             result = error
-        except BaseException:  # the thread ends
+        except BaseException:  # the thread ends, which is known before anybody has the answer
+            self.ended = True
             job.tell(self._refusal())
             raise
         finally:
