@@ -22,6 +22,7 @@ from guerdon.auditing.association import strata, stratum_means
 from guerdon.auditing.rows import Codes, Flags, Numbers, Rows, Texts
 from guerdon.episodes.rollout_logs import RESCORED, Columns, columns_of, layout_of, messages_of, text_of, turns_of
 from guerdon.errors import DataError, did_you_mean
+from guerdon.files.bounds import BadRecord
 
 LONGEST = 200_000  # characters of a text that are kept
 _BYTES = 200_000_000  # of all texts that are kept
@@ -444,10 +445,9 @@ def _further_rewards(parts: Mapping[str, Numbers], reward_N: Numbers, truth_N: N
 
 def _why(record: Any) -> str:
     """Why a record that is no map cannot be read."""
-    if not isinstance(record, DataError):
-        return "not a map of columns"
-    said = str(record)
-    return next((why for why in ("half-written last line", "longer than", "cells under") if why in said), "not JSON")
+    if isinstance(record, BadRecord):
+        return record.why
+    return "not JSON" if isinstance(record, DataError) else "not a map of columns"
 
 
 def _proportional(rewards_N: Numbers, advantages_N: Numbers, group_N: Codes | None) -> bool:

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from guerdon.errors import DataError
+from guerdon.files.bounds import check_values
 from guerdon.types import Episode, Failure, Message, Tool
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -207,6 +208,7 @@ def _decoded(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
+        check_values(value)
         return json.loads(value)
     except (ValueError, RecursionError):
         return value
