@@ -36,7 +36,7 @@ from guerdon.episodes.rollout_logs import (
 )
 from guerdon.episodes.row_files import numbered_rows
 from guerdon.errors import DataError, boundary, did_you_mean
-from guerdon.files.bounds import RECORD, WHOLE, BadRecord, Unparsed, table_rows, too_long
+from guerdon.files.bounds import RECORD, BadRecord, TooLarge, Unparsed, table_rows, too_long
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Logs without texts: LeRobot data sets, monitor files of Stable-Baselines3, scalars of TensorBoard and of runs.
@@ -132,13 +132,13 @@ def _check_events(file: Path) -> None:
     """Refuse events that are too long to be read; each has its length in front of it.
 
     Raises:
-        DataError: one is longer than `RECORD`.
+        TooLarge: one is longer than `RECORD`.
     """
     with file.open("rb") as opened:
         while len(head := opened.read(12)) == 12:
             (size,) = struct.unpack_from("<Q", head)
             if size > RECORD:
-                raise DataError(f"{file}: an event is {too_long(RECORD)}; remove it, or the file")
+                raise TooLarge(f"{file}: an event is {too_long(RECORD)}; remove it, or the file")
             opened.seek(size + 4, 1)
 
 
@@ -380,8 +380,10 @@ def _kinds(
     for file in files:
         try:
             layout, named = _first_records(file)
+        except TooLarge:
+            raise
         except DataError:
-            if path == file or (file.suffix == ".json" and file.stat().st_size > WHOLE):
+            if path == file:
                 raise
             continue
         if layout.name != PLAIN or {"reward", "token_rewards"} & columns_of(named, layout, columns).keys.keys():

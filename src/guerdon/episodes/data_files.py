@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from guerdon.episodes.read import flat_numbers
 from guerdon.errors import DataError, boundary
-from guerdon.files.bounds import Unpacked
-from guerdon.files.parquet_bounds import BoundedParquet, rows_of
+from guerdon.files.parquet_bounds import BoundedParquet
 
 _NUMBERS = re.compile(r"^(fixed_size_|large_)?(list<\w+: )?(u?int|float|double|halffloat|bool)")
 _PICTURES_TOGETHER = 256  # in memory at a time
@@ -61,7 +60,7 @@ class DataFiles:
             DataError: it cannot be read, or a column holds lists of several lengths.
         """
         with boundary(DataError, f"{path.name} cannot be read"):
-            table = BoundedParquet(path).table(Unpacked(path, kept=True), columns=names)
+            table = BoundedParquet(path).table(columns=names)
             if not len(table):
                 return {}
             return {name: _matrix(table[name]) for name in names}
@@ -75,14 +74,12 @@ class DataFiles:
         if self.pictures is None:
             return
         with boundary(DataError, f"{path.name} cannot be read"):
-            memory = Unpacked(path, kept=False)
-            count = Unpacked(path, kept=False)
-            for batch in BoundedParquet(path).batches(count, columns=[self.pictures], rows=_PICTURES_TOGETHER):
-                for row in rows_of(batch, path, 0, memory):
-                    if isinstance(row, DataError):
-                        raise row
-                    held: dict[str, Any] = row[self.pictures] or {}
-                    yield held.get("bytes") or str(held.get("path")).encode()
+            rows = BoundedParquet(path).rows(kept=False, columns=[self.pictures], together=_PICTURES_TOGETHER)
+            for row in rows:
+                if isinstance(row, DataError):
+                    raise row
+                held: dict[str, Any] = row[self.pictures] or {}
+                yield held.get("bytes") or str(held.get("path")).encode()
 
 
 def _matrix(column: pa.ChunkedArray) -> NDArray[np.float64]:

@@ -30,8 +30,7 @@ from guerdon.episodes.layout import TASKS_PATH, VIDEO_PATH, Feature, FileIndex, 
 from guerdon.episodes.row_files import write_parquet
 from guerdon.episodes.video import declared
 from guerdon.errors import DataError, boundary
-from guerdon.files.bounds import Unpacked
-from guerdon.files.parquet_bounds import BoundedParquet, rows_of
+from guerdon.files.parquet_bounds import BoundedParquet
 from guerdon.processes.progress import log_once
 from guerdon.types import ByteArray
 
@@ -215,12 +214,11 @@ def _rows(path: Path, *, stats: bool) -> list[dict[str, Any]]:
     """The rows of a shard of the index: the statistics, or all else."""
     shard = BoundedParquet(path)
     names = [name for name in shard.schema.names if name.startswith("stats/") == stats]
-    rows, memory = list[dict[str, Any]](), Unpacked(path, kept=True)
-    for batch in shard.batches(Unpacked(path, kept=True), columns=names):
-        for row in rows_of(batch, path, len(rows), memory):
-            if isinstance(row, DataError):
-                raise row
-            rows.append(row)
+    rows = list[dict[str, Any]]()
+    for row in shard.rows(kept=True, columns=names):
+        if isinstance(row, DataError):
+            raise row
+        rows.append(row)
     return rows
 
 
@@ -259,8 +257,7 @@ def _first_tasks(root: Path, info: Info, entries: Sequence[Entry]) -> dict[int, 
     for where, path in shards.items():
         with suppress(DataError), boundary(DataError, f"{path} cannot be read"):  # said where its rows are needed
             tasks = load_tasks(root)
-            count, columns = Unpacked(path, kept=True), ["episode_index", "task_index"]
-            table = BoundedParquet(path).table(count, columns=columns)
+            table = BoundedParquet(path).table(columns=["episode_index", "task_index"])
             owners, of_rows = (table[name].to_numpy() for name in table.column_names)
             firsts = dict(zip(*np.unique(owners, return_index=True), strict=True))
             for entry in entries:
@@ -421,7 +418,7 @@ def load_tasks(root: Path) -> list[str]:
     if not path.exists():
         return []
     with boundary(DataError, f"{path} cannot be read"):
-        table = BoundedParquet(path).table(Unpacked(path, kept=True))
+        table = BoundedParquet(path).table()
         (name,) = [name for name in table.column_names if name != "task_index"]
         rows = sorted(zip(table["task_index"].to_pylist(), table[name].to_pylist(), strict=True))
         return [str(task) for _, task in rows]

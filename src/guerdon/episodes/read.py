@@ -32,8 +32,7 @@ from guerdon.episodes.index import Entry, Skipped, load_index, misplaced, video_
 from guerdon.episodes.layout import Columns, Info, from_rows, last_success
 from guerdon.episodes.video import count_frames, decode_video
 from guerdon.errors import DataError, boundary
-from guerdon.files.bounds import Unpacked
-from guerdon.files.parquet_bounds import BoundedParquet, rows_of
+from guerdon.files.parquet_bounds import BoundedParquet
 from guerdon.types import ByteArray, Episode
 
 _ROW_COLUMNS = (layout.STATE, layout.ACTION, layout.REWARD, layout.SUCCESS)
@@ -230,10 +229,8 @@ def _is_depth(root: Path, data_path: str, key: str) -> bool:
     """Whether the first picture of a feature has more than 8 bits per pixel; said once."""
     for path in sorted(root.glob(re.sub(r"\{[^}]*\}", "*", data_path))):
         with boundary(DataError, f"{path} cannot be read"):
-            count, memory = Unpacked(path, kept=False), Unpacked(path, kept=False)
-            batches = BoundedParquet(path).batches(count, columns=[key], rows=1)
-            rows = (row for batch in batches for row in rows_of(batch, path, 0, memory) if isinstance(row, dict))
-            blob = next((row[key]["bytes"] for row in rows if row[key]), None)
+            rows = BoundedParquet(path).rows(kept=False, columns=[key], together=1)
+            blob = next((row[key]["bytes"] for row in rows if isinstance(row, dict) and row[key]), None)
         if blob:
             found = grey_depth(blob)
             if found:
@@ -447,7 +444,7 @@ class _DataShard:
         with boundary(DataError, "cannot be read"):
             self._file = BoundedParquet(path)
             self._names = set(self._file.schema.names)
-            owners = self._file.table(Unpacked(path, kept=True), columns=["episode_index"])
+            owners = self._file.table(columns=["episode_index"])
             self._owners = owners["episode_index"].to_numpy()
             metadata = self._file.metadata
             self._groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
@@ -469,8 +466,7 @@ class _DataShard:
             raise DataError(f"row groups of episode {entry.index} take {size} bytes, limit {MAX_EPISODE_BYTES}")
         wanted = [name for name in names if name in self._names]
         with boundary(DataError, f"episode {entry.index} cannot be read"):
-            count = Unpacked(self._file.path, kept=True)
-            table = self._file.table(count, columns=wanted, row_groups=range(first, last + 1))
+            table = self._file.table(columns=wanted, row_groups=range(first, last + 1))
             start = int(rows[0]) - (int(self._ends[first - 1]) if first else 0)
             return table.slice(start, len(rows)).combine_chunks()
 

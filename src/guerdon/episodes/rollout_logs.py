@@ -30,7 +30,7 @@ from typing import Any, Literal, NamedTuple
 from guerdon.episodes.preferences import PROMPTS, prompt_of
 from guerdon.episodes.row_files import ENDINGS, numbered_rows
 from guerdon.errors import DataError
-from guerdon.files.bounds import BadRecord, Unpacked, Unparsed, json_of, read_json, zip_members
+from guerdon.files.bounds import BadRecord, Unpacked, Unparsed, json_bytes, json_of, read_json, zip_members
 
 LOG_ENDINGS = (*ENDINGS, ".eval")
 NAMES: Mapping[str, tuple[str, ...]] = {  # what a column holds, and how it is usually called; the first that is there
@@ -167,10 +167,13 @@ _ARCHIVE = "a log of inspect_ai"
 
 def _samples(path: Path, *, kept: bool) -> Iterator[Any]:
     """The samples of an `.eval` archive; of one that cannot be read the error."""
+    memory = Unpacked(path, kept=True)
     for name, data in zip_members(path, Unpacked(path, kept=kept), wanted=is_sample, kind=_ARCHIVE):
         if isinstance(data, BadRecord):
             yield data
             continue
+        if kept:
+            memory.add(json_bytes(data))
         try:
             yield json_of(data)
         except Unparsed as error:

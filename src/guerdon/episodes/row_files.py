@@ -24,15 +24,15 @@ from guerdon.files.atomic import write_bytes
 from guerdon.files.bounds import (
     COLUMNS,
     BadRecord,
-    Unpacked,
+    TooLarge,
     Unparsed,
     bounded_lines,
-    check_values,
     json_of,
+    json_of_text,
     read_json,
     table_rows,
 )
-from guerdon.files.parquet_bounds import BoundedParquet, rows_of
+from guerdon.files.parquet_bounds import BoundedParquet
 from guerdon.network.hub import check_data_set
 from guerdon.processes.progress import log_once
 from guerdon.types import Message, Tool
@@ -92,11 +92,8 @@ def numbered_rows(path: Path, *, kept: bool = False) -> Iterator[tuple[int, Any]
 
 
 def _parquet(path: Path, *, kept: bool) -> Iterator[Any]:
-    rows, memory = 0, Unpacked(path, kept=kept)
     with boundary(DataError, f"{path}: cannot be read as Parquet"):
-        for batch in BoundedParquet(path).batches(Unpacked(path, kept=False)):
-            yield from rows_of(batch, path, rows, memory)
-            rows += batch.num_rows
+        yield from BoundedParquet(path).rows(kept=kept)
 
 
 def good_rows(path: Path) -> Iterator[tuple[str, Any]]:
@@ -222,10 +219,9 @@ class RowFields:
         if not isinstance(value, str):
             return value
         try:
-            check_values(value)
-            return json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{self.where}: {key} is not JSON: {error}") from error
+            return json_of_text(value)
+        except Unparsed as error:
+            raise DataError(f"{self.where}: {key} is not JSON: {error.more or error}") from error
 
     def messages(self, key: str) -> tuple[Message, ...]:
         """Chat messages, or such in JSON (Parquet); none where the key is absent."""
@@ -307,7 +303,7 @@ def _table(path: Path, delimiter: str) -> Iterator[tuple[int, Any]]:
             found = ", ".join(names)[:200]
             raise DataError(f"{path}: the first line must name every column once, it has {found!r}")
         if len(names) > COLUMNS:
-            raise DataError(
+            raise TooLarge(
                 f"{path}: it has {len(names):,} columns, and at most {COLUMNS:,} are read; keep those that are needed"
             )
         for number, cells in enumerate(rows):

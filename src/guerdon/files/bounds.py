@@ -2,7 +2,7 @@
 
 Sizes that a file declares are used to refuse it early and are never believed: a member of an archive, a line and a row
 are read in pieces until they end or cross their limit. What is too large by itself (a line, a member, a cell, a row) is
-a `BadRecord` in its place, and the rest of the file is read; a file that is too large as a whole is a `DataError`.
+a `BadRecord` in its place, and the rest of the file is read; a file that is too large as a whole is `TooLarge`.
 Columns of Parquet have a module of their own, `parquet_bounds`.
 
     with path.open("rb") as file:
@@ -37,8 +37,9 @@ RECORD = 64 * _MIB
 tools take a few MiB; a reader holds two or three copies of a record, together less than 256 MiB."""
 CELL = 16 * _MIB
 """Bytes of a cell of CSV or Parquet: 4 million tokens of text. A reader of CSV takes 12 bytes for each."""
-VALUES = 6_000_000
-"""Commas, colons and opening brackets of one text of JSON: Python takes up to 90 bytes for each, 540 MB in all."""
+VALUES = 3_000_000
+"""Commas, colons and opening brackets of a record of JSON, and half of those of a `.json` file. Python takes up to 90
+bytes for each: 270 MB for a record, of which a reader holds the last one while it reads the next."""
 NESTED = 200
 """Levels of lists and maps in JSON, as many as the parser of pydantic reads; functions that call themselves for each
 level stay far from Python's limit of 1,000 calls."""
@@ -58,10 +59,14 @@ repeated for every response of a group to less; an archive made to fill the memo
 
 _PIECE = _MIB  # bytes that are read at a time
 _SMALL = _MIB  # bytes of a text of JSON that needs no look at `VALUES`
-_MARKS = (b",", b":", b"[", b"{")
+_MARKS, _MARK = (b",", b":", b"[", b"{"), 90  # marks between values of JSON, and bytes of what stands behind one
 _TABLE_ROW = 32 * _MIB  # characters of a row of a table; Python takes up to four bytes for one, and holds two copies
 _STORED, _DEFLATED, _ZSTANDARD = 0, 8, 93  # `zipfile` knows the last from Python 3.14 on
 _HEADER = 30  # bytes of the header of a member without its name
+
+
+class TooLarge(DataError):
+    """A file that would take more than is allowed; none of it is used, since a part would look like the whole."""
 
 
 class BadRecord(DataError):
@@ -124,57 +129,82 @@ class Unpacked:
         """Count what was unpacked.
 
         Raises:
-            DataError: it is more than the file may unpack to.
+            TooLarge: it is more than the file may unpack to.
         """
         self.bytes += size
         if self.bytes > self.most:
-            raise DataError(f"{self._said}, the limit for a file of this size; split it, or write its rows as .jsonl")
+            raise TooLarge(f"{self._said}, the limit for a file of this size; split it, or write its rows as .jsonl")
 
 
 # JSON.
 
 
-def json_of(data: bytes) -> Any:
+def json_of(data: bytes, *, most: int | None = None) -> Any:
     """The value of a text of JSON in UTF-8.
 
+    Args:
+        data: the text.
+        most: commas, colons and opening brackets that it may have; None: `VALUES`.
+
     Raises:
-        Unparsed: it is not JSON, is nested deeper than `NESTED`, or has more than `VALUES` marks between values.
+        Unparsed: it is not JSON, is nested deeper than `NESTED`, or has too many values.
     """
     if len(data) <= _SMALL:
         return _parsed(data)
-    check_values(data)
+    _check_values(data, VALUES if most is None else most)
     with _without_collector():
         return _parsed(data)
 
 
-def check_values(text: bytes | str) -> None:
-    """Refuse a text of JSON with so many values that they would fill the memory.
+def json_of_text(text: str) -> Any:
+    """The value of a text of JSON that stands in a cell.
 
     Raises:
-        Unparsed: it has more than `VALUES` commas, colons and opening brackets.
+        Unparsed: as `json_of`.
     """
-    if len(text) <= _SMALL:
-        return
-    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-    if sum(map(data.count, _MARKS)) > VALUES:
-        raise Unparsed(f"more than {VALUES:,} values in one record")
+    if len(text) > _SMALL:
+        _check_values(text.encode("utf-8", "surrogatepass"), VALUES)
+    try:
+        found = json.loads(text)
+    except RecursionError as error:
+        raise _too_deep() from error
+    except ValueError as error:
+        raise Unparsed("not JSON", str(error)) from error
+    if _deeper(found, NESTED):
+        raise _too_deep()
+    return found
+
+
+def json_bytes(data: bytes) -> int:
+    """Bytes that a text of JSON and its values take in Python, at most."""
+    return len(data) + _MARK * sum(map(data.count, _MARKS))
+
+
+def _check_values(data: bytes, most: int) -> None:
+    if sum(map(data.count, _MARKS)) > most:
+        raise Unparsed(f"more than {most:,} values")
+
+
+def _too_deep() -> Unparsed:
+    return Unparsed(f"nested deeper than {NESTED} levels")
 
 
 def read_json(path: Path) -> Any:
     """What a file of JSON holds.
 
     Raises:
-        DataError: it is larger than `WHOLE`, or not JSON within the limits.
+        TooLarge: it is larger than `WHOLE`.
+        DataError: it is not JSON within the limits.
     """
     with path.open("rb") as file:
         data = file.read(WHOLE + 1)
     if len(data) > WHOLE:
-        raise DataError(
+        raise TooLarge(
             f"{path}: a .json file of more than {WHOLE >> 20} MiB would be read whole; write one row per line "
             "(.jsonl), a log of inspect_ai as .eval"
         )
     try:
-        return json_of(data)
+        return json_of(data, most=2 * VALUES)
     except Unparsed as error:
         raise DataError(f"{path}: {error} (one row per line needs the ending .jsonl)") from error
 
@@ -184,15 +214,15 @@ def _parsed(data: bytes) -> Any:
         return from_json(data)  # twice as fast as `json`, which also reads half of a surrogate pair
     except ValueError as error:
         if "recursion limit" in str(error):
-            raise Unparsed(f"nested deeper than {NESTED} levels") from error
+            raise _too_deep() from error
     try:
         found = json.loads(data.decode("utf-8-sig"))
     except RecursionError as error:
-        raise Unparsed(f"nested deeper than {NESTED} levels") from error
+        raise _too_deep() from error
     except ValueError as error:  # not JSON, or not UTF-8
         raise Unparsed("not JSON", str(error)) from error
     if _deeper(found, NESTED):
-        raise Unparsed(f"nested deeper than {NESTED} levels")
+        raise _too_deep()
     return found
 
 
@@ -315,7 +345,8 @@ def zip_members(
         kind: what the file should be, for messages.
 
     Raises:
-        DataError: it is no archive, its directory is too large, members overlap, or it unpacks to too much.
+        TooLarge: its directory is larger than `DIRECTORY`, or it unpacks to too much.
+        DataError: it is no archive, or its members overlap.
     """
     with boundary(DataError, f"{path}: cannot be read as {kind}"):
         with _Measured(path) as file, zipfile.ZipFile(file) as archive:
@@ -336,7 +367,7 @@ class _Measured(io.BufferedReader):
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is not None and size > DIRECTORY:
-            raise DataError(
+            raise TooLarge(
                 f"{self.path}: the directory of the archive has {size >> 20} MiB, and at most {DIRECTORY >> 20} are "
                 "read; split it"
             )

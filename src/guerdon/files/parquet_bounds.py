@@ -5,10 +5,9 @@ pyarrow does not show its pages, so their headers are read here: what a page unp
 the bytes that pyarrow takes it from. From these follows how many rows can be read at once; the footer is not believed.
 Columns whose long texts are repeated are read as a dictionary, which holds each text once.
 
-    count, rows = Unpacked(path, kept=False), Unpacked(path, kept=True)
-    for batch in BoundedParquet(path).batches(count):
-        for row in rows_of(batch, path, 0, rows):            # a map, or the error of this row
-            ...
+    for row in BoundedParquet(path).rows(kept=False):        # a map, or the error of this row
+        ...
+    table = BoundedParquet(path).table(columns=["index"])
 
 References: `parquet.thrift` and Encodings.md of Parquet 2.11; Thrift's compact protocol.
 """
@@ -24,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from guerdon.errors import DataError
-from guerdon.files.bounds import CELL, COLUMNS, DIRECTORY, RECORD, BadRecord, Unpacked, too_long
+from guerdon.files.bounds import CELL, COLUMNS, DIRECTORY, RECORD, BadRecord, TooLarge, Unpacked, too_long
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 ROWS = 1024
 """Rows of a batch, at most."""
-BATCH = 640 << 20
+BATCH = 576 << 20
 """Bytes in memory while a batch is read: dictionary and largest page of each column, pages of the batch. pyarrow writes
 pages of 1,024 texts, however long these are: 100 MB for texts of 100 kB."""
 SHARED = 128 << 20
@@ -40,15 +39,19 @@ SHARED = 128 << 20
 PAGES = 200_000
 """Pages of a row group. Their headers are read one by one, 40,000 in a second."""
 RUNS = 4_000_000
-"""Runs of levels of a column in a row group, which say where the rows of nested columns begin and are read one by one;
-pyarrow writes runs of 504 values."""
+"""Rows of a row group with nested columns, and runs of the levels that say where they begin: these are read one by one.
+pyarrow writes runs of 504 values, and a million rows together."""
 
 _BUFFER = 1 << 16  # bytes of a column that are read from the disk at a time
-_STEPS = (ROWS, 256, 64, 16, 4, 1)  # rows of a batch that are tried; parts of a page of 1,024
+_STEPS = ((ROWS, 3), (256, 3), (64, 3), (16, 3), (4, 2), (1, 2))
+"""Rows of a batch that are tried, and by how much memory exceeds their bytes: pyarrow doubles a buffer that is full and
+holds both while it copies."""
 _TOGETHER = 32 << 20  # bytes of row groups that are read as one, and of rows that become Python objects together
 _HEADERS = (1 << 12, 1 << 16, 1 << 24)  # bytes of the header of a page; there may be long statistics in it
 _DATA, _DICTIONARY, _DATA_2 = 0, 2, 3  # types of pages
-_NAMED, _PREFIXES = (2, 8), 7  # encodings: numbers of entries of the dictionary; texts that continue the one before
+_PLAIN, _PREFIXES = 0, 7  # encodings: texts with their lengths; texts that continue the one before
+_NAMED = (2, 8)  # encodings: numbers of entries of the dictionary
+_LARGE = 16 << 20  # bytes of a page whose texts are looked at, to know how long the longest is
 _WIDTHS = {"BOOLEAN": 1, "INT32": 8, "INT64": 8, "INT96": 12, "FLOAT": 8, "DOUBLE": 8}  # bytes in memory
 _VALUE = 16  # bytes of a value besides its content: where it begins, whether it is null, its levels
 _NESTED = 48  # the same of a value in a list, and what `python_bytes` takes for it
@@ -61,9 +64,6 @@ _Counts = NDArray[np.int64]
 class BoundedParquet:
     """A Parquet file that is read within limits.
 
-    A column of texts that is read as a dictionary has that type in the batches, at any depth; `rows_of` and `table`
-    give its texts.
-
     Args:
         path: the file.
 
@@ -73,7 +73,7 @@ class BoundedParquet:
         metadata: what the footer says.
 
     Raises:
-        DataError: its footer is larger than `DIRECTORY`, or it has more than `COLUMNS` columns.
+        TooLarge: its footer is larger than `DIRECTORY`, or it has more than `COLUMNS` columns.
         OSError: it cannot be opened.
         pyarrow.ArrowException: it is damaged; so for the methods.
     """
@@ -86,54 +86,88 @@ class BoundedParquet:
         plain = self._open(frozenset())
         self.schema, self.metadata = plain.schema_arrow, plain.metadata
         if self.metadata.num_columns > COLUMNS:
-            raise DataError(
+            raise TooLarge(
                 f"{path}: it has {self.metadata.num_columns:,} columns, and at most {COLUMNS:,} are read; keep those "
                 "that are needed"
             )
 
-    def batches(
-        self,
-        count: Unpacked,
-        *,
-        columns: Sequence[str] | None = None,
-        row_groups: Iterable[int] | None = None,
-        rows: int = ROWS,
-    ) -> Iterator[pa.RecordBatch]:
-        """Rows in batches that take at most `BATCH` bytes to read.
+    def rows(
+        self, *, kept: bool, columns: Sequence[str] | None = None, together: int = ROWS
+    ) -> Iterator[dict[str, Any] | BadRecord]:
+        """The rows as Python objects, in order; of one that is too large the error.
 
         Args:
-            count: of what the file unpacks to.
+            kept: whether the caller keeps all of them in memory.
             columns: names of those that are read; None: all.
-            row_groups: numbers of those that are read; None: all.
-            rows: of a batch, at most.
+            together: rows that are read at once, at most.
 
         Raises:
-            DataError: it cannot be read within the limits, or its footer does not fit its pages.
+            TooLarge: the file cannot be read within the limits.
+            DataError: its footer does not fit its pages, or they are damaged.
         """
-        numbers = range(self.metadata.num_row_groups) if row_groups is None else row_groups
-        names = None if columns is None else tuple(columns)
-        for plan in self._joined(numbers, names):
-            source = self._open(plan.shared)
-            size = min(plan.rows, rows)
-            for batch in source.iter_batches(size, row_groups=plan.row_groups, columns=columns and list(columns)):
-                count.add(batch.nbytes)
-                yield batch
+        count, number = Unpacked(self.path, kept=kept), 0
+        batches = self._batches(Unpacked(self.path, kept=False), columns, None, together)
+        while (batch := next(batches, None)) is not None:
+            for part in _parts(batch):
+                if isinstance(part, str):
+                    yield BadRecord(f"{self.path}: row {number}: {part}", part)
+                    number += 1
+                    continue
+                count.add(part.bytes)
+                yield from batch.slice(part.begin, part.rows).to_pylist()
+                number += part.rows
+            del batch  # before the next one is read
 
-    def table(
-        self, count: Unpacked, *, columns: Sequence[str] | None = None, row_groups: Iterable[int] | None = None
-    ) -> pa.Table:
-        """Rows as one table with the columns in the order that is asked for; else as `batches`."""
+    def table(self, *, columns: Sequence[str] | None = None, row_groups: Iterable[int] | None = None) -> pa.Table:
+        """The rows as one table with the columns in the order that is asked for.
+
+        Args:
+            columns: names of those that are read; None: all.
+            row_groups: numbers of those that are read; None: all.
+
+        Raises:
+            TooLarge: the file cannot be read within the limits.
+            DataError: its footer does not fit its pages, or they are damaged.
+            KeyError: it has no such column.
+        """
         import pyarrow as pa
 
         fields = [self.schema.field(name) for name in (self.schema.names if columns is None else columns)]
         schema = pa.schema(fields, metadata=self.schema.metadata)
-        found = []
-        for batch in self.batches(count, columns=columns, row_groups=row_groups):
+        found, count = list[pa.RecordBatch](), Unpacked(self.path, kept=True)
+        for batch in self._batches(count, columns, row_groups, ROWS):
             arrays = [batch.column(field.name) for field in fields]
             changed = [array for array, field in zip(arrays, fields, strict=True) if array.type != field.type]
             count.add(sum(int(python_bytes(array).sum()) for array in changed))
             found.append(pa.record_batch([a.cast(f.type) for a, f in zip(arrays, fields, strict=True)], schema=schema))
         return pa.Table.from_batches(found, schema=schema)
+
+    def _batches(
+        self, count: Unpacked, columns: Sequence[str] | None, row_groups: Iterable[int] | None, rows: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Batches that take at most `BATCH` bytes to read, counted.
+
+        A column of texts that is read as a dictionary has that type, at any depth.
+        """
+        import pyarrow as pa
+
+        numbers = range(self.metadata.num_row_groups) if row_groups is None else row_groups
+        names = None if columns is None else tuple(columns)
+        for plan in self._joined(numbers, names):
+            missing = sum(self.metadata.row_group(number).num_rows for number in plan.row_groups)
+            batches = self._open(plan.shared).iter_batches(
+                min(plan.rows, rows), row_groups=plan.row_groups, columns=columns and list(columns)
+            )
+            while (batch := next(batches, None)) is not None:
+                size = batch.nbytes
+                count.add(size)
+                missing -= batch.num_rows
+                yield batch
+                del batch  # before the next one is read
+                if size > _LARGE:
+                    pa.default_memory_pool().release_unused()
+            if missing:  # `iter_batches` ends where a column does
+                raise DataError(f"{self.path}: {missing} rows of the footer are not in the pages; write the file again")
 
     def _open(self, shared: frozenset[str]) -> pq.ParquetFile:
         """The file with these columns read as dictionaries."""
@@ -179,11 +213,11 @@ class BoundedParquet:
         for of_rows in (False, True) if fixed <= BATCH else ():
             for column in columns if of_rows else ():
                 column.find_rows()
-            for rows in _STEPS:
-                least = fixed + sum(column.most(rows) for column in columns)
+            for rows, growth in _STEPS:
+                least = fixed + growth * sum(column.most(rows) for column in columns)
                 if least <= BATCH:
                     return _Plan([number], size, rows, shared)
-        raise DataError(
+        raise TooLarge(
             f"{where}: to read a row may take {least >> 20} MiB, and the limit is {BATCH >> 20} MiB; write the file "
             "with fewer rows in a row group (pyarrow: row_group_size=64)"
         )
@@ -199,7 +233,7 @@ class BoundedParquet:
             column = _Column(f"{where}, column {path[:80]}", file, group.column(k), schema.column(k))
             pages += len(column.pages)
             if pages > PAGES:
-                raise DataError(f"{where}: it has more than {PAGES:,} pages; write larger pages")
+                raise TooLarge(f"{where}: it has more than {PAGES:,} pages; write larger pages")
             if column.flat and column.values != group.num_rows:
                 raise DataError(
                     f"{where}: the footer says {group.num_rows} rows, and the pages of {path[:80]} have "
@@ -213,55 +247,45 @@ def _check_footer(path: Path) -> None:
     """Refuse a file whose footer, which is read whole, is too large.
 
     Raises:
-        DataError: it is larger than `DIRECTORY`.
+        TooLarge: it is larger than `DIRECTORY`.
     """
     with path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(max(size - 8, 0))
         footer = int.from_bytes(file.read(4), "little")
     if DIRECTORY < footer < size:
-        raise DataError(
+        raise TooLarge(
             f"{path}: its footer has {footer >> 20} MiB, at most {DIRECTORY >> 20} are read; write larger row groups"
         )
 
 
-def rows_of(batch: pa.RecordBatch, path: Path, first: int, count: Unpacked) -> Iterator[dict[str, Any] | BadRecord]:
-    """The rows of a batch as Python objects, a few at a time; of one that is too large the error.
+class _Part(NamedTuple):
+    """Rows of a batch that follow each other, and what they take as Python objects."""
 
-    Args:
-        batch: from `BoundedParquet.batches`.
-        path: the file, for messages.
-        first: number of its first row.
-        count: of what the rows take as Python objects.
+    begin: int
+    rows: int
+    bytes: int
 
-    Raises:
-        DataError: the rows take more than the file may unpack to.
-    """
+
+def _parts(batch: pa.RecordBatch) -> Iterator[_Part | str]:
+    """The rows of a batch in parts of at most `_TOGETHER` bytes, or one row; of a row that is too large the reason."""
     sizes_N, long_N = np.zeros(batch.num_rows, np.int64), np.zeros(batch.num_rows, bool)
     for column in batch.columns:
         cells_N = python_bytes(column)
         sizes_N += cells_N
         long_N |= cells_N > CELL
     bad = np.flatnonzero(long_N | (sizes_N > RECORD)).tolist()
+    before_N = np.concatenate([[0], np.cumsum(sizes_N)])
     begin = 0
-    for end in [*bad, batch.num_rows]:
-        for part in _parts(sizes_N[begin:end]):
-            count.add(int(sizes_N[begin:end][part.start : part.stop].sum()))
-            yield from batch.slice(begin + part.start, len(part)).to_pylist()
-        if end < batch.num_rows:
-            why = f"a cell {too_long(CELL)}" if long_N[end] else too_long(RECORD)
-            yield BadRecord(f"{path}: row {first + end}: {why}", why)
-        begin = end + 1
-
-
-def _parts(sizes_N: _Counts) -> Iterator[range]:
-    """Ranges of rows that take at most `_TOGETHER` bytes, or are one row."""
-    ends_N = np.cumsum(sizes_N)
-    begin, before = 0, 0
-    while begin < len(sizes_N):
-        end = max(int(np.searchsorted(ends_N, before + _TOGETHER, side="right")), begin + 1)
-        yield range(begin, end)
-        begin, before = end, int(ends_N[end - 1])
+    for stop in [*bad, batch.num_rows]:
+        while begin < stop:
+            most = int(np.searchsorted(before_N, before_N[begin] + _TOGETHER, side="right")) - 1
+            end = min(max(most, begin + 1), stop)
+            yield _Part(begin, end - begin, int(before_N[end] - before_N[begin]))
+            begin = end
+        if stop < batch.num_rows:
+            yield f"a cell {too_long(CELL)}" if long_N[stop] else too_long(RECORD)
+        begin = stop + 1
 
 
 def python_bytes(array: pa.Array) -> _Counts:
@@ -272,23 +296,23 @@ def python_bytes(array: pa.Array) -> _Counts:
     kind, is_ = array.type, pa.types
     if isinstance(array, pa.ExtensionArray):
         return python_bytes(array.storage)
-    found = np.full(len(array), 64, np.int64)  # of an object itself
+    found = np.full(len(array), 80, np.int64)  # of an object itself, and of the pointer to it
     if is_.is_dictionary(kind):
         entries = np.append(python_bytes(array.dictionary), 0)
         numbers = pc.fill_null(array.indices.cast(pa.int64()), len(entries) - 1).to_numpy()
         found = entries[numbers]
     elif is_.is_struct(kind):
-        found += 36 + 100 * kind.num_fields  # the names of its fields are shared
+        found += 136 + 100 * kind.num_fields  # the names of its fields are shared
         for k in range(kind.num_fields):
             found += python_bytes(array.field(k))
     elif is_.is_fixed_size_list(kind):
         values = array.values.slice(array.offset * kind.list_size, len(array) * kind.list_size)
-        found += python_bytes(values).reshape(len(array), kind.list_size).sum(axis=1)
+        found += python_bytes(values).reshape(len(array), kind.list_size).sum(axis=1) + 40
     elif is_.is_list(kind) or is_.is_large_list(kind) or is_.is_map(kind):
         ends = array.offsets.to_numpy().astype(np.int64)
         values = python_bytes(array.values.slice(int(ends[0]), int(ends[-1] - ends[0])))
         before = np.concatenate([[0], np.cumsum(values)])[ends - ends[0]]
-        found += np.diff(before)
+        found += np.diff(before) + 40
     elif is_.is_fixed_size_binary(kind):
         found += kind.byte_width
     elif is_.is_string(kind) or is_.is_binary(kind) or is_.is_large_string(kind) or is_.is_large_binary(kind):
@@ -296,7 +320,7 @@ def python_bytes(array: pa.Array) -> _Counts:
     elif is_.is_string_view(kind) or is_.is_binary_view(kind):
         found += array.nbytes  # for want of a function for their lengths: as if each had all
     else:
-        found[:] = 32
+        found[:] = 40
     return found
 
 
@@ -358,67 +382,75 @@ class _Column:
         pages: with values.
         page_bytes: what its pages take while they are read: the dictionary and the largest other one.
         shared: whether it is read as a dictionary.
-        each: bytes of a row, at most, besides `bytes_P`.
-        bytes_P: (P,) bytes of the values of each page, at most.
-        first_P: (P + 1,) rows that begin before each page; None: not known.
+        own_P: (P,) bytes of a value of each page, at most, where pages do not hold the values as they are.
+        content_P: (P,) bytes of the values of each page, at most, besides.
+        first_P: (P + 1,) values before each page.
+        starts_R: (R,) values before each row; None: not known.
     """
 
     def __init__(self, where: str, file: BinaryIO, chunk: Any, described: Any) -> None:
         self.where, self.file, self.codec = where, file, str(chunk.compression)
         self.path = str(described.path)
         self.flat, self.levels = described.max_repetition_level == 0, int(described.max_repetition_level)
+        self.nullable = described.max_definition_level > 0
         entries, self.pages = _pages(where, file, chunk)
         dictionary = sum(page.size for page in entries)
-        self.values = sum(page.values for page in self.pages)
+        values_P = np.array([page.values for page in self.pages], np.int64)
+        self.values = int(values_P.sum())
         self.page_bytes = dictionary + max((page.size for page in self.pages), default=0)
         texts = described.physical_type == "BYTE_ARRAY"
-        # values of dictionaries that are in memory at once
+        # values of a dictionary that are in memory at once
         named = max((page.values for page in self.pages if page.encoding in _NAMED), default=0)
         named = min(named, ROWS) if self.flat else named
-        longest = self._longest(entries, named) if texts else 0
-        self.shared = named * longest > SHARED
+        longest = dictionary
+        if texts and entries and dictionary * named > SHARED:
+            longest = self._longest(entries[0])
+        self.shared = texts and named * longest > SHARED
         if self.shared:
             longest = 4
             self.page_bytes += 2 * dictionary  # with that of the batch, and the index of its texts
         width = _WIDTHS.get(described.physical_type) or int(described.length)
-        own_P = np.array([_value_bytes(page, longest) if texts else width for page in self.pages], np.int64)
-        own_P += _VALUE if self.flat else _NESTED
-        content_P = np.array([texts * _content_bytes(page) for page in self.pages], np.int64)
-        values_P = np.array([page.values for page in self.pages], np.int64)
-        self.each = int(own_P.max(initial=0)) if self.flat else 0
-        self.bytes_P = content_P if self.flat else content_P + values_P * own_P
-        self.first_P = np.concatenate([[0], np.cumsum(values_P)]) if self.flat else None
+        found = [self._bytes_of(page, longest) if texts else (width, 0) for page in self.pages]
+        self.own_P, self.content_P = np.array(found, np.int64).reshape(-1, 2).T
+        self.own_P = self.own_P + (_VALUE if self.flat else _NESTED)
+        self.first_P = np.concatenate([[0], np.cumsum(values_P)])
+        self.starts_R: _Counts | None = None
 
     def total(self) -> int:
         """Bytes that the whole column takes, at most."""
-        return self.page_bytes + int(self.bytes_P.sum()) + self.each * self.values
+        return self.page_bytes + int((self.content_P + self.own_P * np.diff(self.first_P)).sum())
 
     def most(self, rows: int) -> int:
         """Bytes of so many rows that are read at once, at most; all of a column whose rows are not known."""
-        if self.first_P is None:
-            return int(self.bytes_P.sum())
-        # batches in which a page begins, and those before them; all others lie in a page that begins in one of these
-        batch_K = np.unique(np.concatenate([[0], self.first_P // rows, self.first_P // rows - 1]).clip(0))
-        begin_K = batch_K * rows
-        end_K = np.minimum(begin_K + rows, self.first_P[-1])
+        if self.flat:
+            # batches in which a page begins, or the one before; others lie in a page that begins in one of these
+            batch_K = np.unique(np.concatenate([[0], self.first_P // rows, self.first_P // rows - 1]).clip(0))
+            begin_K, end_K = batch_K * rows, np.minimum((batch_K + 1) * rows, self.values)
+            begin_K, end_K = begin_K[begin_K < end_K], end_K[begin_K < end_K]
+        elif self.starts_R is not None:
+            begin_K = self.starts_R[::rows]
+            end_K = np.append(begin_K[1:], self.values)
+        else:
+            begin_K, end_K = np.zeros(1, np.int64), np.full(1, self.values)
+        if not self.values:
+            return 0
         from_K = np.searchsorted(self.first_P, begin_K, side="right") - 1
-        from_K[0] = 0
-        # a row of several values may end in the page in which the next row begins
-        to_K = np.searchsorted(self.first_P, end_K - self.flat, side="right")
-        before_P = np.concatenate([[0], np.cumsum(self.bytes_P)])
-        of_pages_K = before_P[np.minimum(to_K, len(self.bytes_P))] - before_P[np.minimum(from_K, len(self.bytes_P))]
-        return int(of_pages_K.max()) + self.each * rows
+        to_K = np.searchsorted(self.first_P, end_K, side="left")
+        before_P = np.concatenate([[0], np.cumsum(self.content_P)])
+        return int((before_P[to_K] - before_P[from_K] + (end_K - begin_K) * self.own_P.max()).max())
 
     def find_rows(self) -> None:
-        """Find out where rows begin, where it is not known."""
-        if self.first_P is not None:
+        """Find out where rows begin, where a row is not a value."""
+        if self.flat or self.starts_R is not None:
             return
-        runs, begin = 0, list[int]()
-        for page in self.pages:
-            zeros, more = _zeros(self._levels(page), self.levels.bit_length(), page.values, RUNS - runs)
-            runs += more
-            begin.append(zeros)
-        self.first_P = np.concatenate([[0], np.cumsum(begin)])
+        runs, found = RUNS, [np.zeros(0, np.int64)]
+        for page, before in zip(self.pages, self.first_P, strict=False):
+            for first, more in _zeros(self._levels(page), self.levels.bit_length(), page.values):
+                runs -= 1 + len(more)
+                if runs < 0:
+                    raise TooLarge(f"{self.where}: it has more than {RUNS:,} rows; write smaller row groups")
+                found.append(before + first + more)
+        self.starts_R = np.concatenate(found)
 
     def _levels(self, page: _Page) -> bytes:
         """The levels of a page that say where rows begin."""
@@ -439,58 +471,56 @@ class _Column:
             return memoryview(packed)
         return memoryview(pa.Codec(_CODECS[self.codec]).decompress(packed, page.size))
 
-    def _longest(self, entries: Sequence[_Page], named: int) -> int:
-        """Bytes of the longest text of a dictionary, at most; looked up where that matters."""
-        size = sum(page.size for page in entries)
-        count = sum(page.values for page in entries)
-        if size * named <= SHARED or len(entries) != 1 or size > BATCH // 3 or count > _LOOKED_UP:
-            return size
-        content, at, longest = self._content(entries[0]), 0, 0
+    def _bytes_of(self, page: _Page, longest: int) -> tuple[int, int]:
+        """What a text of a page takes at most, and what all of them take besides; `longest` is of the dictionary."""
+        if page.encoding in _NAMED:
+            return longest, 0
+        if page.encoding == _PREFIXES:
+            return page.size, 0
+        if page.size > _LARGE and page.encoding == _PLAIN and page.kind == _DATA:
+            return self._longest(page), 0
+        return 0, page.size
+
+    def _longest(self, page: _Page) -> int:
+        """Bytes of the longest text of a page or dictionary; all of them where that would take long to find out."""
+        if page.size > BATCH // 3 or page.values > _LOOKED_UP:
+            return page.size
+        content, at, longest = self._content(page), 0, 0
+        if page.kind == _DATA:  # levels stand before the texts
+            for _ in range((not self.flat) + self.nullable):
+                (length,) = struct.unpack_from("<I", content, at)
+                at += 4 + length
         while at < len(content):
             (length,) = struct.unpack_from("<I", content, at)
             longest, at = max(longest, length), at + 4 + length
         return longest
 
 
-def _value_bytes(page: _Page, longest: int) -> int:
-    """Bytes of a text, at most, where many may be made of few bytes of a page."""
-    if page.encoding in _NAMED:
-        return longest
-    return page.size if page.encoding == _PREFIXES else 0
-
-
-def _content_bytes(page: _Page) -> int:
-    """Bytes of the texts that stand in a page as they are."""
-    return 0 if page.encoding in (*_NAMED, _PREFIXES) else page.size
-
-
-def _zeros(levels: bytes, width: int, values: int, most: int) -> tuple[int, int]:
-    """How many levels of a page are 0, which is how many rows begin in it, and the number of runs.
+def _zeros(levels: bytes, width: int, values: int) -> Iterator[tuple[int, _Counts]]:
+    """The places of the levels of a page that are 0, at which rows begin: of each run its place, and those in it.
 
     A run is a level that is repeated, or groups of eight levels in bits.
 
     Raises:
-        ValueError: there are more runs than `most`, or they are none.
+        ValueError: they are no levels.
     """
-    found = seen = at = runs = 0
+    seen = at = 0
     while seen < values:
         header, at = _number(levels, at)
-        runs += 1
         if header & 1:
             size = (header >> 1) * width
             if size > _LONGEST_RUN:
                 raise ValueError("a run of levels is too long; write the file with smaller row groups")
             bits = np.unpackbits(np.frombuffer(levels, np.uint8, size, at), bitorder="little")
             run = bits.reshape(-1, width)[: values - seen]
-            found += int((run == 0).all(axis=1).sum())
             count = len(run)
+            yield seen, np.flatnonzero(~run.any(axis=1))
         else:
             size, count = -(-width // 8), min(header >> 1, values - seen)
-            found += count * (not any(levels[at : at + size]))
-        if not count or runs > most:
-            raise ValueError("a run of no levels, or too many runs; write the file with smaller row groups")
+            yield seen, np.arange(0 if any(levels[at : at + size]) else min(count, RUNS))
+        if not count:
+            raise ValueError("a run of no levels")
         seen, at = seen + count, at + size
-    return found, runs
 
 
 # Headers of pages.

@@ -42,7 +42,6 @@ from guerdon.episodes.read import dataset_hash, read_episodes
 from guerdon.episodes.row_files import write_parquet
 from guerdon.errors import ConfigError, DataError, TooManyFailuresError, boundary
 from guerdon.files.atomic import sha256
-from guerdon.files.bounds import Unpacked
 from guerdon.files.parquet_bounds import BoundedParquet
 from guerdon.models.load import load_source_model
 from guerdon.processes.progress import ProgressBar, log_line
@@ -149,7 +148,7 @@ def read_progress(path: Path, root: Path, *, head_mode: str = "sparse") -> Progr
             f"there is no file of progress at {path}: name a reward model, which writes one, or another file"
         )
     with boundary(DataError, f"{path} cannot be read"):
-        table = BoundedParquet(path).table(Unpacked(path, kept=True))
+        table = BoundedParquet(path).table()
         wanted = ["index", "episode_index", "frame_index", column]
         missing = [name for name in wanted if name not in table.column_names]
         if missing:

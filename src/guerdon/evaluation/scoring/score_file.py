@@ -29,7 +29,6 @@ from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError, boundary
 from guerdon.files.append_log import AppendLog
 from guerdon.files.atomic import sha256, write_bytes
-from guerdon.files.bounds import Unpacked
 from guerdon.files.parquet_bounds import BoundedParquet
 from guerdon.models.judges.judge import JudgeModel
 from guerdon.models.judges.rubric import REFERENCE, RUBRIC
@@ -412,7 +411,7 @@ def _write_parquet(out: Path, given: Path, whole: Sequence[Mapping[str, Any]], n
     import pyarrow as pa
 
     with boundary(DataError, f"{given}: cannot be read as Parquet"):
-        table = BoundedParquet(given).table(Unpacked(given, kept=True))
+        table = BoundedParquet(given).table()
     table = table.drop_columns([name for name in names if name in table.column_names])
     for name in names:
         column = [row.get(name) for row in whole]

@@ -29,7 +29,6 @@ from guerdon.evaluation.scoring.score_file import (
 )
 from guerdon.files.append_log import AppendLog
 from guerdon.files.atomic import write_json
-from guerdon.files.bounds import Unpacked
 from guerdon.files.parquet_bounds import BoundedParquet
 from guerdon.models.load import is_factory, kind_at, load_reward_model
 from guerdon.models.scores import score_episodes
@@ -206,7 +205,7 @@ def _score_data_set(root: Path, model: RewardModel, out: Path, *, name: str, dry
     shutil.copytree(root, copy)
     for file in sorted((copy / "data").rglob("*.parquet")):
         with boundary(DataError, f"{file} cannot be read"):
-            table = BoundedParquet(file).table(Unpacked(file, kept=True)).replace_schema_metadata()
+            table = BoundedParquet(file).table().replace_schema_metadata()
         places = zip(*(table[key].to_pylist() for key in ("episode_index", "frame_index")), strict=True)
         column = [np.nan if (v := found.get(e, {})) == {} or v[t] is None else v[t] for e, t in places]
         table = table.drop_columns([RESCORED] if RESCORED in table.column_names else [])
