@@ -550,7 +550,7 @@ def test_unreadable_files(tmp_path):
 
 
 def test_a_large_file_of_json_is_refused_before_it_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("guerdon.auditing.logs._WHOLE", 10)
+    monkeypatch.setattr("guerdon.files.bounds.WHOLE", 10)
     (tmp_path / "log.json").write_text(json.dumps([{"prompt": "p", "response": "r", "reward": 1}]))
     with pytest.raises(DataError, match=r"would be read whole; write one row per line \(\.jsonl\)"):
         read_log(tmp_path / "log.json")
@@ -582,11 +582,11 @@ def test_other_files_of_a_trainer_are_left_out(tmp_path):
 
 def test_texts_that_are_too_long_are_cut_and_lines_that_are_too_long_are_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(text_rows, "LONGEST", 50)
-    monkeypatch.setattr("guerdon.episodes.row_files._LONGEST", 400)
+    monkeypatch.setattr("guerdon.files.bounds.RECORD", 400)
     log = [{"prompt": "p", "response": "r" * n, "reward": n} for n in (10, 60, 2000, 20)]
     rows = read_log(jsonl(tmp_path / "log.jsonl", log))
     assert rows.reward_N.tolist() == [10, 60, 20]
-    assert rows.bad == {"longer than": 1}
+    assert rows.bad == {"longer than 400 bytes": 1}
     assert [len(r) for r in rows.texts.responses] == [10, 50, 20]
     assert rows.length_N.tolist() == [10, 60, 20]
     assert any("longer than 50 characters" in note for note in rows.notes)

@@ -6,12 +6,13 @@ print(rows.layout, len(rows), rows.bad)
 
 from __future__ import annotations
 
-import csv
 import json
 import re
+import struct
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from guerdon.episodes.rollout_logs import (
     NAMES,
     PLAIN,
     RESCORED,
+    LogLayout,
     columns_of,
     layout_of,
     log_files,
@@ -34,6 +36,7 @@ from guerdon.episodes.rollout_logs import (
 )
 from guerdon.episodes.row_files import numbered_rows
 from guerdon.errors import DataError, boundary, did_you_mean
+from guerdon.files.bounds import RECORD, BadRecord, TooLarge, Unparsed, table_rows, too_long
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Logs without texts: LeRobot data sets, monitor files of Stable-Baselines3, scalars of TensorBoard and of runs.
@@ -47,6 +50,7 @@ EVENTS, MONITOR, METRICS = "events.out.tfevents", "monitor.csv", "metrics.jsonl"
 _REWARDS = re.compile(r"reward|progress|score|success", re.IGNORECASE)
 _POSITION = ("episode_index", "frame_index", "task_index")  # columns of every LeRobot data set
 _CONTACT = re.compile(r"contact|force|tactile|touch", re.IGNORECASE)
+_HEAD = 100_000  # characters of the first line of a monitor file
 _SHOWN = re.compile(r"Sample:(?:\\n|\n)(.*)(?:\\n|\n){2}Reward: (\S+)$", re.DOTALL)
 
 Curves = dict[str, tuple[Codes, Numbers]]
@@ -57,19 +61,30 @@ def monitor_records(files: Sequence[Path]) -> Iterator[tuple[Path, list[tuple[in
     read: list[tuple[Path, list[tuple[int, Any]]]] = []
     for file in files:
         with boundary(DataError, f"{file}: cannot be read as a monitor file"), file.open(newline="") as lines:
-            started = float(json.loads(lines.readline().removeprefix("#")).get("t_start", 0.0))
-            rows: list[tuple[int, Any]] = []
-            for number, row in enumerate(csv.DictReader(lines), start=2):
-                try:
-                    own = {"reward": float(row.pop("r")), "length": float(row.pop("l"))}
-                    rows.append((number, {**own, "at": started + float(row.pop("t")), **row}))
-                except (TypeError, ValueError, KeyError):  # a half-written line
-                    rows.append((number, DataError(f"{file}:{number}: not an episode")))
+            started = float(json.loads(lines.readline(_HEAD).removeprefix("#")).get("t_start", 0.0))
+            found = table_rows(lines, ",", strict=False)
+            names = next(found, [])
+            if isinstance(names, Unparsed):
+                raise DataError(f"{file}: the line with the names of the columns is {names}")
+            written = (cells for cells in found if cells)
+            rows = [(n, _episode(cells, names, started, f"{file}:{n}")) for n, cells in enumerate(written, start=2)]
         read.append((file, rows))
     episodes = sorted((row for _, rows in read for _, row in rows if isinstance(row, dict)), key=lambda r: r.pop("at"))
     for row, step in zip(episodes, accumulate(row["length"] for row in episodes), strict=True):
         row["step"] = step
     yield from read
+
+
+def _episode(cells: list[str] | Unparsed, names: Sequence[str], started: float, where: str) -> Any:
+    """The episode of a row of a monitor file, with the time of its end; or what is wrong with the row."""
+    if isinstance(cells, Unparsed):
+        return BadRecord(f"{where}: {cells}", cells.why)
+    row: dict[str, Any] = dict(zip(names, cells, strict=False))
+    try:
+        own = {"reward": float(row.pop("r")), "length": float(row.pop("l"))}
+        return {**own, "at": started + float(row.pop("t")), **row}
+    except (ValueError, KeyError):  # a half-written line
+        return BadRecord(f"{where}: not an episode", "not an episode")
 
 
 def read_metrics(file: Path) -> Curves:
@@ -100,6 +115,7 @@ def read_events(files: Sequence[Path], root: Path) -> tuple[Curves, list[dict[st
     for file in files:
         front = f"{file.parent.relative_to(root)}/" if several and file.parent != root else ""
         with boundary(DataError, f"{file}: cannot be read as events of TensorBoard"):
+            _check_events(file)
             for event in EventFileLoader(str(file)).Load():
                 for value in event.summary.value:
                     if value.metadata.plugin_data.plugin_name == "scalars":
@@ -110,6 +126,20 @@ def read_events(files: Sequence[Path], root: Path) -> tuple[Curves, list[dict[st
                         if sample := _SHOWN.match(said):
                             shown.append({"step": event.step, "response": sample[1], "reward": sample[2]})
     return _curves(found), shown
+
+
+def _check_events(file: Path) -> None:
+    """Refuse events that are too long to be read; each has its length in front of it.
+
+    Raises:
+        TooLarge: one is longer than `RECORD`.
+    """
+    with file.open("rb") as opened:
+        while len(head := opened.read(12)) == 12:
+            (size,) = struct.unpack_from("<Q", head)
+            if size > RECORD:
+                raise TooLarge(f"{file}: an event is {too_long(RECORD)}; remove it, or the file")
+            opened.seek(size + 4, 1)
 
 
 def _curves(found: Mapping[str, list[tuple[float, float]]]) -> Curves:
@@ -241,7 +271,6 @@ def _first_of(wanted: Sequence[str], names: Sequence[str]) -> str | None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-_WHOLE = 1 << 27  # bytes of a file of JSON
 _LOOKED_FOR = (
     "completions of TRL, dumps of verl, traces of verifiers and prime-rl, logs of inspect_ai, rollouts of NeMo-Gym, "
     "events of TensorBoard, monitor.csv of Stable-Baselines3, a LeRobot data set, a run of guerdon, and "
@@ -351,26 +380,36 @@ def _kinds(
     kinds: dict[str, list[Path]] = {}
     skipped: dict[str, str] = {}
     for file in files:
-        if file.suffix == ".json" and file.stat().st_size > _WHOLE:
-            more = f"{file}: a .json file of more than {_WHOLE >> 20} MiB would be read whole"
-            raise DataError(f"{more}; write one row per line (.jsonl), a log of inspect_ai as .eval")
         try:
-            first = list(islice((r for _, r in log_records(file) if isinstance(r, Mapping)), 20))
+            layout, named = _first_records(file)
+        except TooLarge:
+            raise
         except DataError:
             if path == file:
                 raise
             continue
-        layout = layout_of(first[0] if first else {})
-        named = dict[str, None]()
-        if layout.name == PLAIN:
-            named = {name: None for record in first for row in layout.rows(record)[:1] for name in row}
         if layout.name != PLAIN or {"reward", "token_rewards"} & columns_of(named, layout, columns).keys.keys():
             kinds.setdefault(layout.name, []).append(file)
-        elif first:
+        elif named:
             skipped[file.name] = ", ".join(named)
         elif path == file:
             kinds[PLAIN] = [file]  # what is wrong with its rows is counted
     return kinds, skipped
+
+
+def _first_records(file: Path) -> tuple[LogLayout, dict[str, None]]:
+    """The layout of a file; in plain columns, their names in its first twenty records, none where it has no record.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    layout, named = None, dict[str, None]()
+    for record in islice((r for _, r in log_records(file) if isinstance(r, Mapping)), 20):
+        layout = layout or layout_of(record)
+        if layout.name != PLAIN:
+            break
+        named |= dict.fromkeys(name for row in layout.rows(record)[:1] for name in row)
+    return layout or layout_of({}), named
 
 
 def _trained_on(path: Path, files: Sequence[Path], notes: list[str]) -> list[Path]:
@@ -388,10 +427,10 @@ def _once(files: Sequence[Path], notes: list[str]) -> Iterator[tuple[Path, Itera
     """Files with their records, without those in which TRL logged the batch of the file before again."""
     before, again = "", 0
     for file in files:
-        records, batch = log_records(file), ""
+        records: Iterable[tuple[int, Any]] = log_records(file)
+        batch = ""
         if file.name.startswith("completions_"):
-            records = iter(held := list(records))
-            batch = repr([{**row, "step": None} for _, row in held if isinstance(row, Mapping)])
+            records, batch = _batch(file)
         if batch and batch == before:
             again += 1
         else:
@@ -399,3 +438,16 @@ def _once(files: Sequence[Path], notes: list[str]) -> Iterator[tuple[Path, Itera
         before = batch
     if again:
         notes.append(f"TRL logged batches again: {again} of {len(files)} files are left out")
+
+
+def _batch(file: Path) -> tuple[Iterable[tuple[int, Any]], str]:
+    """The records of a file, and a hash of them without their step; an empty one where they are too many to be kept."""
+    digest = blake2b()
+    try:
+        records = list(log_records(file, kept=True))
+    except DataError:
+        return log_records(file), ""
+    for _, row in records:
+        if isinstance(row, Mapping):
+            digest.update(repr({**row, "step": None}).encode("utf-8", "surrogatepass"))
+    return records, digest.hexdigest()

@@ -22,6 +22,7 @@ from guerdon.auditing.association import strata, stratum_means
 from guerdon.auditing.rows import Codes, Flags, Numbers, Rows, Texts
 from guerdon.episodes.rollout_logs import RESCORED, Columns, columns_of, layout_of, messages_of, text_of, turns_of
 from guerdon.errors import DataError, did_you_mean
+from guerdon.files.bounds import BadRecord, TooLarge
 
 LONGEST = 200_000  # characters of a text that are kept
 _BYTES = 200_000_000  # of all texts that are kept
@@ -173,7 +174,11 @@ class RowReader:
         return len(self.codes["file"])
 
     def read(self, file: Path, records: Iterable[tuple[int, Any]]) -> None:
-        """Add the rows of a file; what cannot be read is counted."""
+        """Add the rows of a file; what cannot be read is counted.
+
+        Raises:
+            TooLarge: the file holds more than is allowed.
+        """
         layout, plans = None, dict[tuple[str, ...], Columns]()
         first = 0 if file.suffix in (".jsonl", ".ndjson") else 1
         self.files.append(file)
@@ -197,6 +202,8 @@ class RowReader:
                     self.bad[str(error)] += 1
                 except (TypeError, AttributeError, LookupError, ValueError):
                     self.bad[f"a row that is not like {layout.name}"] += 1
+        except TooLarge:
+            raise
         except DataError as error:  # of the file as a whole
             self.bad[f"{file.name} cannot be read further ({str(error).rpartition(': ')[2]})"] += 1
 
@@ -446,10 +453,9 @@ def _further_rewards(parts: Mapping[str, Numbers], reward_N: Numbers, truth_N: N
 
 def _why(record: Any) -> str:
     """Why a record that is no map cannot be read."""
-    if not isinstance(record, DataError):
-        return "not a map of columns"
-    said = str(record)
-    return next((why for why in ("half-written last line", "longer than", "cells under") if why in said), "not JSON")
+    if isinstance(record, BadRecord):
+        return record.why
+    return "not JSON" if isinstance(record, DataError) else "not a map of columns"
 
 
 def _proportional(rewards_N: Numbers, advantages_N: Numbers, group_N: Codes | None) -> bool:

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from guerdon.errors import DataError
+from guerdon.files.bounds import Unparsed, json_of_text
 from guerdon.types import Episode, Failure, Message, Tool
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -207,8 +208,8 @@ def _decoded(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
+        return json_of_text(value)
+    except Unparsed:
         return value
 
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from guerdon.episodes.read import flat_numbers
 from guerdon.errors import DataError, boundary
+from guerdon.files.parquet_bounds import BoundedParquet
 
 _NUMBERS = re.compile(r"^(fixed_size_|large_)?(list<\w+: )?(u?int|float|double|halffloat|bool)")
 _PICTURES_TOGETHER = 256  # in memory at a time
@@ -47,7 +47,7 @@ class DataFiles:
         if not self.paths:
             raise DataError("a LeRobot data set without data/*.parquet", where=root)
         with boundary(DataError, f"{self.paths[0]}: cannot be read as Parquet"):
-            schema = pq.read_schema(self.paths[0])
+            schema = BoundedParquet(self.paths[0]).schema
         kinds = {field.name: str(field.type) for field in schema}
         self.names = list(kinds)
         self.numbers = [name for name, kind in kinds.items() if _NUMBERS.search(kind)]
@@ -60,7 +60,7 @@ class DataFiles:
             DataError: it cannot be read, or a column holds lists of several lengths.
         """
         with boundary(DataError, f"{path.name} cannot be read"):
-            table = pq.read_table(path, columns=list(names))
+            table = BoundedParquet(path).table(columns=names)
             if not len(table):
                 return {}
             return {name: _matrix(table[name]) for name in names}
@@ -74,10 +74,12 @@ class DataFiles:
         if self.pictures is None:
             return
         with boundary(DataError, f"{path.name} cannot be read"):
-            for batch in pq.ParquetFile(path).iter_batches(batch_size=_PICTURES_TOGETHER, columns=[self.pictures]):
-                for picture in batch.column(0).to_pylist():
-                    held: dict[str, Any] = picture or {}
-                    yield held.get("bytes") or str(held.get("path")).encode()
+            rows = BoundedParquet(path).rows(kept=False, columns=[self.pictures], together=_PICTURES_TOGETHER)
+            for row in rows:
+                if isinstance(row, DataError):
+                    raise row
+                held: dict[str, Any] = row[self.pictures] or {}
+                yield held.get("bytes") or str(held.get("path")).encode()
 
 
 def _matrix(column: pa.ChunkedArray) -> NDArray[np.float64]:

@@ -24,13 +24,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from guerdon.episodes.layout import TASKS_PATH, VIDEO_PATH, Feature, FileIndex, Info, shard_path
 from guerdon.episodes.row_files import write_parquet
 from guerdon.episodes.video import declared
 from guerdon.errors import DataError, boundary
+from guerdon.files.parquet_bounds import BoundedParquet
 from guerdon.processes.progress import log_once
 from guerdon.types import ByteArray
 
@@ -212,10 +212,14 @@ def index_files(root: Path) -> list[Path]:
 
 def _rows(path: Path, *, stats: bool) -> list[dict[str, Any]]:
     """The rows of a shard of the index: the statistics, or all else."""
-    shard = pq.ParquetFile(path, page_checksum_verification=True)
-    names = [name for name in shard.schema_arrow.names if name.startswith("stats/") == stats]
-    found: list[dict[str, Any]] = shard.read(columns=names).to_pylist()
-    return found
+    shard = BoundedParquet(path)
+    names = [name for name in shard.schema.names if name.startswith("stats/") == stats]
+    rows = list[dict[str, Any]]()
+    for row in shard.rows(kept=True, columns=names):
+        if isinstance(row, DataError):
+            raise row
+        rows.append(row)
+    return rows
 
 
 def load_index(root: Path, info: Info) -> tuple[list[Entry], list[Skipped]]:
@@ -252,7 +256,8 @@ def _first_tasks(root: Path, info: Info, entries: Sequence[Entry]) -> dict[int, 
     shards = {entry.data: shard_path(root, info.data_path, entry.data) for entry in entries}
     for where, path in shards.items():
         with suppress(DataError), boundary(DataError, f"{path} cannot be read"):  # said where its rows are needed
-            tasks, table = load_tasks(root), pq.read_table(path, columns=["episode_index", "task_index"])
+            tasks = load_tasks(root)
+            table = BoundedParquet(path).table(columns=["episode_index", "task_index"])
             owners, of_rows = (table[name].to_numpy() for name in table.column_names)
             firsts = dict(zip(*np.unique(owners, return_index=True), strict=True))
             for entry in entries:
@@ -413,7 +418,7 @@ def load_tasks(root: Path) -> list[str]:
     if not path.exists():
         return []
     with boundary(DataError, f"{path} cannot be read"):
-        table = pq.read_table(path)
+        table = BoundedParquet(path).table()
         (name,) = [name for name in table.column_names if name != "task_index"]
         rows = sorted(zip(table["task_index"].to_pylist(), table[name].to_pylist(), strict=True))
         return [str(task) for _, task in rows]

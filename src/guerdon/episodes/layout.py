@@ -34,6 +34,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from guerdon.errors import DataError
+from guerdon.files.bounds import read_json
 from guerdon.types import BoolArray, ByteArray, Episode, FloatArray, RewardInfo
 
 CODEBASE_VERSION = "v3.0"
@@ -263,7 +264,7 @@ def load_info(root: Path) -> Info:
     """
     path = root / INFO_PATH
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = read_json(path)
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(f"{root} is not a LeRobot data set: {_other_format(root)}") from None
     except (OSError, ValueError) as exc:

@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from guerdon.episodes import layout
@@ -33,6 +32,7 @@ from guerdon.episodes.index import Entry, Skipped, load_index, misplaced, video_
 from guerdon.episodes.layout import Columns, Info, from_rows, last_success
 from guerdon.episodes.video import count_frames, decode_video
 from guerdon.errors import DataError, boundary
+from guerdon.files.parquet_bounds import BoundedParquet
 from guerdon.types import ByteArray, Episode
 
 _ROW_COLUMNS = (layout.STATE, layout.ACTION, layout.REWARD, layout.SUCCESS)
@@ -229,8 +229,8 @@ def _is_depth(root: Path, data_path: str, key: str) -> bool:
     """Whether the first picture of a feature has more than 8 bits per pixel; said once."""
     for path in sorted(root.glob(re.sub(r"\{[^}]*\}", "*", data_path))):
         with boundary(DataError, f"{path} cannot be read"):
-            batches = pq.ParquetFile(path).iter_batches(batch_size=1, columns=[key])
-            blob = next((row["bytes"] for batch in batches for row in batch.to_pylist()[0].values() if row), None)
+            rows = BoundedParquet(path).rows(kept=False, columns=[key], together=1)
+            blob = next((row[key]["bytes"] for row in rows if isinstance(row, dict) and row[key]), None)
         if blob:
             found = grey_depth(blob)
             if found:
@@ -442,9 +442,10 @@ class _DataShard:
 
     def __init__(self, path: Path) -> None:
         with boundary(DataError, "cannot be read"):
-            self._file = pq.ParquetFile(path, page_checksum_verification=True)
-            self._names = set(self._file.schema_arrow.names)
-            self._owners = self._file.read(columns=["episode_index"])["episode_index"].to_numpy()
+            self._file = BoundedParquet(path)
+            self._names = set(self._file.schema.names)
+            owners = self._file.table(columns=["episode_index"])
+            self._owners = owners["episode_index"].to_numpy()
             metadata = self._file.metadata
             self._groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
             self._ends = np.cumsum([group.num_rows for group in self._groups])
@@ -465,7 +466,7 @@ class _DataShard:
             raise DataError(f"row groups of episode {entry.index} take {size} bytes, limit {MAX_EPISODE_BYTES}")
         wanted = [name for name in names if name in self._names]
         with boundary(DataError, f"episode {entry.index} cannot be read"):
-            table = self._file.read_row_groups(list(range(first, last + 1)), columns=wanted)
+            table = self._file.table(columns=wanted, row_groups=range(first, last + 1))
             start = int(rows[0]) - (int(self._ends[first - 1]) if first else 0)
             return table.slice(start, len(rows)).combine_chunks()
 

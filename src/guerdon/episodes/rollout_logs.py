@@ -27,11 +27,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from pydantic_core import from_json
-
 from guerdon.episodes.preferences import PROMPTS, prompt_of
-from guerdon.episodes.row_files import ENDINGS, json_value, numbered_rows
-from guerdon.errors import DataError, boundary
+from guerdon.episodes.row_files import ENDINGS, numbered_rows
+from guerdon.errors import DataError
+from guerdon.files.bounds import BadRecord, Unpacked, Unparsed, json_bytes, json_of, read_json, zip_members
 
 LOG_ENDINGS = (*ENDINGS, ".eval")
 NAMES: Mapping[str, tuple[str, ...]] = {  # what a column holds, and how it is usually called; the first that is there
@@ -77,21 +76,24 @@ class LogLayout(NamedTuple):
     rescored: Callable[[Mapping[str, Any], Sequence[float | None]], Mapping[str, Any]] | None = None
 
 
-def log_records(path: Path) -> Iterator[tuple[int, Any]]:
+def log_records(path: Path, *, kept: bool = False) -> Iterator[tuple[int, Any]]:
     """The records of a file with their numbers, lines of JSON counted from 1 and others from 0.
 
     A record that cannot be read is a `DataError` in its place.
+
+    Args:
+        path: the file.
+        kept: whether the caller keeps all records in memory.
 
     Raises:
         DataError: the file cannot be read as a whole.
     """
     if path.suffix == ".eval":
-        with boundary(DataError, f"{path}: a sample is not JSON"):
-            yield from enumerate(from_json(data) for name, data in eval_members(path) if is_sample(name))
-    elif path.suffix == ".json" and isinstance(found := json_value(path), dict):
+        yield from enumerate(_samples(path, kept=kept))
+    elif path.suffix == ".json" and isinstance(found := read_json(path), dict):
         yield from enumerate(_inside_json(found, path))
     else:
-        yield from numbered_rows(path)
+        yield from numbered_rows(path, kept=kept)
 
 
 def log_files(path: Path, *more: str) -> list[Path]:
@@ -148,7 +150,7 @@ def with_records(path: Path, records: Sequence[Mapping[str, Any]]) -> bytes | No
             for name, data in eval_members(path):
                 out.writestr(name, json.dumps(next(changed), ensure_ascii=False) if is_sample(name) else data)
         return archive.getvalue()
-    if path.suffix != ".json" or not isinstance(found := json_value(path), dict):
+    if path.suffix != ".json" or not isinstance(found := read_json(path), dict):
         return None
     if "columns" in found:
         names = list(dict.fromkeys(name for record in records for name in record))
@@ -158,31 +160,36 @@ def with_records(path: Path, records: Sequence[Mapping[str, Any]]) -> bytes | No
     return json.dumps(found, ensure_ascii=False, indent=1).encode()
 
 
-# inspect_ai's archives. They are compressed by Zstandard, which `zipfile` knows from Python 3.14 on.
+# inspect_ai's archives.
 
-_ZSTANDARD = 93
+_ARCHIVE = "a log of inspect_ai"
+
+
+def _samples(path: Path, *, kept: bool) -> Iterator[Any]:
+    """The samples of an `.eval` archive; of one that cannot be read the error."""
+    memory = Unpacked(path, kept=True)
+    for name, data in zip_members(path, Unpacked(path, kept=kept), wanted=is_sample, kind=_ARCHIVE):
+        if isinstance(data, BadRecord):
+            yield data
+            continue
+        if kept:
+            memory.add(json_bytes(data))
+        try:
+            yield json_of(data)
+        except Unparsed as error:
+            yield BadRecord(f"{path}: {name[:200]}: {error}", error.why)
 
 
 def eval_members(path: Path) -> Iterator[tuple[str, bytes]]:
     """Names and contents of the files in an `.eval` archive, in their order.
 
     Raises:
-        DataError: it is not one.
+        DataError: it is not one, or one of them cannot be read.
     """
-    import pyarrow as pa
-
-    with boundary(DataError, f"{path}: cannot be read as a log of inspect_ai"), zipfile.ZipFile(path) as archive:
-        last = {info.filename: info for info in archive.infolist()}  # what was written again stands twice
-        for name, info in last.items():
-            if info.compress_type != _ZSTANDARD:
-                yield name, archive.read(info)
-                continue
-            with path.open("rb") as raw:
-                raw.seek(info.header_offset + 26)
-                names = raw.read(4)
-                raw.seek(int.from_bytes(names[:2], "little") + int.from_bytes(names[2:], "little"), 1)
-                packed = raw.read(info.compress_size)
-            yield name, pa.CompressedInputStream(pa.BufferReader(packed), "zstd").read(info.file_size)
+    for name, data in zip_members(path, Unpacked(path, kept=True), kind=_ARCHIVE):
+        if isinstance(data, BadRecord):
+            raise data
+        yield name, data
 
 
 def is_sample(name: str) -> bool:

@@ -10,7 +10,6 @@ Every row of a file comes with its place (`file:line`) for error messages.
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import re
@@ -19,11 +18,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic_core import from_json
-
 from guerdon.episodes.chats import ChatError, chat_messages, context_of, question_of, tool_schemas
 from guerdon.errors import DataError, boundary, needs
 from guerdon.files.atomic import write_bytes
+from guerdon.files.bounds import (
+    COLUMNS,
+    BadRecord,
+    TooLarge,
+    Unparsed,
+    bounded_lines,
+    json_of,
+    json_of_text,
+    read_json,
+    table_rows,
+)
+from guerdon.files.parquet_bounds import BoundedParquet
 from guerdon.network.hub import check_data_set
 from guerdon.processes.progress import log_once
 from guerdon.types import Message, Tool
@@ -33,23 +42,28 @@ if TYPE_CHECKING:
 
 _TABLES = {".csv": ",", ".tsv": "\t"}
 ENDINGS = (".jsonl", ".ndjson", ".json", ".parquet", *_TABLES)
-_LONGEST = 1 << 26  # bytes of a line of JSON, characters of a cell
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def file_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """The rows of a file, each with its place; a line that cannot be read is a `DataError` in place of its row.
+    """The rows of a file, each with its place; a row that cannot be read is a `DataError` in its place.
+
+    It is for callers that keep all rows in memory: `Unpacked` allows them less than those that do not.
 
     Raises:
         DataError: there is no such file, it has another ending, or it cannot be read as a whole.
     """
     lines = path.suffix.lower() in (".jsonl", ".ndjson")
-    for number, row in numbered_rows(path):
+    for number, row in numbered_rows(path, kept=True):
         yield (f"{path}:{number}" if lines else f"{path}: row {number}"), row
 
 
-def numbered_rows(path: Path) -> Iterator[tuple[int, Any]]:
+def numbered_rows(path: Path, *, kept: bool = False) -> Iterator[tuple[int, Any]]:
     """As `file_rows`: lines of JSON with their line numbers, other rows counted from 0; no more in memory than needed.
+
+    Args:
+        path: the file.
+        kept: whether the caller keeps all rows in memory.
 
     Raises:
         DataError: as `file_rows`.
@@ -66,9 +80,9 @@ def numbered_rows(path: Path) -> Iterator[tuple[int, Any]]:
     elif ending in _TABLES:
         yield from _table(path, _TABLES[ending])
     elif ending == ".parquet":
-        yield from enumerate(_parquet(path))
+        yield from enumerate(_parquet(path, kept=kept))
     else:
-        rows = json_value(path)
+        rows = read_json(path)
         if not isinstance(rows, list):
             raise DataError(
                 f"a .json file holds one list of rows, this holds {type(rows).__name__}; one row per line "
@@ -78,21 +92,9 @@ def numbered_rows(path: Path) -> Iterator[tuple[int, Any]]:
         yield from enumerate(rows)
 
 
-def json_value(path: Path) -> Any:
-    """What a file of JSON holds.
-
-    Raises:
-        DataError: it is not JSON.
-    """
-    return _from_json(path.read_bytes(), "not JSON (one row per line needs the ending .jsonl)", str(path))
-
-
-def _parquet(path: Path) -> Iterator[Any]:
-    import pyarrow.parquet as pq
-
+def _parquet(path: Path, *, kept: bool) -> Iterator[Any]:
     with boundary(DataError, f"{path}: cannot be read as Parquet"):
-        for batch in pq.ParquetFile(path, page_checksum_verification=True).iter_batches(batch_size=1024):
-            yield from batch.to_pylist()
+        yield from BoundedParquet(path).rows(kept=kept)
 
 
 def good_rows(path: Path) -> Iterator[tuple[str, Any]]:
@@ -218,9 +220,9 @@ class RowFields:
         if not isinstance(value, str):
             return value
         try:
-            return json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{key} is not JSON: {error}", where=self.where, field=key) from error
+            return json_of_text(value)
+        except Unparsed as error:
+            raise DataError(f"{key} is not JSON: {error.more or error}", where=self.where, field=key) from error
 
     def messages(self, key: str) -> tuple[Message, ...]:
         """Chat messages, or such in JSON (Parquet); none where the key is absent."""
@@ -268,52 +270,52 @@ def write_parquet(path: Path, table: pa.Table) -> None:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, Any]]:
-    number = 0
     with path.open("rb") as file:
-        while line := file.readline(_LONGEST):
-            number += 1
-            if line.strip():
-                try:
-                    yield number, _from_json(line, _broken(line), f"{path}:{number}")
-                except DataError as error:
-                    yield number, error
-            while len(line) == _LONGEST and not line.endswith(b"\n"):  # the rest of a line that is too long
-                line = file.readline(_LONGEST)
+        for number, line in enumerate(bounded_lines(file), start=1):
+            if isinstance(line, Unparsed):
+                yield number, BadRecord(f"{path}:{number}: {line}", line.why)
+            elif line.strip():
+                yield number, _row_of(line, path, number)
 
 
-def _broken(line: bytes) -> str:
-    """Why a line is not JSON."""
-    if len(line) == _LONGEST:
-        return f"longer than {_LONGEST >> 20} MiB"
-    return "not JSON" if line.endswith(b"\n") else "not JSON, a half-written last line"
+def _row_of(line: bytes, path: Path, number: int) -> Any:
+    """The row of a line of JSON, or what is wrong with it."""
+    try:
+        row = json_of(line)
+    except Unparsed as error:
+        if error.why == "not JSON" and not line.endswith(b"\n"):
+            said = f"not JSON, a half-written last line: {error.more}"
+            return BadRecord(f"{path}:{number}: {said}", "half-written last line")
+        return BadRecord(f"{path}:{number}: {error}", error.why)
+    if isinstance(row, dict) and len(row) > COLUMNS:
+        return BadRecord(f"{path}:{number}: it has {len(row):,} keys, at most {COLUMNS:,} are read", "too many keys")
+    return row
 
 
 def _table(path: Path, delimiter: str) -> Iterator[tuple[int, Any]]:
     """The rows of a file of columns with a header; all cells are text, and an empty one is None."""
     trouble = f"{path}: cannot be read as {path.suffix[1:].upper()} in UTF-8"
-    csv.field_size_limit(_LONGEST)
     with boundary(DataError, trouble), path.open(encoding="utf-8-sig", newline="") as file:
-        rows = csv.reader(file, delimiter=delimiter, strict=True)
+        rows = table_rows(file, delimiter)
         names = next(rows, [])
+        if isinstance(names, Unparsed):
+            raise DataError(f"{path}: the line with the names of the columns is {names}")
         if len(set(names)) < len(names) or not all(names):
             found = ", ".join(names)[:200]
             raise DataError(f"the first line must name every column once, it has {found!r}", where=path)
+        if len(names) > COLUMNS:
+            raise TooLarge(
+                f"{path}: it has {len(names):,} columns, and at most {COLUMNS:,} are read; keep those that are needed"
+            )
         for number, cells in enumerate(rows):
-            if len(cells) > len(names):
-                count = f"{len(cells)} cells under {len(names)} columns"
-                yield number, DataError(f"{count}; put quotes around commas", where=f"{path}: row {number}")
+            where = f"{path}: row {number}"
+            if isinstance(cells, Unparsed):
+                yield number, BadRecord(f"{where}: {cells}", cells.why)
+            elif len(cells) > len(names):
+                more = f"{len(cells)} cells under {len(names)} columns; put quotes around commas"
+                yield number, BadRecord(f"{where}: {more}", "more cells than columns")
             elif any(cells):
                 yield number, {name: cell or None for name, cell in zip(names, cells, strict=False)}
-
-
-def _from_json(data: bytes, trouble: str, where: str) -> Any:
-    try:
-        return from_json(data)  # twice as fast as `json`, which also reads half of a surrogate pair
-    except ValueError:
-        try:
-            return json.loads(data.decode("utf-8-sig"))
-        except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested a thousand times
-            raise DataError(f"{trouble}: {error}", where=where) from error
 
 
 def _saved(folder: Path) -> bool:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from guerdon.compute.packaged import PREFIX
+from guerdon.files.bounds import Unparsed, bounded_lines
 from guerdon.pages.durations import duration
 from guerdon.plan.gpu import estimate_text_run, estimate_text_train, estimate_vla, started, vla_bytes
 from guerdon.plan.text_size import Size, size_of_start
@@ -168,7 +169,7 @@ def rows_of(paths: Sequence[str]) -> int | None:
         if not file.is_file() or file.suffix != ".jsonl":
             return None
         with file.open("rb") as lines:
-            rows += sum(bool(line.strip()) for line in lines)
+            rows += sum(isinstance(line, Unparsed) or bool(line.strip()) for line in bounded_lines(lines))
     return rows if paths else None
 
 

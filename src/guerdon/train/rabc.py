@@ -34,7 +34,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from guerdon.episodes.index import Entry, load_index
@@ -43,6 +42,7 @@ from guerdon.episodes.read import dataset_hash, read_episodes
 from guerdon.episodes.row_files import write_parquet
 from guerdon.errors import ConfigError, DataError, TooManyFailuresError, boundary
 from guerdon.files.atomic import sha256
+from guerdon.files.parquet_bounds import BoundedParquet
 from guerdon.models.load import load_source_model
 from guerdon.models.scores import score_episodes
 from guerdon.processes.progress import ProgressBar, log_line
@@ -128,7 +128,7 @@ def made_of(path: Path) -> dict[str, str] | None:
     if not path.is_file():
         return None
     with boundary(DataError, f"{path} cannot be read; remove it, and it is written again"):
-        found = (pq.read_schema(path).metadata or {}).get(MADE_OF)
+        found = (BoundedParquet(path).schema.metadata or {}).get(MADE_OF)
         return None if found is None else dict(json.loads(found))
 
 
@@ -149,7 +149,7 @@ def read_progress(path: Path, root: Path, *, head_mode: str = "sparse") -> Progr
             f"there is no file of progress at {path}: name a reward model, which writes one, or another file"
         )
     with boundary(DataError, f"{path} cannot be read"):
-        table = pq.ParquetFile(path).read()
+        table = BoundedParquet(path).table()
         wanted = ["index", "episode_index", "frame_index", column]
         missing = [name for name in wanted if name not in table.column_names]
         if missing:

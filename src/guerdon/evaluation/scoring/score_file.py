@@ -29,6 +29,7 @@ from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError, boundary
 from guerdon.files.append_log import AppendLog
 from guerdon.files.atomic import sha256, write_bytes
+from guerdon.files.parquet_bounds import BoundedParquet
 from guerdon.models.judges.judge import JudgeModel
 from guerdon.models.judges.rubric import REFERENCE, RUBRIC
 from guerdon.models.load import JUDGE, TEXT, is_factory, is_rubric, load_reward_model
@@ -159,7 +160,7 @@ def _rows(given: Path) -> list[tuple[str, Mapping[str, Any]]]:
     """The rows of a file, each with its place for error messages."""
     by_line = given.suffix in (".jsonl", ".ndjson")
     rows = []
-    for number, row in logs.log_records(given):
+    for number, row in logs.log_records(given, kept=True):
         where = f"{given}:{number}" if by_line else f"{given}: row {number}"
         if isinstance(row, DataError):
             raise row
@@ -410,9 +411,9 @@ def _write(out: Path, given: Path, rows: Sequence[Mapping[str, Any]], found: Map
 def _write_parquet(out: Path, given: Path, whole: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
     """The table of a file with the new columns at its end; its other columns keep their types."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    table = pq.read_table(given)
+    with boundary(DataError, f"{given}: cannot be read as Parquet"):
+        table = BoundedParquet(given).table()
     table = table.drop_columns([name for name in names if name in table.column_names])
     for name in names:
         column = [row.get(name) for row in whole]

@@ -20,7 +20,7 @@ from guerdon.episodes.layout import INFO_PATH, camera_for, load_info
 from guerdon.episodes.read import dataset_hash, read_episodes
 from guerdon.episodes.rollout_logs import RESCORED, log_files, log_records
 from guerdon.episodes.row_files import write_parquet
-from guerdon.errors import ConfigError, DataError
+from guerdon.errors import ConfigError, DataError, boundary
 from guerdon.evaluation.scoring.score_file import (
     check_files,
     load_any_text_model,
@@ -29,6 +29,7 @@ from guerdon.evaluation.scoring.score_file import (
 )
 from guerdon.files.append_log import AppendLog
 from guerdon.files.atomic import write_json
+from guerdon.files.parquet_bounds import BoundedParquet
 from guerdon.models.load import is_factory, kind_at, load_reward_model
 from guerdon.models.scores import score_episodes
 from guerdon.processes.progress import log_line
@@ -177,7 +178,6 @@ def _has_responses(file: Path) -> bool:
 def _score_data_set(root: Path, model: RewardModel, out: Path, *, name: str, dry_run: bool) -> str:
     """A copy of a data set with a value per row; NaN where the model gives none, as `next.reward` of LeRobot."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     if model.info.modality == "text":
         raise ConfigError(f"the reward model {name} judges text, and {root} holds episodes of a robot")
@@ -204,7 +204,8 @@ def _score_data_set(root: Path, model: RewardModel, out: Path, *, name: str, dry
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(root, copy)
     for file in sorted((copy / "data").rglob("*.parquet")):
-        table = pq.read_table(file).replace_schema_metadata()
+        with boundary(DataError, f"{file} cannot be read"):
+            table = BoundedParquet(file).table().replace_schema_metadata()
         places = zip(*(table[key].to_pylist() for key in ("episode_index", "frame_index")), strict=True)
         column = [np.nan if (v := found.get(e, {})) == {} or v[t] is None else v[t] for e, t in places]
         table = table.drop_columns([RESCORED] if RESCORED in table.column_names else [])

@@ -1,0 +1,635 @@
+"""Parquet files of strangers in batches whose memory is known before they are read.
+
+A file of 3 KiB may hold a text of 60 MB once and name it in a thousand rows, and a page of 5 KiB may unpack to 60 MB.
+pyarrow does not show its pages, so their headers are read here: what a page unpacks to and how many values it has, from
+the bytes that pyarrow takes it from. From these follows how many rows can be read at once; the footer is not believed.
+Columns whose long texts are repeated are read as a dictionary, which holds each text once.
+
+    for row in BoundedParquet(path).rows(kept=False):        # a map, or the error of this row
+        ...
+    table = BoundedParquet(path).table(columns=["index"])
+
+References: `parquet.thrift` and Encodings.md of Parquet 2.11; Thrift's compact protocol.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from guerdon.errors import DataError
+from guerdon.files.bounds import CELL, COLUMNS, DIRECTORY, RECORD, BadRecord, TooLarge, Unpacked, too_long
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+ROWS = 1024
+"""Rows of a batch, at most."""
+BATCH = 576 << 20
+"""Bytes in memory while a batch is read: dictionary and largest page of each column, pages of the batch. pyarrow writes
+pages of 1,024 texts, however long these are: 100 MB for texts of 100 kB."""
+SHARED = 128 << 20
+"""Bytes of repeated texts in a batch from which a column is read as a dictionary, which is slower for short texts."""
+PAGES = 200_000
+"""Pages of a row group. Their headers are read one by one, 40,000 in a second."""
+RUNS = 4_000_000
+"""Rows of a row group with nested columns, and runs of the levels that say where they begin: these are read one by one.
+pyarrow writes runs of 504 values, and a million rows together."""
+
+_BUFFER = 1 << 16  # bytes of a column that are read from the disk at a time
+_STEPS = ((ROWS, 3), (256, 3), (64, 3), (16, 3), (4, 2), (1, 2))
+"""Rows of a batch that are tried, and by how much memory exceeds their bytes: pyarrow doubles a buffer that is full and
+holds both while it copies."""
+_TOGETHER = 32 << 20  # bytes of row groups that are read as one, and of rows that become Python objects together
+_HEADERS = (1 << 12, 1 << 16, 1 << 24)  # bytes of the header of a page; there may be long statistics in it
+_DATA, _DICTIONARY, _DATA_2 = 0, 2, 3  # types of pages
+_PLAIN, _PREFIXES = 0, 7  # encodings: texts with their lengths; texts that continue the one before
+_NAMED = (2, 8)  # encodings: numbers of entries of the dictionary
+_LARGE = 16 << 20  # bytes of a page whose texts are looked at, to know how long the longest is
+_WIDTHS = {"BOOLEAN": 1, "INT32": 8, "INT64": 8, "INT96": 12, "FLOAT": 8, "DOUBLE": 8}  # bytes in memory
+_VALUE = 16  # bytes of a value besides its content: where it begins, whether it is null, its levels
+_NESTED = 48  # the same of a value in a list, and what `python_bytes` takes for it
+_LOOKED_UP = 500_000  # entries of a dictionary whose lengths are looked at one by one, at most
+_LONGEST_RUN = 8 << 20  # bytes of levels in a run, which take eight times as much
+_CODECS = {"SNAPPY": "snappy", "GZIP": "gzip", "BROTLI": "brotli", "ZSTD": "zstd", "LZ4": "lz4_raw"}
+_Counts = NDArray[np.int64]
+
+
+class BoundedParquet:
+    """A Parquet file that is read within limits.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        path: as given.
+        schema: Arrow's, of the columns.
+        metadata: what the footer says.
+
+    Raises:
+        TooLarge: its footer is larger than `DIRECTORY`, or it has more than `COLUMNS` columns.
+        OSError: it cannot be opened.
+        pyarrow.ArrowException: it is damaged; so for the methods.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        _check_footer(path)
+        self._opened: dict[frozenset[str], pq.ParquetFile] = {}  # by the columns that are read as dictionaries
+        self._plans: dict[tuple[int, tuple[str, ...] | None], _Plan] = {}
+        plain = self._open(frozenset())
+        self.schema, self.metadata = plain.schema_arrow, plain.metadata
+        if self.metadata.num_columns > COLUMNS:
+            raise TooLarge(
+                f"{path}: it has {self.metadata.num_columns:,} columns, and at most {COLUMNS:,} are read; keep those "
+                "that are needed"
+            )
+
+    def rows(
+        self, *, kept: bool, columns: Sequence[str] | None = None, together: int = ROWS
+    ) -> Iterator[dict[str, Any] | BadRecord]:
+        """The rows as Python objects, in order; of one that is too large the error.
+
+        Args:
+            kept: whether the caller keeps all of them in memory.
+            columns: names of those that are read; None: all.
+            together: rows that are read at once, at most.
+
+        Raises:
+            TooLarge: the file cannot be read within the limits.
+            DataError: its footer does not fit its pages, or they are damaged.
+        """
+        count, number = Unpacked(self.path, kept=kept), 0
+        batches = self._batches(Unpacked(self.path, kept=False), columns, None, together)
+        while (batch := next(batches, None)) is not None:
+            for part in _parts(batch):
+                if isinstance(part, str):
+                    yield BadRecord(f"{self.path}: row {number}: {part}", part)
+                    number += 1
+                    continue
+                count.add(part.bytes)
+                yield from batch.slice(part.begin, part.rows).to_pylist()
+                number += part.rows
+            del batch  # before the next one is read
+
+    def table(self, *, columns: Sequence[str] | None = None, row_groups: Iterable[int] | None = None) -> pa.Table:
+        """The rows as one table with the columns in the order that is asked for.
+
+        Args:
+            columns: names of those that are read; None: all.
+            row_groups: numbers of those that are read; None: all.
+
+        Raises:
+            TooLarge: the file cannot be read within the limits.
+            DataError: its footer does not fit its pages, or they are damaged.
+            KeyError: it has no such column.
+        """
+        import pyarrow as pa
+
+        fields = [self.schema.field(name) for name in (self.schema.names if columns is None else columns)]
+        schema = pa.schema(fields, metadata=self.schema.metadata)
+        found, count = list[pa.RecordBatch](), Unpacked(self.path, kept=True)
+        for batch in self._batches(count, columns, row_groups, ROWS):
+            arrays = [batch.column(field.name) for field in fields]
+            changed = [array for array, field in zip(arrays, fields, strict=True) if array.type != field.type]
+            count.add(sum(int(python_bytes(array).sum()) for array in changed))
+            found.append(pa.record_batch([a.cast(f.type) for a, f in zip(arrays, fields, strict=True)], schema=schema))
+        return pa.Table.from_batches(found, schema=schema)
+
+    def _batches(
+        self, count: Unpacked, columns: Sequence[str] | None, row_groups: Iterable[int] | None, rows: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Batches that take at most `BATCH` bytes to read, counted.
+
+        A column of texts that is read as a dictionary has that type, at any depth.
+        """
+        import pyarrow as pa
+
+        numbers = range(self.metadata.num_row_groups) if row_groups is None else row_groups
+        names = None if columns is None else tuple(columns)
+        for plan in self._joined(numbers, names):
+            missing = sum(self.metadata.row_group(number).num_rows for number in plan.row_groups)
+            batches = self._open(plan.shared).iter_batches(
+                min(plan.rows, rows), row_groups=plan.row_groups, columns=columns and list(columns)
+            )
+            while (batch := next(batches, None)) is not None:
+                size = batch.nbytes
+                count.add(size)
+                missing -= batch.num_rows
+                yield batch
+                del batch  # before the next one is read
+                if size > _LARGE:
+                    pa.default_memory_pool().release_unused()
+            if missing:  # `iter_batches` ends where a column does
+                raise DataError(f"{self.path}: {missing} rows of the footer are not in the pages; write the file again")
+
+    def _open(self, shared: frozenset[str]) -> pq.ParquetFile:
+        """The file with these columns read as dictionaries."""
+        import pyarrow.parquet as pq
+
+        if shared not in self._opened:
+            self._opened[shared] = pq.ParquetFile(
+                self.path,
+                read_dictionary=sorted(shared),
+                pre_buffer=False,
+                buffer_size=_BUFFER,
+                page_checksum_verification=True,
+            )
+        return self._opened[shared]
+
+    def _joined(self, numbers: Iterable[int], names: tuple[str, ...] | None) -> Iterator[_Plan]:
+        """How row groups are read; small ones that follow each other together."""
+        joined = _Plan([], 0, ROWS, frozenset())
+        with self.path.open("rb") as file:
+            for number in numbers:
+                if (number, names) not in self._plans:
+                    self._plans[number, names] = self._plan(file, number, names)
+                plan = self._plans[number, names]
+                if joined.row_groups and joined.bytes + plan.bytes > _TOGETHER:
+                    yield joined
+                    joined = _Plan([], 0, ROWS, frozenset())
+                if plan.bytes > _TOGETHER:
+                    yield plan
+                else:
+                    joined = joined._replace(row_groups=[*joined.row_groups, number], bytes=joined.bytes + plan.bytes)
+        if joined.row_groups:
+            yield joined
+
+    def _plan(self, file: BinaryIO, number: int, names: tuple[str, ...] | None) -> _Plan:
+        """How a row group is read: as many rows at once as `BATCH` allows."""
+        where = f"{self.path}: row group {number}"
+        columns = self._columns(where, file, number, names)
+        size = sum(column.total() for column in columns)
+        if size <= _TOGETHER:
+            return _Plan([number], size, ROWS, frozenset())
+        shared = frozenset(column.path for column in columns if column.shared)
+        fixed = least = sum(column.page_bytes for column in columns)
+        for of_rows in (False, True) if fixed <= BATCH else ():
+            for column in columns if of_rows else ():
+                column.find_rows()
+            for rows, growth in _STEPS:
+                least = fixed + growth * sum(column.most(rows) for column in columns)
+                if least <= BATCH:
+                    return _Plan([number], size, rows, shared)
+        raise TooLarge(
+            f"{where}: to read a row may take {least >> 20} MiB, and the limit is {BATCH >> 20} MiB; write the file "
+            "with fewer rows in a row group (pyarrow: row_group_size=64)"
+        )
+
+    def _columns(self, where: str, file: BinaryIO, number: int, names: tuple[str, ...] | None) -> list[_Column]:
+        """The columns of a row group that are read."""
+        group, schema = self.metadata.row_group(number), self._open(frozenset()).schema
+        found, pages = list[_Column](), 0
+        for k in range(group.num_columns):
+            path = schema.column(k).path
+            if names is not None and not any(path == name or path.startswith(f"{name}.") for name in names):
+                continue
+            column = _Column(f"{where}, column {path[:80]}", file, group.column(k), schema.column(k))
+            pages += len(column.pages)
+            if pages > PAGES:
+                raise TooLarge(f"{where}: it has more than {PAGES:,} pages; write larger pages")
+            if column.flat and column.values != group.num_rows:
+                raise DataError(
+                    f"{where}: the footer says {group.num_rows} rows, and the pages of {path[:80]} have "
+                    f"{column.values}; write the file again"
+                )
+            found.append(column)
+        return found
+
+
+def _check_footer(path: Path) -> None:
+    """Refuse a file whose footer, which is read whole, is too large.
+
+    Raises:
+        TooLarge: it is larger than `DIRECTORY`.
+    """
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(size - 8, 0))
+        footer = int.from_bytes(file.read(4), "little")
+    if DIRECTORY < footer < size:
+        raise TooLarge(
+            f"{path}: its footer has {footer >> 20} MiB, at most {DIRECTORY >> 20} are read; write larger row groups"
+        )
+
+
+class _Part(NamedTuple):
+    """Rows of a batch that follow each other, and what they take as Python objects."""
+
+    begin: int
+    rows: int
+    bytes: int
+
+
+def _parts(batch: pa.RecordBatch) -> Iterator[_Part | str]:
+    """The rows of a batch in parts of at most `_TOGETHER` bytes, or one row; of a row that is too large the reason."""
+    sizes_N, long_N = np.zeros(batch.num_rows, np.int64), np.zeros(batch.num_rows, bool)
+    for column in batch.columns:
+        cells_N = python_bytes(column)
+        sizes_N += cells_N
+        long_N |= cells_N > CELL
+    bad = np.flatnonzero(long_N | (sizes_N > RECORD)).tolist()
+    before_N = np.concatenate([[0], np.cumsum(sizes_N)])
+    begin = 0
+    for stop in [*bad, batch.num_rows]:
+        while begin < stop:
+            most = int(np.searchsorted(before_N, before_N[begin] + _TOGETHER, side="right")) - 1
+            end = min(max(most, begin + 1), stop)
+            yield _Part(begin, end - begin, int(before_N[end] - before_N[begin]))
+            begin = end
+        if stop < batch.num_rows:
+            yield f"a cell {too_long(CELL)}" if long_N[stop] else too_long(RECORD)
+        begin = stop + 1
+
+
+def python_bytes(array: pa.Array) -> _Counts:
+    """(N,) about how many bytes each value of an Arrow array takes as a Python object."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind, is_ = array.type, pa.types
+    if isinstance(array, pa.ExtensionArray):
+        return python_bytes(array.storage)
+    found = np.full(len(array), 80, np.int64)  # of an object itself, and of the pointer to it
+    if is_.is_dictionary(kind):
+        entries = np.append(python_bytes(array.dictionary), 0)
+        numbers = pc.fill_null(array.indices.cast(pa.int64()), len(entries) - 1).to_numpy()
+        found = entries[numbers]
+    elif is_.is_struct(kind):
+        found += 136 + 100 * kind.num_fields  # the names of its fields are shared
+        for k in range(kind.num_fields):
+            found += python_bytes(array.field(k))
+    elif is_.is_fixed_size_list(kind):
+        values = array.values.slice(array.offset * kind.list_size, len(array) * kind.list_size)
+        found += python_bytes(values).reshape(len(array), kind.list_size).sum(axis=1) + 40
+    elif is_.is_list(kind) or is_.is_large_list(kind) or is_.is_map(kind):
+        ends = array.offsets.to_numpy().astype(np.int64)
+        values = python_bytes(array.values.slice(int(ends[0]), int(ends[-1] - ends[0])))
+        before = np.concatenate([[0], np.cumsum(values)])[ends - ends[0]]
+        found += np.diff(before) + 40
+    elif is_.is_fixed_size_binary(kind):
+        found += kind.byte_width
+    elif is_.is_string(kind) or is_.is_binary(kind) or is_.is_large_string(kind) or is_.is_large_binary(kind):
+        found += pc.fill_null(pc.binary_length(array), 0).to_numpy()
+    elif is_.is_string_view(kind) or is_.is_binary_view(kind):
+        found += array.nbytes  # for want of a function for their lengths: as if each had all
+    else:
+        found[:] = 40
+    return found
+
+
+# How many rows are read at once.
+
+
+class _Plan(NamedTuple):
+    """How row groups are read.
+
+    Attributes:
+        row_groups: their numbers; they are read one behind the other.
+        bytes: what all of them take, at most.
+        rows: of a batch, at most.
+        shared: paths of the columns that are read as dictionaries.
+    """
+
+    row_groups: list[int]
+    bytes: int
+    rows: int
+    shared: frozenset[str]
+
+
+class _Page(NamedTuple):
+    """A page of a column.
+
+    Attributes:
+        kind: its type.
+        values: how many it has, nulls with them; of a dictionary, entries.
+        encoding: of its values.
+        size: bytes that it unpacks to.
+        at: where its content begins in the file.
+        packed: bytes of its content in the file.
+        levels: bytes of its content that say where rows begin, which are not compressed; None: they are, and their
+            number stands in front of them.
+    """
+
+    kind: int
+    values: int
+    encoding: int
+    size: int
+    at: int
+    packed: int
+    levels: int | None
+
+
+class _Column:
+    """What is to know of a column of a row group before it is read.
+
+    Args:
+        where: file, row group and column, for messages.
+        file: open for reading.
+        chunk: what the footer says of it.
+        described: its type, from the footer.
+
+    Attributes:
+        path: its name, with those of the columns that it is part of.
+        flat: whether every value is a row.
+        values: number of its values.
+        pages: with values.
+        page_bytes: what its pages take while they are read: the dictionary and the largest other one.
+        shared: whether it is read as a dictionary.
+        own_P: (P,) bytes of a value of each page, at most, where pages do not hold the values as they are.
+        content_P: (P,) bytes of the values of each page, at most, besides.
+        first_P: (P + 1,) values before each page.
+        starts_R: (R,) values before each row; None: not known.
+    """
+
+    def __init__(self, where: str, file: BinaryIO, chunk: Any, described: Any) -> None:
+        self.where, self.file, self.codec = where, file, str(chunk.compression)
+        self.path = str(described.path)
+        self.flat, self.levels = described.max_repetition_level == 0, int(described.max_repetition_level)
+        self.nullable = described.max_definition_level > 0
+        entries, self.pages = _pages(where, file, chunk)
+        dictionary = sum(page.size for page in entries)
+        values_P = np.array([page.values for page in self.pages], np.int64)
+        self.values = int(values_P.sum())
+        self.page_bytes = dictionary + max((page.size for page in self.pages), default=0)
+        texts = described.physical_type == "BYTE_ARRAY"
+        # values of a dictionary that are in memory at once
+        named = max((page.values for page in self.pages if page.encoding in _NAMED), default=0)
+        named = min(named, ROWS) if self.flat else named
+        longest = dictionary
+        if texts and entries and dictionary * named > SHARED:
+            longest = self._longest(entries[0])
+        self.shared = texts and named * longest > SHARED
+        if self.shared:
+            longest = 4
+            self.page_bytes += 2 * dictionary  # with that of the batch, and the index of its texts
+        width = _WIDTHS.get(described.physical_type) or int(described.length)
+        found = [self._bytes_of(page, longest) if texts else (width, 0) for page in self.pages]
+        self.own_P, self.content_P = np.array(found, np.int64).reshape(-1, 2).T
+        self.own_P = self.own_P + (_VALUE if self.flat else _NESTED)
+        self.first_P = np.concatenate([[0], np.cumsum(values_P)])
+        self.starts_R: _Counts | None = None
+
+    def total(self) -> int:
+        """Bytes that the whole column takes, at most."""
+        return self.page_bytes + int((self.content_P + self.own_P * np.diff(self.first_P)).sum())
+
+    def most(self, rows: int) -> int:
+        """Bytes of so many rows that are read at once, at most; all of a column whose rows are not known."""
+        if self.flat:
+            # batches in which a page begins, or the one before; others lie in a page that begins in one of these
+            batch_K = np.unique(np.concatenate([[0], self.first_P // rows, self.first_P // rows - 1]).clip(0))
+            begin_K, end_K = batch_K * rows, np.minimum((batch_K + 1) * rows, self.values)
+            begin_K, end_K = begin_K[begin_K < end_K], end_K[begin_K < end_K]
+        elif self.starts_R is not None:
+            begin_K = self.starts_R[::rows]
+            end_K = np.append(begin_K[1:], self.values)
+        else:
+            begin_K, end_K = np.zeros(1, np.int64), np.full(1, self.values)
+        if not self.values:
+            return 0
+        from_K = np.searchsorted(self.first_P, begin_K, side="right") - 1
+        to_K = np.searchsorted(self.first_P, end_K, side="left")
+        before_P = np.concatenate([[0], np.cumsum(self.content_P)])
+        return int((before_P[to_K] - before_P[from_K] + (end_K - begin_K) * self.own_P.max()).max())
+
+    def find_rows(self) -> None:
+        """Find out where rows begin, where a row is not a value."""
+        if self.flat or self.starts_R is not None:
+            return
+        runs, found = RUNS, [np.zeros(0, np.int64)]
+        for page, before in zip(self.pages, self.first_P, strict=False):
+            for first, more in _zeros(self._levels(page), self.levels.bit_length(), page.values):
+                runs -= 1 + len(more)
+                if runs < 0:
+                    raise TooLarge(f"{self.where}: it has more than {RUNS:,} rows; write smaller row groups")
+                found.append(before + first + more)
+        self.starts_R = np.concatenate(found)
+
+    def _levels(self, page: _Page) -> bytes:
+        """The levels of a page that say where rows begin."""
+        if page.levels is not None:
+            self.file.seek(page.at)
+            return self.file.read(min(page.levels, page.packed))
+        content = self._content(page)
+        (size,) = struct.unpack_from("<I", content)
+        return bytes(content[4 : 4 + size])
+
+    def _content(self, page: _Page) -> memoryview:
+        """What a page holds, unpacked."""
+        import pyarrow as pa
+
+        self.file.seek(page.at)
+        packed = self.file.read(page.packed)
+        if self.codec == "UNCOMPRESSED":
+            return memoryview(packed)
+        return memoryview(pa.Codec(_CODECS[self.codec]).decompress(packed, page.size))
+
+    def _bytes_of(self, page: _Page, longest: int) -> tuple[int, int]:
+        """What a text of a page takes at most, and what all of them take besides; `longest` is of the dictionary."""
+        if page.encoding in _NAMED:
+            return longest, 0
+        if page.encoding == _PREFIXES:
+            return page.size, 0
+        if page.size > _LARGE and page.encoding == _PLAIN and page.kind == _DATA:
+            return self._longest(page), 0
+        return 0, page.size
+
+    def _longest(self, page: _Page) -> int:
+        """Bytes of the longest text of a page or dictionary; all of them where that would take long to find out."""
+        if page.size > BATCH // 3 or page.values > _LOOKED_UP:
+            return page.size
+        content, at, longest = self._content(page), 0, 0
+        if page.kind == _DATA:  # levels stand before the texts
+            for _ in range((not self.flat) + self.nullable):
+                (length,) = struct.unpack_from("<I", content, at)
+                at += 4 + length
+        while at < len(content):
+            (length,) = struct.unpack_from("<I", content, at)
+            longest, at = max(longest, length), at + 4 + length
+        return longest
+
+
+def _zeros(levels: bytes, width: int, values: int) -> Iterator[tuple[int, _Counts]]:
+    """The places of the levels of a page that are 0, at which rows begin: of each run its place, and those in it.
+
+    A run is a level that is repeated, or groups of eight levels in bits.
+
+    Raises:
+        ValueError: they are no levels.
+    """
+    seen = at = 0
+    while seen < values:
+        header, at = _number(levels, at)
+        if header & 1:
+            size = (header >> 1) * width
+            if size > _LONGEST_RUN:
+                raise ValueError("a run of levels is too long; write the file with smaller row groups")
+            bits = np.unpackbits(np.frombuffer(levels, np.uint8, size, at), bitorder="little")
+            run = bits.reshape(-1, width)[: values - seen]
+            count = len(run)
+            yield seen, np.flatnonzero(~run.any(axis=1))
+        else:
+            size, count = -(-width // 8), min(header >> 1, values - seen)
+            yield seen, np.arange(0 if any(levels[at : at + size]) else min(count, RUNS))
+        if not count:
+            raise ValueError("a run of no levels")
+        seen, at = seen + count, at + size
+
+
+# Headers of pages.
+
+
+def _pages(where: str, file: BinaryIO, chunk: Any) -> tuple[list[_Page], list[_Page]]:
+    """The dictionary of a column of a row group, if any, and the pages with its values, as pyarrow finds them."""
+    at = chunk.data_page_offset
+    if chunk.has_dictionary_page and 0 < (chunk.dictionary_page_offset or 0) < at:
+        at = chunk.dictionary_page_offset
+    end, seen = at + chunk.total_compressed_size, 0
+    entries, found = list[_Page](), list[_Page]()
+    while at < end and seen < chunk.num_values:
+        page = _page(file, at)
+        if page is None or min(page.size, page.packed, page.values) < 0 or len(found) > PAGES:
+            raise DataError(f"{where}: page {len(found)} is damaged, or there are more than {PAGES:,}")
+        at = page.at + page.packed
+        if page.kind == _DICTIONARY:
+            entries.append(page)
+        elif page.kind in (_DATA, _DATA_2):
+            found.append(page)
+            seen += page.values
+    return entries, found
+
+
+def _page(file: BinaryIO, at: int) -> _Page | None:
+    """The page at a place of the file; None where there is none."""
+    for size in _HEADERS:
+        file.seek(at)
+        data = file.read(size)
+        try:
+            header, length = _struct(data, 0, 0)
+        except IndexError:  # it is longer
+            continue
+        break
+    else:
+        return None
+    kind, rest = header[1], {_DATA: 5, _DICTIONARY: 7, _DATA_2: 8}
+    own = header.get(rest.get(kind, 0), {})
+    second = kind == _DATA_2
+    levels = own[6] if second else None
+    return _Page(kind, own.get(1, 0), own.get(4 if second else 2, 0), header[2], at + length, header[3], levels)
+
+
+_BYTES_OF, _INTEGERS, _LISTS = {3: 1, 7: 8}, (4, 5, 6), (9, 10)  # types of Thrift's compact protocol
+_TRUE, _FALSE, _TEXT, _STRUCT = 1, 2, 8, 12
+_DEEPEST = 8  # structs in a struct; headers of pages have three
+
+
+def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
+    """The integers and structs of a struct by the numbers of their fields, and where it ends.
+
+    Raises:
+        IndexError: it goes on behind the data.
+        ValueError: it is none.
+    """
+    found: dict[int, Any] = {}
+    number = 0
+    while (head := data[at]) != 0:
+        at += 1
+        if head >> 4:
+            number += head >> 4
+        else:
+            step, at = _number(data, at)
+            number = (step >> 1) ^ -(step & 1)
+        found[number], at = _value(data, at, head & 15, depth)
+    return found, at + 1
+
+
+def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
+    """A value of a struct, and where it ends; of texts and lists only the latter."""
+    if kind in (_TRUE, _FALSE):
+        return kind == _TRUE, at
+    if kind in _INTEGERS:
+        number, at = _number(data, at)
+        return (number >> 1) ^ -(number & 1), at
+    if kind in _BYTES_OF:
+        return None, at + _BYTES_OF[kind]
+    if kind == _TEXT:
+        length, at = _number(data, at)
+        return None, at + length
+    if depth > _DEEPEST:
+        raise ValueError("structs in structs without end")
+    if kind == _STRUCT:
+        return _struct(data, at, depth + 1)
+    if kind in _LISTS:
+        head, at = data[at], at + 1
+        count = head >> 4
+        if count == 15:
+            count, at = _number(data, at)
+        for _ in range(count):
+            if head & 15 in (_TRUE, _FALSE):
+                at += 1
+            else:
+                _, at = _value(data, at, head & 15, depth + 1)
+            if at > len(data):
+                raise IndexError
+        return None, at
+    raise ValueError(f"there is no type {kind}")
+
+
+def _number(data: bytes, at: int) -> tuple[int, int]:
+    """An integer of as many bytes as it needs, seven bits in each, and where it ends."""
+    found = shift = 0
+    while shift < 64:
+        byte = data[at]
+        at += 1
+        found |= (byte & 127) << shift
+        if byte < 128:
+            return found, at
+        shift += 7
+    raise ValueError("a number of more than 64 bits")
