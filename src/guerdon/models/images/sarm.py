@@ -28,6 +28,7 @@ from guerdon.compute.devices import resolve_device
 from guerdon.episodes.chats import unreadable
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.network.hub import local_folder, reading
+from guerdon.policies.batches.control_tokens import control_tokens
 from guerdon.policies.pretrained.reading import read_pretrained, read_tensors, read_tokenizer
 from guerdon.policies.vla.checkpoint_config import STATE, checked, json_object
 from guerdon.policies.vla.policy import Normalization
@@ -245,6 +246,8 @@ class SarmModel:
             return Failure("bad_states", "states are not finite")
         if not episode.task.strip():
             return Failure("no_task", "the episode does not say what its task was")
+        if found := control_tokens(self._tokenizer).find(episode.task):
+            return Failure("control_token", f"the task has the control token {found[0]!r}")
         return unreadable(episode, task_only=True)
 
     def _pictures(self, frames_T_H_W_C: ByteArray) -> Tensor:
