@@ -21,6 +21,7 @@ from guerdon.config.schema import Spot, child, field_of, keys_of, leaves, litera
 from guerdon.config.tree import Tree, describe
 
 _MOST_LISTED = 20
+MOST_LINES = 50
 
 
 class _Location(NamedTuple):
@@ -44,13 +45,19 @@ def problem_lines(model: type[BaseModel], tree: Tree, error: ValidationError, or
         where = _locate(model, tree.data, detail)
         grouped.setdefault(where.path, []).append((where, detail))
     lines = []
-    unknown_last = [path for path in grouped if all(d["type"] != "extra_forbidden" for _, d in grouped[path])]
-    for path, found in sorted(grouped.items(), key=lambda item: item[0] in unknown_last):
+    unknown_last = {path for path in grouped if all(d["type"] != "extra_forbidden" for _, d in grouped[path])}
+    ordered = sorted(grouped.items(), key=lambda item: item[0] in unknown_last)
+    for path, found in ordered[:MOST_LINES]:
         text = "; ".join(dict.fromkeys(_texts(model, found)))
         joint = "" if text.startswith(".") or not path else " "
         place = tree.place(path if joint else f"{path}{text.partition(' ')[0]}") or origin
         lines.append(f"{place}: {path}{joint}{text}")
-    return lines
+    return lines + _and_more(len(ordered) - len(lines), "problems")
+
+
+def _and_more(count: int, what: str) -> list[str]:
+    """A line for those that are not listed."""
+    return [f"... and {count:,} more {what}"] if count > 0 else []
 
 
 def _locate(model: type[BaseModel], data: Any, detail: Mapping[str, Any]) -> _Location:
@@ -163,7 +170,9 @@ def unknown_lines(model: type[BaseModel], tree: Tree, origin: str) -> list[str]:
     found = list(_unknown((model,), tree.data, ""))
     written = [one for one in found if one.path in tree.places] or found
     shown = [one for one in written if not one.others] or written
-    return [f"{tree.place(one.path) or origin}: {one.path} {_unknown_text(model, one)}" for one in shown]
+    listed = shown[:MOST_LINES]
+    lines = [f"{tree.place(one.path) or origin}: {one.path} {_unknown_text(model, one)}" for one in listed]
+    return lines + _and_more(len(shown) - len(lines), "unknown keys")
 
 
 def _unknown(spot: Spot, value: Any, path: str) -> Iterator[_Unknown]:
