@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -27,6 +28,9 @@ from guerdon.secrets import clean_key
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 CONFIGS = (CONFIG, ADAPTER, "generation_config.json", "tokenizer_config.json")  # of a folder, where it has them
 MOST_LAYERS = 10_000  # building more of them takes minutes, weights or not
+MOST_LABELS = 100_000  # each has a name in the configuration, which is made before any weight is read
+_LAYERS = re.compile(r"layers?$|^depths?$|^(num|n)_(\w+_)?(blocks?|experts|stages|groups|codebooks)$")
+_NAMES = ("num_labels", "extra_ids", "offset")  # numbers of labels, and of tokens of T5's and Pegasus's tokenizers
 AGAIN = "download the folder again (by git: git lfs pull), or save it again with save_pretrained"
 PICKLED = {"pytorch_model": "model", "adapter_model": "adapter_model"}  # names of weights: pickled, as safetensors
 OFT_PARTS = ("action_head", "proprio_projector", "vision_backbone")  # what OpenVLA-OFT keeps in pickles of their own
@@ -230,10 +234,11 @@ def _config_problems(folder: Path) -> Iterator[str]:
         for part in parts:  # and those inside, at any depth
             parts += [value for value in part.values() if isinstance(value, dict)]
         for key, value in (item for part in parts for item in part.items()):
-            layers = isinstance(value, int) and (key == "depth" or key.endswith(("layer", "layers")))
-            if layers and value > MOST_LAYERS:
-                yield f"{key} in {file.name} is {value:,}, more than any model has ({MOST_LAYERS:,}); correct it"
-            if layers and value < 1 and key in ("depth", "num_hidden_layers"):  # transformers would leave weights out
+            most = MOST_LABELS if key in _NAMES else MOST_LAYERS if _LAYERS.search(key) else None
+            counts = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int)]
+            if most is not None and max(counts, default=0) > most:
+                yield f"{key} in {file.name} is {max(counts):,}, more than any model has ({most:,}); correct it"
+            if key in ("depth", "num_hidden_layers") and min(counts, default=1) < 1:  # weights would be left out
                 yield f"{key} in {file.name} is {value}, and a model has at least one layer; correct it"
             if key in ("attn_implementation", "_attn_implementation") and "/" in str(value):
                 yield f"{key} in {file.name} names code on the hub, {str(value)[:80]!r}; remove the key"

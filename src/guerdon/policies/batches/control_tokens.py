@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from guerdon.episodes.chats import ChatError
-from guerdon.errors import boundary
+from guerdon.policies.pretrained.chat_template import render
 from guerdon.tasks.replies import marks_reasoning
 from guerdon.types import IntArray
 
@@ -52,8 +52,6 @@ class ControlTokens:
     def __init__(self, ids: Mapping[str, int], normalizer: Any = None) -> None:
         self.ids, self._normalizer = dict(ids), normalizer
         self._texts = {i: text for text, i in self.ids.items()}
-        self._is_control = np.zeros(max(self._texts, default=-1) + 1, dtype=np.bool_)
-        self._is_control[list(self._texts)] = True
         self._pattern = re.compile(_any_of(self.ids)) if self.ids else None
         self._parts = "\0".join(self.ids)
         self._longest = max(map(len, self.ids), default=0)
@@ -80,8 +78,7 @@ class ControlTokens:
         return not self._there(set(more), text)
 
     def _controls(self, ids: IntArray) -> list[int]:
-        known = ids[ids < len(self._is_control)]
-        return known[self._is_control[known]].tolist()  # type: ignore[no-any-return]
+        return [i for i in ids.tolist() if i in self._texts]
 
     def _there(self, tokens: set[int], text: str) -> set[int]:
         """Those of some control tokens whose text is in a text, or in what the normalizer makes of it."""
@@ -239,8 +236,8 @@ def _used_by(tokenizer: Any, tokens: Iterable[str]) -> set[str]:
     if not tokens or not tokenizer.chat_template:
         return found
     for chat in _SHORT:
-        with suppress(ChatError), boundary(ChatError, "the chat template refuses this conversation"):
-            text = str(tokenizer.apply_chat_template(list(chat), tokenize=False, add_generation_prompt=True))
+        with suppress(ChatError):
+            text = render(tokenizer, list(chat), add_generation_prompt=True)
             found |= {token for token in tokens if token in text}
     return found
 

@@ -24,8 +24,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from guerdon.episodes.chats import ChangedTextError, ChatError, check_characters
-from guerdon.errors import ConfigError, DataError, boundary
+from guerdon.errors import ConfigError, DataError
 from guerdon.policies.batches.control_tokens import ControlTokenError, ControlTokens, control_tokens, restored
+from guerdon.policies.pretrained.chat_template import render
 from guerdon.tasks.replies import opened_reasoning
 from guerdon.types import BoolArray, IntArray, Message, Tool
 
@@ -398,18 +399,8 @@ def chat_text(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool]
 
 
 def _rendered(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool], *, answered: bool) -> str:
-    """What the chat template writes.
-
-    Raises:
-        ChatError: it refuses the chat.
-    """
-    with boundary(ChatError, "the chat template refuses this conversation"):
-        return str(
-            tokenizer.apply_chat_template(
-                [dict(m) for m in messages], tools=[dict(t) for t in tools] or None, tokenize=False,
-                add_generation_prompt=not answered,
-            )
-        )  # fmt: skip
+    chat, functions = [dict(m) for m in messages], [dict(t) for t in tools]
+    return render(tokenizer, chat, functions or None, add_generation_prompt=not answered)
 
 
 @dataclass(frozen=True)

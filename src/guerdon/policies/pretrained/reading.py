@@ -26,6 +26,7 @@ from guerdon.errors import CheckpointError, boundary
 from guerdon.network.hub import check_configs, check_links, check_model, model_folder, reading
 from guerdon.policies.pretrained.adapters import mark_untied
 from guerdon.policies.pretrained.chat_template import check_templates, templates_of
+from guerdon.policies.pretrained.tokenizer_rules import check_rules
 from guerdon.processes.progress import log_once
 
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model",
@@ -361,8 +362,8 @@ def read_tokenizer(path: str, *, template: bool = True) -> Any:
         template: whether its chat template is used, and checked; otherwise it is removed.
 
     Raises:
-        CheckpointError: it cannot be read, needs code of its own, a link leads out of its folder, or its chat template
-            breaks the limits of `check_templates`.
+        CheckpointError: it cannot be read, needs code of its own, a link leads out of its folder, or its rules or its
+            chat template break the limits of `check_rules` and `check_templates`.
     """
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
@@ -380,7 +381,11 @@ def read_tokenizer(path: str, *, template: bool = True) -> Any:
                     "the tokenizer from the model that it was trained from, or save it there (save_pretrained)"
                 )
         file = cached_file(path, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
+        if file is not None:
+            check_rules(json.loads(Path(file).read_text(encoding="utf-8")), path)
         tokenizer = _declared(path, fails=file is None)
+        if file is None and tokenizer.is_fast:  # made of the files of another library
+            check_rules(_parts(tokenizer), path)
         if file is not None and (tokenizer is None or _parts(tokenizer) != _parts(Tokenizer.from_file(file))):
             declared = {} if tokenizer is None else tokenizer.special_tokens_map  # of the class, if the folder has none
             tokenizer = PreTrainedTokenizerFast.from_pretrained(path, trust_remote_code=False)
