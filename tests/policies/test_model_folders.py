@@ -16,7 +16,14 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_policy
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+from transformers import (
+    AutoModelForCausalLM,
+    GPTJConfig,
+    GPTJForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+)
 
 from guerdon import cli
 from guerdon.compute.finite import load_weights, save_weights
@@ -651,6 +658,25 @@ def test_a_damaged_folder_is_refused_with_what_to_do_next(name, model):
         read_model(str(model))
     assert str(model) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_tables_of_positions_without_end(tmp_path):
+    """Of models that keep no weights for them; of others more positions need no memory."""
+    tokenizer = byte_tokenizer()
+    sizes = {"vocab_size": len(tokenizer), "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    small = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64, "rotary_dim": 4}
+    GPTJForCausalLM(GPTJConfig(**sizes, **small)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    edited(tmp_path / "config.json", n_positions=300_000)
+    assert read_model(str(tmp_path))
+    edited(tmp_path / "config.json", n_positions=10**9)
+    with pytest.raises(CheckpointError, match="1,000,000,000 positions, whose tables would take 16 GB; correct it"):
+        read_model(str(tmp_path))
+
+
+def test_positions_without_tables(model):
+    edited(model / "config.json", max_position_embeddings=10**9)
+    assert read_model(str(model))
 
 
 def test_weights_of_more_layers_are_not_read_one_at_a_time_either(model):

@@ -31,6 +31,8 @@ from guerdon.processes.progress import log_once
 
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model",
                 "sentencepiece.bpe.model", "spm.model", "vocab.bpe")  # fmt: skip
+USUAL_POSITIONS = 1 << 18  # up to which tables of them are small
+MOST_TABLES = 256 << 20  # bytes
 _LAYER = re.compile(r"\.\d+\.")
 
 
@@ -61,6 +63,7 @@ def read_pretrained(
     """
     path = local_model(path)
     check_model(CheckpointError, what, path)
+    _refuse_tables(kind, path, what)
     with reading(what, path):
         model, report = kind.from_pretrained(
             path, dtype=dtype, output_loading_info=True, trust_remote_code=False, use_safetensors=True, **options
@@ -81,6 +84,28 @@ def read_pretrained(
     refuse_to_read(model.named_parameters(), f"{what} {path!r}")
     check_stops(model, f"{what} {path!r}")
     return model
+
+
+def _refuse_tables(kind: Any, path: str, what: str) -> None:
+    """Refuse a number of positions for which a model would compute tables that are larger than `MOST_TABLES`.
+
+    Weights have their sizes in their files; tables of positions are only in memory.
+
+    Raises:
+        CheckpointError: they would be.
+    """
+    if not hasattr(kind, "from_config"):
+        return
+    positions = getattr(read_config(path, what).get_text_config(), "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions <= USUAL_POSITIONS:
+        return
+    model = meta_model(kind, path, what, buffers=False)
+    size = sum(table.numel() * table.element_size() for table in model.buffers())
+    if size > MOST_TABLES:
+        raise CheckpointError(
+            f"{what} {path!r} cannot be read: config.json gives it {positions:,} positions, whose tables would take "
+            f"{size / 1e9:,.3g} GB; correct it"
+        )
 
 
 def of_more_layers(model: Any, names: Iterable[str]) -> list[str]:
