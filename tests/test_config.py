@@ -162,6 +162,19 @@ class TestRead:
         with pytest.raises(ConfigError, match="aliases expand"):
             read(tmp_path, "\n".join(lines))
 
+    def test_a_text_that_aliases_repeat(self, tmp_path):
+        text = f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 200)}]\n"
+        with pytest.raises(ConfigError, match="more than 10000000 characters"):
+            read(tmp_path, text)
+        assert len(read(tmp_path, text.replace(", *a" * 150, "")).data["b"]) == 50
+
+    @pytest.mark.parametrize("text", ["seed: 0xDIGITS", "seed: 1\nname: 'x${seed}'", "seed: [0xDIGITS]"])
+    def test_numbers_that_are_too_long_to_write(self, tmp_path, text):
+        text = text.replace("DIGITS", "f" * 5000).replace("seed: 1", f"seed: 0x{'f' * 5000}")
+        (tmp_path / "study.yaml").write_text(text)
+        with pytest.raises(ConfigError, match="a whole number of 20,000 bits"):
+            load(Root, tmp_path / "study.yaml")
+
     def test_missing_and_binary_files(self, tmp_path):
         with pytest.raises(ConfigError, match="no such file"):
             read_yaml(tmp_path / "absent.yaml")
@@ -369,6 +382,34 @@ class TestRefs:
             self.resolve(data, Open)
         assert words in str(caught.value)
 
+    @pytest.mark.parametrize(
+        "made_of",
+        [lambda ref: [ref] * 10, lambda ref: {f"k{i}": ref for i in range(10)}, lambda ref: ref * 10],
+        ids=["list", "map", "text"],
+    )
+    def test_references_that_multiply(self, made_of):
+        """Each value is made of ten times the one before: a tenth of a million fits, ten thousand million does not."""
+        data = {"v0": made_of("x"), **{f"v{k}": made_of(f"${{v{k - 1}}}") for k in range(1, 10)}}
+        with pytest.raises(ConfigError, match=r"f:6: v5[.\dk]*: the references stand for more than 1,000,000 values"):
+            self.resolve(data)
+        small = {key: value for key, value in data.items() if key < "v4"}
+        assert len(str(self.resolve(small)["v3"])) >= 10_000
+
+    def test_references_that_nest(self):
+        data = {"v0": 1, **{f"v{k}": {"x": f"${{v{k - 1}}}"} for k in range(1, 2000)}}
+        with pytest.raises(ConfigError, match="more than 50 maps and lists inside each other"):
+            self.resolve(data)
+        chain = {f"v{k}": f"${{v{k + 1}}}" for k in range(2000)}
+        with pytest.raises(ConfigError, match="more than 100 references, maps and lists lead to it"):
+            self.resolve(chain)
+        assert self.resolve({**{f"v{k}": f"${{v{k + 1}}}" for k in range(90)}, "v90": 7})["v0"] == 7
+
+    def test_copies_are_apart(self):
+        found = self.resolve({"a": {"x": [1]}, "b": "${a}", "c": ["${a.x}", "${a.x}"], "d": "${c}"})
+        found["a"]["x"].append(2)
+        found["c"][0].append(3)
+        assert found == {"a": {"x": [1, 2]}, "b": {"x": [1]}, "c": [[1, 3], [1]], "d": [[1], [1]]}
+
     @given(plain)
     def test_a_whole_reference_is_the_value(self, value):
         tree = Tree({"v": value, "r": "${v}", "chain": "${r}"})
@@ -379,6 +420,15 @@ class TestRefs:
 
 
 class TestValidate:
+    def test_many_problems_are_counted(self, tmp_path):
+        keys = "".join(f"key{i}: 1\n" for i in range(500))
+        assert problem(keys, tmp_path=tmp_path).splitlines()[-1] == "  ... and 450 more unknown keys"
+        weights = f"reward: {{weights: [{', '.join(['x'] * 500)}]}}\n"
+        found = problem(weights, tmp_path=tmp_path).splitlines()
+        assert found[0].endswith("many problems")
+        assert len(found) == 52
+        assert found[-1].startswith("  ... and 45")
+
     def test_bad_values_say_where_what_and_what_is_allowed(self, tmp_path):
         text = "seed: -1\nreward:\n  reward_mode: perstep\n  weights: [1, x]\n"
         assert problem(text, tmp_path=tmp_path).splitlines()[1:] == [

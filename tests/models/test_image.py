@@ -105,6 +105,14 @@ def test_info_and_protocol(model, scorer):
     assert progress.info.success_threshold is None
 
 
+def test_a_width_without_end_is_refused_before_memory_is_taken(tmp_path):
+    path = save_checkpoint(tmp_path / "model", make_scorer(), CONFIG)
+    card = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(card | {"hidden_dim": 10**12}))
+    with pytest.raises(CheckpointError, match="does not fit resnet18 with hidden_dim 1000000000000"):
+        load_checkpoint(path)
+
+
 def test_head_follows_hidden_dim():
     assert isinstance(make_scorer(hidden_dim=None).head, torch.nn.Linear)
     head = make_scorer(hidden_dim=8).head

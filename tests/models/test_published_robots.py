@@ -133,6 +133,7 @@ def test_sarm_with_one_stage_is_how_far_that_is(home, tmp_path):
         ({"states": np.zeros((11, 4), np.float32)}, "bad_states"),
         ({"states": np.full((11, published.STATES), np.nan, np.float32)}, "bad_states"),
         ({"task": "  "}, "no_task"),
+        ({"task": "open<|endoftext|>close"}, "control_token"),
     ],
 )
 def test_an_episode_that_sarm_cannot_score_fails_and_the_others_do_not(home, changed, reason):
@@ -205,6 +206,7 @@ def processed(change):
         (lambda folder: (folder / "model.safetensors").unlink(), "has no model.safetensors"),
         (lambda folder: (folder / "config.json").write_text("{"), "cannot be read"),
         (configured(n_obs_steps=3), "n_obs_steps is 3, which is not even"),
+        (configured(max_state_dim=10**9), "max_state_dim: Input should be less than or equal to 100000"),
         (configured(n_obs_steps=10**9), "n_obs_steps: Input should be less than or equal to 1000"),
         (configured(frame_gap=10**30), "frame_gap: Input should be less than or equal to 1000000"),
         (configured(state_key="observation.joints"), "state_key is observation.joints"),
@@ -418,6 +420,26 @@ def test_a_roboreward_whose_heads_do_not_divide_its_width_is_refused(tmp_path, h
     resized("vision_config", num_heads=heads)(folder)
     with pytest.raises(CheckpointError, match=r"vision_config.num_heads is 3|ZeroDivisionError"):
         load_reward_model("roboreward", folder, device="cpu", vlm=EXACT)
+
+
+@pytest.mark.parametrize("file", ["preprocessor_config.json", "video_preprocessor_config.json"])
+@pytest.mark.parametrize(
+    "changes",
+    [{"patch_size": 10**9}, {"size": {"shortest_edge": 10**15, "longest_edge": 10**16}}, {"min_pixels": 10**12}],
+)
+def test_pictures_are_not_enlarged_without_end(tmp_path, file, changes):
+    folder = published.write_base(tmp_path / "RoboReward-4B")
+    rewrite(folder / file, lambda given: given.update(changes))
+    with pytest.raises(CheckpointError, match=rf"in {file} is 1,000,[0,]*, more than pictures can have") as error:
+        load_reward_model("roboreward", folder, device="cpu", vlm=EXACT)
+    assert "\n" not in str(error.value)
+
+
+def test_large_limits_of_pictures_are_read(tmp_path):
+    folder = published.write_base(tmp_path / "RoboReward-4B")
+    for file in ("preprocessor_config.json", "video_preprocessor_config.json"):
+        rewrite(folder / file, lambda given: given.update(size={"shortest_edge": 65536, "longest_edge": 10**9}))
+    assert load_reward_model("roboreward", folder, device="cpu", vlm=EXACT)
 
 
 @pytest.mark.parametrize("layers", [0, -1])

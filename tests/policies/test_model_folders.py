@@ -6,6 +6,7 @@ import pickle
 import shutil
 import struct
 import sys
+import zipfile
 from io import StringIO
 from pathlib import Path
 
@@ -15,7 +16,14 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_policy
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+from transformers import (
+    AutoModelForCausalLM,
+    GPTJConfig,
+    GPTJForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+)
 
 from guerdon import cli
 from guerdon.compute.finite import load_weights, save_weights
@@ -25,6 +33,7 @@ from guerdon.models.text.sequence_classifier import SequenceClassifier
 from guerdon.network import hub
 from guerdon.policies.batches.tokens import prompt_ids
 from guerdon.policies.language.text_files import load_policy, outline, read_model, save_policy
+from guerdon.policies.language.tiny_text import byte_tokenizer
 from guerdon.policies.pretrained import adapter_files, chat_template
 from guerdon.policies.pretrained.chat_template import check_templates
 from guerdon.policies.pretrained.pickled import import_model
@@ -212,6 +221,49 @@ def test_an_import_runs_no_code_of_a_pickle_and_writes_nothing(model, tmp_path):
         import_model(model, tmp_path / "new")
     with pytest.raises(ConfigError, match="exists already"):
         import_model(model, model)
+
+
+REPEATED = {
+    "one number": (lambda: torch.zeros(1).expand(10**11), r"\d+ bytes, and its tensors 400,000,000,000 \('a' 400,"),
+    "rows that overlap": (lambda: torch.zeros(20_000).as_strided((10_000, 10_000), (1, 1)), "its tensors 400,000,000 "),
+    "no numbers": (lambda: torch.empty(10**11, device="meta"), "other things than weights by name"),
+    "few numbers": (lambda: torch.eye(2).to_sparse(), "other things than weights by name"),
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+@pytest.mark.parametrize("zipped", [True, False])
+def test_an_import_copies_no_more_than_a_file_holds(model, tmp_path, name, zipped):
+    make, words = REPEATED[name]
+    torch.save({"a": make()}, model / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
+    with pytest.raises(CheckpointError, match=words) as error:
+        import_model(model, tmp_path / "new")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_import_of_one_tensor_under_many_names(model, tmp_path):
+    shared = torch.arange(2_000_000.0)
+    torch.save({f"w{i}": shared for i in range(200)}, model / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="its tensors 1,600,000,000 "):
+        import_model(model, tmp_path / "new")
+    torch.save({f"w{i}": shared for i in range(4)} | {"p": torch.arange(9).expand(1, -1)}, model / "pytorch_model.bin")
+    import_model(model, tmp_path / "new")
+    found = load_file(tmp_path / "new" / "model.safetensors")
+    assert len(found) == 5
+    assert torch.equal(found["w3"], shared)
+    assert found["p"].shape == (1, 9)
+
+
+def test_an_import_of_compressed_parts(model, tmp_path):
+    file = model / "pytorch_model.bin"
+    torch.save({"a": torch.zeros(1_000_000)}, file)
+    with zipfile.ZipFile(file) as parts, zipfile.ZipFile(model / "small", "w", zipfile.ZIP_DEFLATED) as small:
+        for part in parts.infolist():
+            small.writestr(part.filename, parts.read(part.filename))
+    (model / "small").replace(file)
+    with pytest.raises(CheckpointError, match=r"its parts 4,0\d{2},\d{3}: they are compressed"):
+        import_model(model, tmp_path / "new")
 
 
 def adapter_of(tmp_path, base):
@@ -404,6 +456,49 @@ def test_hostile_templates_are_refused_in_one_line(name, monkeypatch):
     assert "\n" not in str(error.value)
 
 
+LONG = "{% set long = messages[0].content if messages[0].content is string else '' %}"
+GROWING = {
+    "loops": (LONG + "{% for c in long %}{% for d in long %}{% endfor %}{% endfor %}", "takes more than"),
+    "output": (LONG + "{% for c in long %}{{ long }}{% endfor %}", "writes more than"),
+    "a part": (LONG + "{% set x %}{% for c in long %}{{ long }}{% endfor %}{% endset %}", "writes more than"),
+    "texts": (
+        "{% set ns = namespace(x='xx') %}{% for m in messages %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+        "MiB of memory",
+    ),
+    "a product": (LONG + "{% set x = long * (long | length) %}", "MiB of memory"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_templates_that_grow_with_a_conversation_are_refused_in_one_line(name, monkeypatch):
+    monkeypatch.setattr(chat_template, "SECONDS", 1.5)
+    template, words = GROWING[name]
+    with pytest.raises(CheckpointError, match=rf"{words}.* for 100,000 characters in one message, or in") as error:
+        check_templates({"tools": template}, "a/b")
+    assert "\n" not in str(error.value)
+
+
+def test_what_a_template_may_write_is_limited(monkeypatch):
+    tokenizer = byte_tokenizer()
+    long = [{"role": "user", "content": "x" * 300_000}]
+    assert len(prompt_ids(tokenizer, long)) == 300_003
+    said = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    for more in ("{% for c in messages[0].content %}{{ messages[0].content }}{% endfor %}",
+                 "{% macro f() %}{% for c in messages[0].content %}xxxxxxxxxxxx{% for d in 'x' * 99 %}x{% endfor %}"
+                 "{% endfor %}{% endmacro %}{{ f() }}"):  # fmt: skip
+        tokenizer.chat_template = said + more
+        with pytest.raises(ChatError, match=r"writes more than 7,\d{3},\d{3} characters"):
+            prompt_ids(tokenizer, long)
+        assert len(prompt_ids(tokenizer, [{"role": "user", "content": "x"}]))
+    monkeypatch.setattr(chat_template, "SECONDS", 0.1)
+    monkeypatch.setattr(chat_template, "MOST", 10**9)
+    tokenizer.chat_template = (
+        said + "{% for c in messages[0].content %}{% for d in messages[0].content %}x" + "{% endfor %}" * 2
+    )
+    with pytest.raises(ChatError, match=r"takes more than 0.1 s"):
+        prompt_ids(tokenizer, long)
+
+
 def test_usual_templates_pass_and_are_rendered_once(monkeypatch):
     good = {
         "plain": "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{{ eos_token }}{% endfor %}",
@@ -516,6 +611,7 @@ def _without_tokenizer(folder):
         file.unlink()
 
 
+TENFOLD = {"type": "Replace", "pattern": {"String": "1"}, "content": "1" * 10}
 DAMAGES = {
     "truncated weights": (_cut, r"not fully covered; download the folder again"),
     "a header of 2^63 bytes": (_header(2**63), r"header too large; download the folder again"),
@@ -526,6 +622,16 @@ DAMAGES = {
     "no configuration": (lambda f: (f / "config.json").unlink(), r"no config\.json; name the folder of a model"),
     "a cut configuration": (lambda f: (f / "config.json").write_text("{"), r"config\.json: JSONDecode.*; download"),
     "layers without end": (lambda f: edited(f / "config.json", num_hidden_layers=10**7), r"10,000,000, more than"),
+    "labels without end": (lambda f: edited(f / "config.json", num_labels=10**9), r"num_labels in .* is 1,000,000,000"),
+    "experts without end": (lambda f: edited(f / "config.json", num_experts=10**9), r"num_experts in .*, more than"),
+    "stages without end": (lambda f: edited(f / "config.json", depths=[3, 10**9]), r"depths in .* is 1,000,000,000"),
+    "added tokens without end": (
+        lambda f: edited(f / "tokenizer_config.json", extra_ids=10**9), r"extra_ids in tokenizer_config\.json is 1",
+    ),
+    "rules that multiply": (
+        lambda f: edited(f / "tokenizer.json", normalizer={"type": "Sequence", "normalizers": [TENFOLD] * 12}),
+        r"its normalizer can make 1,000,000,000,000 characters of one; correct it in tokenizer\.json",
+    ),
     "weights of more layers": (
         lambda f: edited(f / "config.json", num_hidden_layers=1), r"of more layers than config\.json .*\.1\.",
     ),
@@ -553,6 +659,25 @@ def test_a_damaged_folder_is_refused_with_what_to_do_next(name, model):
         read_model(str(model))
     assert str(model) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_tables_of_positions_without_end(tmp_path):
+    """Of models that keep no weights for them; of others more positions need no memory."""
+    tokenizer = byte_tokenizer()
+    sizes = {"vocab_size": len(tokenizer), "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    small = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64, "rotary_dim": 4}
+    GPTJForCausalLM(GPTJConfig(**sizes, **small)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    edited(tmp_path / "config.json", n_positions=300_000)
+    assert read_model(str(tmp_path))
+    edited(tmp_path / "config.json", n_positions=10**9)
+    with pytest.raises(CheckpointError, match="1,000,000,000 positions, whose tables would take 16 GB; correct it"):
+        read_model(str(tmp_path))
+
+
+def test_positions_without_tables(model):
+    edited(model / "config.json", max_position_embeddings=10**9)
+    assert read_model(str(model))
 
 
 def test_weights_of_more_layers_are_not_read_one_at_a_time_either(model):

@@ -27,7 +27,6 @@ from guerdon.episodes.chats import ChatError
 from guerdon.errors import DataError, GuerdonError
 from guerdon.policies.batches.tokens import (
     TokenBatch,
-    chat_text,
     concatenate,
     judged_texts,
     pad_id,
@@ -564,7 +563,7 @@ def chat_lengths(tokenizer: Any, prompts: Sequence[Prompt], data: DataSettings) 
     except ChatError as error:
         for prompt, messages in zip(prompts, chats, strict=True):
             try:
-                chat_text(tokenizer, messages, prompt.tools, answered=False)
+                prompt_ids(tokenizer, messages, prompt.tools)
             except ChatError as own:
                 raise DataError(f"the policy cannot be given the prompt {prompt.id}: {own}; leave it out") from error
         raise

@@ -18,6 +18,7 @@ import difflib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,9 +27,19 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-from guerdon.config.problems import is_secret, problems, unknown_keys
+from guerdon.config.problems import MOST_LINES, is_secret, problems, unknown_keys
 from guerdon.config.schema import Spot, child, field_of, leaves, models_in, names_of, without_nulls
-from guerdon.config.tree import LONGEST_KEY, CoreLoader, Tree, apply_overrides, describe, merge, parse_yaml, read_yaml
+from guerdon.config.tree import (
+    DEEPEST,
+    LONGEST_KEY,
+    CoreLoader,
+    Tree,
+    apply_overrides,
+    describe,
+    merge,
+    parse_yaml,
+    read_yaml,
+)
 from guerdon.errors import ConfigError
 from guerdon.secrets import clean_key, hide, remember
 
@@ -58,6 +69,9 @@ _UNEXPANDED = re.compile(rf"(?:~[\w.-]+|{_VARIABLE})[/\\]\S*$")  # in any key: t
 _UNEXPANDED_INSIDE = re.compile(rf"^~[\w.+-]*(?:/|$)|(?:^|/)~(?:/|$)|{_VARIABLE}")
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 _TOKEN = re.compile(r"\$\$\{|\$\{([^${}]*)(\}?)")
+_MOST_COPIED = 1_000_000  # values and characters; references that stand for more are a mistake or an attack
+_MOST_COMPARED = 2000  # keys of a file that a reference which names nothing is compared with
+_DEEPEST_REFERENCE = 100  # a reference to a reference, and so on, and what is around each
 
 
 def dot_env(path: Path = Path(".env")) -> dict[str, str]:
@@ -133,7 +147,8 @@ def validate(model: type[M], tree: Tree | Mapping[str, Any], *, origin: str) -> 
         found = problems(model, known, exc, origin)
         lines = [str(one) for one in found]
         if len(lines) > 1:
-            lines.insert(0, f"{origin}: {len(lines)} problems")
+            count = str(len(lines)) if len(lines) <= MOST_LINES else "many"
+            lines.insert(0, f"{origin}: {count} problems")
         raise ConfigError("\n  ".join(lines), key=found[0].key) from exc
 
 
@@ -361,17 +376,20 @@ class _Resolver:
         self.defaults = defaults
         self.stack: list[str] = []
         self.known: dict[str, Any] = {}
+        self.copies = 0  # values and characters that all references stand for
 
     def whole(self) -> dict[str, Any]:
-        return {key: self.at(value, key) for key, value in self.tree.data.items()}
+        return {key: copy.deepcopy(self.at(value, key)) for key, value in self.tree.data.items()}
 
     def at(self, value: Any, path: str) -> Any:
-        """The resolved value at a path."""
+        """The resolved value at a path, not to be changed."""
         if path in self.known:
-            return copy.deepcopy(self.known[path])
+            return self.known[path]
         if path in self.stack:
             chain = " -> ".join([*self.stack[self.stack.index(path) :], path])
             self.fail(path, f"references form a circle: {chain}")
+        if len(self.stack) > _DEEPEST_REFERENCE:
+            self.fail(path, f"more than {_DEEPEST_REFERENCE} references, maps and lists lead to it")
         self.stack.append(path)
         try:
             if isinstance(value, str):
@@ -385,20 +403,32 @@ class _Resolver:
         finally:
             self.stack.pop()
         self.known[path] = resolved
-        return copy.deepcopy(resolved)
+        return resolved
+
+    def copied(self, value: Any, path: str) -> Any:
+        """A value that a reference stands for, which is counted before it is copied."""
+        size, depth = _size(value)
+        self.copies += size
+        if depth > DEEPEST:
+            self.fail(path, f"references make more than {DEEPEST} maps and lists inside each other")
+        if self.copies > _MOST_COPIED:
+            self.fail(path, f"the references stand for more than {_MOST_COPIED:,} values and characters; use fewer")
+        return copy.deepcopy(value)
 
     def text(self, text: str, path: str) -> Any:
         whole = _TOKEN.fullmatch(text)
         if whole and whole[0] != "$${":
-            return self.target(self.name(whole, path), path)
+            return self.copied(self.target(self.name(whole, path), path), path)
 
         def insert(match: re.Match[str]) -> str:
             if match[0] == "$${":
                 return "${"
             name = self.name(match, path)
-            value = self.target(name, path)
+            value = self.copied(self.target(name, path), path)
             if value is None or isinstance(value, dict | list):
                 self.fail(path, f"${{{name}}} is {describe(value)}, which cannot stand inside a string")
+            if isinstance(value, int) and value.bit_length() > 64:
+                self.fail(path, f"${{{name}}} is {describe(value)}, and whole numbers must fit into 64 bits")
             if isinstance(value, bool):
                 return str(value).lower()
             return str(value)
@@ -431,7 +461,7 @@ class _Resolver:
         if found:
             return self.at(value, name)
         keys = {path for path in leaves((self.defaults,)) if "<" not in path}
-        known = sorted({*_paths(self.tree.data), *keys} - {name})
+        known = sorted({*islice(_paths(self.tree.data), _MOST_COMPARED), *keys} - {name})
         close = difflib.get_close_matches(name[:LONGEST_KEY], known, n=1, cutoff=0.6)
         hint = "it is neither in the file nor has it a default"
         if close:
@@ -448,6 +478,16 @@ class _Resolver:
         place = self.tree.place(path)
         where = f"{place}: {path}" if place else path
         raise ConfigError(f"{where}: {what}", key=path)
+
+
+def _size(value: Any) -> tuple[int, int]:
+    """Values and characters of a plain value, and how deep it is: maps and lists inside each other."""
+    size, depth, level = 0, -1, [value]
+    while level:
+        size += len(level) + sum(len(one) for one in level if isinstance(one, str))
+        inside = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        depth, level = depth + 1, [one for part in inside for one in part]
+    return size, depth
 
 
 def _default_at(model: type[BaseModel] | None, parts: list[str], data: Any) -> tuple[bool, Any]:

@@ -22,6 +22,7 @@ from guerdon.config.tree import Tree, describe
 from guerdon.errors import ConfigError
 
 _MOST_LISTED = 20
+MOST_LINES = 50
 
 
 class _Location(NamedTuple):
@@ -46,12 +47,18 @@ def problems(model: type[BaseModel], tree: Tree, error: ValidationError, origin:
         grouped.setdefault(where.path, []).append((where, detail))
     errors = []
     unknown_last = [path for path in grouped if all(d["type"] != "extra_forbidden" for _, d in grouped[path])]
-    for path, found in sorted(grouped.items(), key=lambda item: item[0] in unknown_last):
+    ordered = sorted(grouped.items(), key=lambda item: item[0] in unknown_last)
+    for path, found in ordered[:MOST_LINES]:
         text = "; ".join(dict.fromkeys(_texts(model, found)))
         joint = "" if text.startswith(".") or not path else " "
         place = tree.place(path if joint else f"{path}{text.partition(' ')[0]}") or origin
         errors.append(ConfigError(f"{place}: {path}{joint}{text}", key=_key(path, found) or None))
-    return errors
+    return errors + _and_more(len(ordered) - len(errors), "problems")
+
+
+def _and_more(count: int, what: str) -> list[ConfigError]:
+    """A line for those that are not listed."""
+    return [ConfigError(f"... and {count:,} more {what}")] if count > 0 else []
 
 
 def _key(path: str, found: list[tuple[_Location, Mapping[str, Any]]]) -> str:
@@ -171,10 +178,11 @@ def unknown_keys(model: type[BaseModel], tree: Tree, origin: str) -> list[Config
     found = list(_unknown((model,), tree.data, ""))
     written = [one for one in found if one.path in tree.places] or found
     shown = [one for one in written if not one.others] or written
-    return [
+    listed = [
         ConfigError(f"{tree.place(one.path) or origin}: {one.path} {_unknown_text(model, one)}", key=one.path)
-        for one in shown
+        for one in shown[:MOST_LINES]
     ]
+    return listed + _and_more(len(shown) - len(listed), "unknown keys")
 
 
 def _unknown(spot: Spot, value: Any, path: str) -> Iterator[_Unknown]:

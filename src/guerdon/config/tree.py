@@ -23,8 +23,10 @@ import yaml
 from guerdon.errors import ConfigError
 
 _MAX_NODES = 200_000  # a file that expands to more through its aliases is a mistake or an attack
+_MAX_CHARACTERS = 10_000_000  # of all texts; the same
 LONGEST_KEY = 255  # characters; many become the name of a file
-_DEEPEST = 50  # maps and lists inside each other
+_LONGEST_NUMBER = 1024  # bits
+DEEPEST = 50  # maps and lists inside each other
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 _NULLS = ("null", "Null", "NULL", "~")
 
@@ -86,7 +88,7 @@ class _Reader:
         self.name = name
         self.places: dict[str, str] = {}
         self.open: list[int] = []
-        self.count = 0
+        self.count = self.characters = 0
 
     def place(self, node: yaml.Node) -> str:
         return f"{self.name}:{node.start_mark.line + 1}"
@@ -100,10 +102,13 @@ class _Reader:
         if path:
             self.places.setdefault(path, self.place(node))
         if isinstance(node, yaml.ScalarNode):
+            self.characters += len(node.value)
+            if self.characters > _MAX_CHARACTERS:
+                raise ConfigError(f"{self.name}: its texts have more than {_MAX_CHARACTERS} characters")
             return self.loader.construct_object(node)
         self.open.append(id(node))
-        if len(self.open) > _DEEPEST:
-            raise ConfigError(f"{self.place(node)}: more than {_DEEPEST} maps and lists inside each other")
+        if len(self.open) > DEEPEST:
+            raise ConfigError(f"{self.place(node)}: more than {DEEPEST} maps and lists inside each other")
         try:
             if node.tag not in ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"):
                 raise ConfigError(f"{self.place(node)}: the tag {node.tag} is not allowed in a configuration")
@@ -222,7 +227,7 @@ def apply_overrides(tree: Tree, overrides: Sequence[str]) -> Tree:
         path, equals, value_text = text.partition("=")
         path = path.strip()
         parts = path.split(".")
-        if len(parts) > _DEEPEST or len(max(parts, key=len)) > LONGEST_KEY:
+        if len(parts) > DEEPEST or len(max(parts, key=len)) > LONGEST_KEY:
             raise ConfigError(f"override {describe(text)}: {describe(path)} is not a key: write section.key=value")
         if not equals or not all(parts) or any(part != part.strip() for part in parts):
             raise ConfigError(f"override {text!r}: write section.key=value, for example runner.seed=3")
@@ -290,5 +295,7 @@ def describe(value: Any) -> str:
         return "a map"
     if isinstance(value, list | tuple):
         return f"a list of {len(value)}"
+    if isinstance(value, int) and value.bit_length() > _LONGEST_NUMBER:  # Python refuses to write longer ones
+        return f"a whole number of {value.bit_length():,} bits"
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

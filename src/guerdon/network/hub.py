@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -27,6 +29,15 @@ from guerdon.secrets import clean_key
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 CONFIGS = (CONFIG, ADAPTER, "generation_config.json", "tokenizer_config.json")  # of a folder, where it has them
 MOST_LAYERS = 10_000  # building more of them takes minutes, weights or not
+MOST_LABELS = 100_000  # each has a name in the configuration, which is made before any weight is read
+_LAYERS = re.compile(r"layers?$|^depths?$|^(num|n)_(\w+_)?(blocks?|experts|stages|groups|codebooks)$")
+_PICTURES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
+_EDGE = 8192  # pixels that pictures are resized to
+_MOST_OF_PICTURES = {  # what enlarges pictures; what only limits their size is not here
+    "height": _EDGE, "width": _EDGE, "size": _EDGE, "crop_size": _EDGE, "patch_size": 256, "merge_size": 16,
+    "temporal_patch_size": 64, "min_frames": 4096,
+}  # fmt: skip
+_NAMES = ("num_labels", "extra_ids", "offset")  # numbers of labels, and of tokens of T5's and Pegasus's tokenizers
 AGAIN = "download the folder again (by git: git lfs pull), or save it again with save_pretrained"
 PICKLED = {"pytorch_model": "model", "adapter_model": "adapter_model"}  # names of weights: pickled, as safetensors
 OFT_PARTS = ("action_head", "proprio_projector", "vision_backbone")  # what OpenVLA-OFT keeps in pickles of their own
@@ -213,7 +224,7 @@ def check_configs(error: type[GuerdonError], what: str, folder: Path) -> None:
     Raises:
         GuerdonError: of the kind `error`.
     """
-    _refuse_first(error, what, folder, _config_problems(folder))
+    _refuse_first(error, what, folder, chain(_config_problems(folder), _picture_problems(folder)))
 
 
 def _config_problems(folder: Path) -> Iterator[str]:
@@ -230,13 +241,33 @@ def _config_problems(folder: Path) -> Iterator[str]:
         for part in parts:  # and those inside, at any depth
             parts += [value for value in part.values() if isinstance(value, dict)]
         for key, value in (item for part in parts for item in part.items()):
-            layers = isinstance(value, int) and (key == "depth" or key.endswith(("layer", "layers")))
-            if layers and value > MOST_LAYERS:
-                yield f"{key} in {file.name} is {value:,}, more than any model has ({MOST_LAYERS:,}); correct it"
-            if layers and value < 1 and key in ("depth", "num_hidden_layers"):  # transformers would leave weights out
+            most = MOST_LABELS if key in _NAMES else MOST_LAYERS if _LAYERS.search(key) else None
+            counts = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int)]
+            if most is not None and max(counts, default=0) > most:
+                yield f"{key} in {file.name} is {max(counts):,}, more than any model has ({most:,}); correct it"
+            if key in ("depth", "num_hidden_layers") and min(counts, default=1) < 1:  # weights would be left out
                 yield f"{key} in {file.name} is {value}, and a model has at least one layer; correct it"
             if key in ("attn_implementation", "_attn_implementation") and "/" in str(value):
                 yield f"{key} in {file.name} names code on the hub, {str(value)[:80]!r}; remove the key"
+
+
+def _picture_problems(folder: Path) -> Iterator[str]:
+    """Sizes that pictures are enlarged to, beyond any model's."""
+    for file in filter(Path.is_file, (folder / name for name in _PICTURES)):
+        try:
+            config = json.loads(file.read_text(encoding="utf-8"))
+        except (ValueError, OSError, RecursionError) as cause:
+            config = {}
+            yield f"{file.name}: {said_by(cause)}; {AGAIN}"
+        parts = [config] if isinstance(config, dict) else []
+        for part in parts:
+            parts += [value for value in part.values() if isinstance(value, dict)]
+        counted = any("merge_size" in part for part in parts)  # Qwen-VL: a size is a number of pixels, not an edge
+        area = dict.fromkeys(("shortest_edge", "min_pixels"), _EDGE**2 if counted else _EDGE)
+        for key, most in (_MOST_OF_PICTURES | area).items():
+            largest = max((part[key] for part in parts if isinstance(part.get(key), int)), default=0)
+            if largest > most:
+                yield f"{key} in {file.name} is {largest:,}, more than pictures can have ({most:,}); correct it"
 
 
 def adapter_config(folder: Path) -> dict[str, Any]:

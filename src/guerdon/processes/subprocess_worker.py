@@ -56,7 +56,7 @@ class WorkerDiedError(WorkerError):
 
 
 class WorkerTimeoutError(WorkerError):
-    """There was no reply in time; the process must be killed."""
+    """There was no reply in time, or within the processor time of a request; the process must be killed."""
 
 
 class PoolClosedError(WorkerError, RuntimeError):
@@ -233,7 +233,7 @@ class SubprocessWorker:
                 raise WorkerTimeoutError
             piece = os.read(self._replies.fileno(), 1 << 16)
             if not piece:
-                raise WorkerDiedError
+                raise WorkerTimeoutError if self._out_of_time() else WorkerDiedError
             self._read += piece
         end = self._read.index(b"\n")
         line = bytes(self._read[:end])
@@ -245,6 +245,12 @@ class SubprocessWorker:
         if not isinstance(reply, dict):
             raise WorkerDiedError
         return reply
+
+    def _out_of_time(self) -> bool:
+        """Whether the process, which closed its pipe, was ended for its processor time (see `answer_requests`)."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.process.wait(timeout=1) == -signal.SIGPROF
+        return False
 
     def kill(self) -> None:
         """End the process, whatever it is doing."""
@@ -344,7 +350,11 @@ class SubprocessPool:
 
 
 def answer_requests(
-    answer: Callable[[dict[str, Any]], dict[str, Any]], *, alarm: float, prepare: Callable[[], object] | None = None
+    answer: Callable[[dict[str, Any]], dict[str, Any]],
+    *,
+    alarm: float,
+    processor: float = 0.0,
+    prepare: Callable[[], object] | None = None,
 ) -> None:
     """Main function of a process that a `SubprocessWorker` starts: answer standard input until it ends.
 
@@ -352,6 +362,8 @@ def answer_requests(
         answer: makes a reply of a request.
         alarm: seconds after which the operating system ends the process within a request, should the parent, which
             has a shorter time limit, be gone.
+        processor: seconds of processor time after which the operating system ends the process within a request, which
+            is a `WorkerTimeoutError` of the parent: how long it waits for a processor makes no difference; 0: none.
         prepare: called before the process says that it is ready.
     """
     end_with_parent()
@@ -364,6 +376,8 @@ def answer_requests(
         replies.write('{"ready": true}\n')
         for line in sys.stdin:
             signal.setitimer(signal.ITIMER_REAL, alarm)
+            signal.setitimer(signal.ITIMER_PROF, processor)
             reply = answer(json.loads(line))
+            signal.setitimer(signal.ITIMER_PROF, 0)
             signal.setitimer(signal.ITIMER_REAL, 0)
             replies.write(json.dumps(reply) + "\n")

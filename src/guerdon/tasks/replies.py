@@ -91,6 +91,11 @@ def behind_reasoning(text: str) -> str | Failure:
     return text[start:]
 
 
+def marks_reasoning(text: str) -> bool:
+    """Whether a text is a mark of reasoning and nothing else, such as `</think>`."""
+    return _MARK.fullmatch(text.translate(_SAME)) is not None
+
+
 def opened_reasoning(prompt: str) -> str:
     """The end of a rendered prompt in which its chat template opens the reasoning of the reply; else "".
 

@@ -29,6 +29,7 @@ from guerdon.models.text.text_inputs import Reading, buckets
 from guerdon.models.text.text_losses import bce_terms
 from guerdon.models.text.text_model import TextRewardModel
 from guerdon.policies.batches.prompt_sharing import common_start
+from guerdon.policies.batches.tokens import piece_ids
 from guerdon.processes.progress import doing
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.train import PreferenceTrainSettings, TextTrainSettings
@@ -196,7 +197,7 @@ def make_pair_lessons(
             questions.append(one.prompt)
             solutions.append(number)
             if settings.length_coef:
-                lengths.append(len(model.tokenizer.encode(response.text, add_special_tokens=False)))
+                lengths.append(len(piece_ids(model.tokenizer, [response.text])[0]))
         if len(own := [i for i in places if i is not None]) > 1:  # what they have in common is read once
             start = common_start([readings[i].ids for i in own], [int(model.places(readings[i])[0]) for i in own])
             readings[own[0] :] = [replace(readings[i], start=start) for i in own]

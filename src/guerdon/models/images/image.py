@@ -19,6 +19,7 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -241,17 +242,19 @@ def load_checkpoint(path: str | Path, **requested: Any) -> tuple[ImageScorer, Im
         if sha256(folder / WEIGHTS) != expected:
             raise CheckpointError(f"{folder / WEIGHTS} is corrupt: its SHA-256 is not the one in {CONFIG}")
         weights = load_weights(folder / WEIGHTS)
-    with torch.random.fork_rng(devices=[]):
-        scorer = ImageScorer(
-            config.arch,
-            hidden_dim=config.hidden_dim,
-            dropout=config.dropout,
-            freeze_backbone=config.freeze_backbone,
-            state_size=config.state_size,
-        )
-    with boundary(
-        CheckpointError, f"{folder / WEIGHTS} does not fit {config.arch} with hidden_dim {config.hidden_dim}"
-    ):
+    make = partial(
+        ImageScorer,
+        config.arch,
+        hidden_dim=config.hidden_dim,
+        dropout=config.dropout,
+        freeze_backbone=config.freeze_backbone,
+        state_size=config.state_size,
+    )
+    misfit = f"{folder / WEIGHTS} does not fit {config.arch} with hidden_dim {config.hidden_dim}"
+    with boundary(CheckpointError, misfit), torch.random.fork_rng(devices=[]):
+        with torch.device("meta"):
+            make().load_state_dict(weights, strict=True)  # compares sizes, before memory is taken for them
+        scorer = make()
         scorer.load_state_dict(weights, strict=True)
     return scorer.eval(), config
 

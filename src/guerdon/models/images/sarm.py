@@ -28,8 +28,9 @@ from guerdon.compute.devices import resolve_device
 from guerdon.episodes.chats import unreadable
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.network.hub import local_folder, reading
+from guerdon.policies.batches.control_tokens import control_tokens
 from guerdon.policies.pretrained.reading import read_pretrained, read_tensors, read_tokenizer
-from guerdon.policies.vla.checkpoint_config import STATE, checked, json_object
+from guerdon.policies.vla.checkpoint_config import STATE, Count, checked, json_object
 from guerdon.policies.vla.policy import Normalization
 from guerdon.policies.vla.published import fill_exactly, without_weights
 from guerdon.policies.vla.statistics import state_statistics
@@ -57,9 +58,9 @@ class SarmConfig(BaseModel):
     hidden_dim: PositiveInt = 768
     num_heads: PositiveInt = 12
     num_layers: PositiveInt = 8
-    max_state_dim: PositiveInt = 32
-    num_sparse_stages: PositiveInt = 1
-    num_dense_stages: PositiveInt | None = None
+    max_state_dim: Count = 32
+    num_sparse_stages: Count = 1
+    num_dense_stages: Count | None = None
     sparse_temporal_proportions: list[float] | None = None
     dense_temporal_proportions: list[float] | None = None
     image_key: str = "observation.images.top"
@@ -248,6 +249,8 @@ class SarmModel:
             return Failure("bad_states", "states are not finite")
         if not episode.task.strip():
             return Failure("no_task", "the episode does not say what its task was")
+        if found := control_tokens(self._tokenizer).find(episode.task):
+            return Failure("control_token", f"the task has the control token {found[0]!r}")
         return unreadable(episode, task_only=True)
 
     def _pictures(self, frames_T_H_W_C: ByteArray) -> Tensor:

@@ -23,11 +23,10 @@ import numpy as np
 import torch
 import yaml
 from numpy.typing import NDArray
-from pydantic import BaseModel, PositiveInt
+from pydantic import BaseModel
 from torch import Tensor, nn
 
 from guerdon.compute.devices import resolve_device, seeded
-from guerdon.episodes.chats import ChatError
 from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.files.atomic import COMPLETE, verify_folder
 from guerdon.models.vlm.video_processor import video_processor
@@ -45,9 +44,9 @@ from guerdon.network.hub import local_folder, quietly, reading
 from guerdon.policies.batches.precision import uses_bf16
 from guerdon.policies.batches.tokens import check_unchanged, pad_left
 from guerdon.policies.pretrained.adapter_files import read_adapter
-from guerdon.policies.pretrained.chat_template import check_templates, templates_of
+from guerdon.policies.pretrained.chat_template import check_templates, render, templates_of
 from guerdon.policies.pretrained.reading import map_pretrained, read_pretrained, read_tensors, read_tokenizer
-from guerdon.policies.vla.checkpoint_config import checked, json_object
+from guerdon.policies.vla.checkpoint_config import Count, checked, json_object
 from guerdon.policies.vla.published import fill_exactly, without_weights
 from guerdon.processes.call_queue import batched, calls_of
 from guerdon.settings.vlm import VLMSettings
@@ -149,10 +148,8 @@ class VisionInputs:
         marked = [part for one in shown for part in (one, {"type": "text", "text": mark})]
         messages.append({"role": "user", "content": [words, *marked] if mark else [*shown, words]})
         how = {"add_vision_id": True} if mark else {}
-        with boundary(ChatError, "the chat template refuses this conversation"):
-            text: str = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=not (question.prompt.template.open or mark), **how
-            )
+        opened = not (question.prompt.template.open or mark)
+        text = render(self.tokenizer, messages, add_generation_prompt=opened, **how)
         check_unchanged(messages, text)
         if question.prompt.template.open:
             text = text[: text.rindex(question.prompt.text) + len(question.prompt.text)]
@@ -522,11 +519,11 @@ class RobometerConfig(BaseModel):
 
     folder: Path
     base_model_id: str = "Qwen/Qwen3-VL-4B-Instruct"
-    max_frames: PositiveInt = 8
+    max_frames: Count = 8
     use_multi_image: bool = True
     use_per_frame_progress_token: bool = True
     progress_loss_type: Literal["l1", "l2", "discrete"] = "discrete"
-    progress_discrete_bins: PositiveInt = 10
+    progress_discrete_bins: Count = 10
     reward_output: Literal["progress", "success"] = "progress"
     success_threshold: float = 0.5
     image_key: str | None = None

@@ -17,14 +17,16 @@ that were there; nothing is tokenised a second time.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from guerdon.episodes.chats import ChangedTextError, ChatError, check_characters
-from guerdon.errors import ConfigError, DataError, boundary
+from guerdon.errors import ConfigError, DataError
+from guerdon.policies.batches.control_tokens import ControlTokenError, ControlTokens, control_tokens, restored
+from guerdon.policies.pretrained.chat_template import render
 from guerdon.tasks.replies import opened_reasoning
 from guerdon.types import BoolArray, IntArray, Message, Tool
 
@@ -129,15 +131,17 @@ def prompt_ids(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool
     Raises:
         ConfigError: the tokenizer has no chat template.
         ChatError: the template refuses the chat, or leaves something of it out.
+        ControlTokenError: there is a control token in it that the tokenizer cannot read as plain text.
         DataError: a character the tokenizer does not know; or the tokenizer raised.
     """
-    return _encode(tokenizer, chat_text(tokenizer, messages, tools, answered=False))
+    return _chat_ids(tokenizer, _written(tokenizer, messages, tools, answered=False))
 
 
 def conversation_ids(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> IntArray:
-    """Ids of a finished chat: exactly those of `tokenizer.apply_chat_template(messages, tools=tools)`.
+    """Ids of a finished chat: those of `tokenizer.apply_chat_template(messages, tools=tools)`.
 
-    What the template writes behind the last turn (an end of turn, a new line) is there, and nothing else.
+    What the template writes behind the last turn (an end of turn, a new line) is there, and nothing else. Control
+    tokens in messages and tools are plain text, as everywhere here.
 
     Args:
         tokenizer: a transformers tokenizer.
@@ -147,9 +151,10 @@ def conversation_ids(tokenizer: Any, messages: Sequence[Message], tools: Sequenc
     Raises:
         ConfigError: the tokenizer has no chat template.
         ChatError: the template refuses the chat, or leaves something of it out.
+        ControlTokenError: there is a control token in it that the tokenizer cannot read as plain text.
         DataError: a character the tokenizer does not know; or the tokenizer raised.
     """
-    return _encode(tokenizer, chat_text(tokenizer, messages, tools, answered=True))
+    return _chat_ids(tokenizer, _written(tokenizer, messages, tools, answered=True))
 
 
 def prompt_lengths(
@@ -165,23 +170,27 @@ def prompt_lengths(
     Raises:
         ConfigError: the tokenizer has no chat template.
         ChatError: the template refuses a chat, or leaves something of it out.
+        ControlTokenError: there is a control token in one that the tokenizer cannot read as plain text.
         DataError: a character the tokenizer does not know; or the tokenizer raised.
     """
     lengths: list[int] = []
     given = [()] * len(chats) if tools is None else tools
+    controls = control_tokens(tokenizer)
     for start in range(0, len(chats), AT_ONCE):
         part = [
-            chat_text(tokenizer, messages, own, answered=False)
+            _written(tokenizer, messages, own, answered=False)
             for messages, own in zip(chats[start : start + AT_ONCE], given[start : start + AT_ONCE], strict=True)
         ]
-        for text in part:
-            check_characters(text)
+        for one in part:
+            check_characters(one.text)
         try:
-            found = tokenized(tokenizer, part)["input_ids"]
+            found = tokenized(tokenizer, [one.text for one in part])["input_ids"]
         except TokenizerError:
-            found = [_encode(tokenizer, text) for text in part]  # which says of which text
-        for text, ids in zip(part, found, strict=True):
-            lengths.append(len(_encode(tokenizer, text)) if tokenizer.unk_token_id in ids else len(ids))
+            found = [_encode(tokenizer, one.text).tolist() for one in part]  # which says of which text
+        for one, row in zip(part, found, strict=True):
+            ids = np.asarray(row, dtype=np.int64)
+            usual = not one.hidden and tokenizer.unk_token_id not in row and controls.written(ids, one.text)
+            lengths.append(len(ids) if usual else len(_chat_ids(tokenizer, one)))
     return lengths
 
 
@@ -206,17 +215,19 @@ def response_ids(tokenizer: Any, text: str) -> IntArray:
 
     Raises:
         ConfigError: the tokenizer has no end-of-sequence token.
+        ControlTokenError: there is a control token in it that the tokenizer cannot read as plain text.
         DataError: a character the tokenizer does not know; or the tokenizer raised.
     """
     if tokenizer.eos_token_id is None:
         raise ConfigError("the tokenizer has no end-of-sequence token: set tokenizer.eos_token and save it")
-    return np.append(_encode(tokenizer, text), np.int64(tokenizer.eos_token_id))
+    return np.append(piece_ids(tokenizer, [text])[0], np.int64(tokenizer.eos_token_id))
 
 
 def piece_ids(tokenizer: Any, texts: Sequence[str]) -> list[IntArray]:
-    """Ids of pieces of text, each by itself, with nothing before or after it.
+    """Ids of pieces of text, each by itself, with nothing before or after it; control tokens in them are plain text.
 
     Raises:
+        ControlTokenError: there is a control token in one that the tokenizer cannot read as plain text.
         DataError: a character the tokenizer does not know; or the tokenizer raised.
     """
     if not texts:
@@ -225,9 +236,12 @@ def piece_ids(tokenizer: Any, texts: Sequence[str]) -> list[IntArray]:
         check_characters(text)
     found = tokenized(tokenizer, list(texts), return_attention_mask=False)["input_ids"]
     pieces = [np.array(ids, dtype=np.int64) for ids in found]
-    unknown = tokenizer.unk_token_id
-    if unknown is not None and any((ids == unknown).any() for ids in pieces):
-        return [_encode(tokenizer, text) for text in texts]  # which says what is unknown, or that it is not
+    controls, unknown = control_tokens(tokenizer), tokenizer.unk_token_id
+    for k, (text, ids) in enumerate(zip(texts, pieces, strict=True)):
+        if controls.among(ids, text):
+            pieces[k] = _plain_ids(tokenizer, controls, text, {})
+        elif unknown is not None and (ids == unknown).any():
+            pieces[k] = _encode(tokenizer, text)  # which says what is unknown, or that it is not
     return pieces
 
 
@@ -401,26 +415,60 @@ def chat_text(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool]
         raise ConfigError(
             "the tokenizer has no chat template: name one (policy.chat_template), or use an instruct model"
         )
-
-    def written(chat: Sequence[Message], functions: Sequence[Tool]) -> str:
-        with boundary(ChatError, "the chat template refuses this conversation"):
-            return str(
-                tokenizer.apply_chat_template(
-                    [dict(m) for m in chat], tools=[dict(t) for t in functions] or None, tokenize=False,
-                    add_generation_prompt=not answered,
-                )
-            )  # fmt: skip
-
-    text = written(messages, tools)
+    text = _rendered(tokenizer, messages, tools, answered=answered)
     usual = [m["role"] for m in messages] in (["user"], ["user", "assistant"])
     if tools or not usual or any(m["content"].strip() not in text for m in messages):
-        *marked, marks = _marked(messages, tools)
-        again = written(*marked)
+        chat, functions, marks = _marked(messages, tools)
+        again = _rendered(tokenizer, chat, functions, answered=answered)
         lost = next((what for mark, what in marks.items() if mark not in again), None)
         if lost is not None:
             raise ChatError(f"the chat template leaves out {lost}, so the model cannot be given this conversation")
     check_unchanged(messages, text)
     return text
+
+
+def _rendered(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool], *, answered: bool) -> str:
+    chat, functions = [dict(m) for m in messages], [dict(t) for t in tools]
+    return render(tokenizer, chat, functions or None, add_generation_prompt=not answered)
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A chat as its template writes it.
+
+    Attributes:
+        text: all of it.
+        marked: where messages or tools bring control tokens: the same with marks in their place.
+        hidden: what the marks stand for; empty where all control tokens are the template's.
+    """
+
+    text: str
+    marked: str = ""
+    hidden: Mapping[str, str] = field(default_factory=dict)
+
+
+def _written(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool], *, answered: bool) -> _Written:
+    """A chat as its template writes it, and the control tokens in it that are not the template's.
+
+    Raises:
+        ConfigError: as of `chat_text`.
+        ChatError: as of `chat_text`.
+        ControlTokenError: the template writes something else where a message has a control token.
+    """
+    text = chat_text(tokenizer, messages, tools, answered=answered)
+    controls, hidden = control_tokens(tokenizer), dict[str, str]()
+    chat, functions = controls.hide(messages, hidden), controls.hide(tools, hidden)
+    if not hidden:
+        return _Written(text)
+    marked = _rendered(tokenizer, chat, functions, answered=answered)
+    same = restored(marked, hidden) == text
+    if not same and controls.holds_whole(hidden):
+        raise ControlTokenError(
+            "a message has a control token, and the chat template writes another conversation because of it: remove it"
+        )
+    if not same or controls.find(marked) == controls.find(text):
+        return _Written(text)
+    return _Written(text, marked, hidden)
 
 
 def check_unchanged(messages: Sequence[Mapping[str, Any]], text: str) -> None:
@@ -481,16 +529,49 @@ def _marked(
     return chat, [called(tool, "the tools") for tool in tools], marks
 
 
-def _encode(tokenizer: Any, text: str) -> IntArray:
+def _chat_ids(tokenizer: Any, chat: _Written) -> IntArray:
+    controls = control_tokens(tokenizer)
+    if chat.hidden:
+        return _plain_ids(tokenizer, controls, chat.marked, chat.hidden)
+    ids = _encode(tokenizer, chat.text)
+    if not controls.written(ids, chat.text):
+        raise ControlTokenError("a text becomes a control token only when the tokenizer normalizes it: remove it")
+    return ids
+
+
+def _plain_ids(tokenizer: Any, controls: ControlTokens, text: str, hidden: Mapping[str, str]) -> IntArray:
+    """Ids of a text in which the control tokens that were hidden are plain text.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        controls: of it.
+        text: what a template wrote, with marks; or, without any, a text of which nothing is a control token.
+        hidden: what the marks stand for.
+
+    Raises:
+        ControlTokenError: the tokenizer cannot read them so.
+        DataError: a character the tokenizer does not know.
+    """
+    reader = controls.reader(tokenizer)
+    own = [controls.ids[token] for token in controls.find(text)] if hidden else []
+    given, shown = reader.named(text, controls, hidden) if hidden else text, restored(text, hidden)
+    ids = reader.own_ids(_encode(reader.tokenizer, given, shown=shown, split_special_tokens=True))
+    if controls.among(ids, shown) != own:
+        raise ControlTokenError("the tokenizer makes a control token of plain text: remove it from the text")
+    return ids
+
+
+def _encode(tokenizer: Any, text: str, *, shown: str | None = None, **how: Any) -> IntArray:
     check_characters(text)
     with boundary(TokenizerError, f"the tokenizer raised on {text[:80]!r}"):
-        ids = np.array(tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
+        ids = np.array(tokenizer.encode(text, add_special_tokens=False, **how), dtype=np.int64)
     unknown = tokenizer.unk_token_id
     special = {tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id}
     if unknown is not None and unknown not in special and (ids == unknown).any():
-        where = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        where = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, **how)["offset_mapping"]
         strange = dict.fromkeys(text[a:b] for (a, b), i in zip(where, ids, strict=True) if i == unknown)
-        raise DataError(f"the tokenizer does not know {', '.join(map(repr, strange))} in {text[:80]!r}")
+        said = (text if shown is None else shown)[:80]
+        raise DataError(f"the tokenizer does not know {', '.join(map(repr, strange))} in {said!r}")
     return ids
 
 

@@ -11,13 +11,20 @@ import json
 import re
 import shutil
 import warnings
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from guerdon.compute.finite import save_weights
 from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.files.atomic import sealed_folder, write_json
 from guerdon.network.hub import OFT_PARTS, PICKLED, check_links
 
+_MOST_SHARED = 8  # times the size of a file, of all its tensors
+_ROOM = 16 << 20  # bytes of tensors that any file may have
 _KEPT = (".json", ".jinja", ".txt", ".model", ".md", ".safetensors")  # the other files of a model that are read
 
 
@@ -77,9 +84,9 @@ def _renamed(name: str) -> str:
 
 
 def _convert(file: Path, target: Path) -> None:
-    import torch
     from transformers.modeling_utils import load_state_dict
 
+    _refuse_compressed(file)
     try:
         with warnings.catch_warnings(), boundary(CheckpointError, f"{file} cannot be read as weights alone"):
             warnings.simplefilter("ignore", UserWarning)  # of torch, about the protocol of a pickle
@@ -90,9 +97,55 @@ def _convert(file: Path, target: Path) -> None:
         raise CheckpointError(
             f"{file} cannot be read as weights alone: {why}; download the model again, or one with safetensors"
         ) from error
-    if not isinstance(found, dict) or not all(isinstance(one, torch.Tensor) for one in found.values()):
+    if not isinstance(found, dict) or not all(
+        isinstance(one, torch.Tensor) and _is_plain(one) for one in found.values()
+    ):
         raise CheckpointError(
             f"{file} holds other things than weights by name, so it cannot be imported; take the file of "
             "the model's weights alone"
         )
+    _refuse_repeated(file, found)
     save_weights({name: tensor.clone() for name, tensor in found.items()}, target)
+
+
+def _refuse_compressed(file: Path) -> None:
+    """Refuse a file whose parts become larger than it when they are read; torch compresses none.
+
+    Raises:
+        CheckpointError: it is such a file.
+    """
+    if not zipfile.is_zipfile(file):
+        return
+    with (
+        boundary(CheckpointError, f"{file} cannot be read as weights alone: it is damaged"),
+        zipfile.ZipFile(file) as parts,
+    ):
+        size = sum(part.file_size for part in parts.infolist())
+    if size > file.stat().st_size:
+        raise CheckpointError(
+            f"{file} cannot be imported: it has {file.stat().st_size:,} bytes, and its parts {size:,}: they are "
+            "compressed, and files of torch are not; download the model again"
+        )
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether all numbers of a tensor are in memory."""
+    return tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+
+
+def _refuse_repeated(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that show the numbers of a file many times, before they are copied.
+
+    Weights that a model shares are in several tensors, so a few times the size of the file is usual.
+
+    Raises:
+        CheckpointError: they are too large.
+    """
+    sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
+    size, most = sum(sizes.values()), _MOST_SHARED * file.stat().st_size + _ROOM
+    if size > most:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise CheckpointError(
+            f"{file} cannot be imported: it has {file.stat().st_size:,} bytes, and its tensors {size:,} ({largest!r} "
+            f"{sizes[largest]:,}): they repeat the same numbers; save the model again with tensors that are contiguous"
+        )

@@ -26,10 +26,13 @@ from guerdon.errors import CheckpointError, boundary
 from guerdon.network.hub import check_configs, check_links, check_model, model_folder, reading
 from guerdon.policies.pretrained.adapters import mark_untied
 from guerdon.policies.pretrained.chat_template import check_templates, templates_of
+from guerdon.policies.pretrained.tokenizer_rules import check_rules
 from guerdon.processes.progress import log_once
 
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model",
                 "sentencepiece.bpe.model", "spm.model", "vocab.bpe")  # fmt: skip
+USUAL_POSITIONS = 1 << 18  # up to which tables of them are small
+MOST_TABLES = 256 << 20  # bytes
 _LAYER = re.compile(r"\.\d+\.")
 
 
@@ -61,6 +64,7 @@ def read_pretrained(
     """
     path = local_model(path)
     check_model(CheckpointError, what, path)
+    _refuse_tables(kind, path, what)
     with reading(what, path):
         model, report = kind.from_pretrained(
             path, dtype=dtype, output_loading_info=True, trust_remote_code=False, use_safetensors=True, **options
@@ -135,6 +139,28 @@ def weight_files(folder: Path) -> list[Path]:
     with boundary(CheckpointError, f"{index} cannot be read"):
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
     return [folder / name for name in sorted(names)]
+
+
+def _refuse_tables(kind: Any, path: str, what: str) -> None:
+    """Refuse a number of positions for which a model would compute tables that are larger than `MOST_TABLES`.
+
+    Weights have their sizes in their files; tables of positions are only in memory.
+
+    Raises:
+        CheckpointError: they would be.
+    """
+    if not hasattr(kind, "from_config"):
+        return
+    positions = getattr(read_config(path, what).get_text_config(), "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions <= USUAL_POSITIONS:
+        return
+    model = meta_model(kind, path, what, buffers=False)
+    size = sum(table.numel() * table.element_size() for table in model.buffers())
+    if size > MOST_TABLES:
+        raise CheckpointError(
+            f"{what} {path!r} cannot be read: config.json gives it {positions:,} positions, whose tables would take "
+            f"{size / 1e9:,.3g} GB; correct it"
+        )
 
 
 def of_more_layers(model: Any, names: Iterable[str]) -> list[str]:
@@ -415,8 +441,8 @@ def read_tokenizer(path: str, *, template: bool = True) -> Any:
         template: whether its chat template is used, and checked; otherwise it is removed.
 
     Raises:
-        CheckpointError: it cannot be read, needs code of its own, a link leads out of its folder, or its chat template
-            breaks the limits of `check_templates`.
+        CheckpointError: it cannot be read, needs code of its own, a link leads out of its folder, or its rules or its
+            chat template break the limits of `check_rules` and `check_templates`.
     """
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
@@ -434,7 +460,11 @@ def read_tokenizer(path: str, *, template: bool = True) -> Any:
                     "the tokenizer from the model that it was trained from, or save it there (save_pretrained)"
                 )
         file = cached_file(path, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
+        if file is not None:
+            check_rules(json.loads(Path(file).read_text(encoding="utf-8")), path)
         tokenizer = _declared(path, fails=file is None)
+        if file is None and tokenizer.is_fast:  # made of the files of another library
+            check_rules(_parts(tokenizer), path)
         if file is not None and (tokenizer is None or _parts(tokenizer) != _parts(Tokenizer.from_file(file))):
             declared = {} if tokenizer is None else tokenizer.special_tokens_map  # of the class, if the folder has none
             tokenizer = PreTrainedTokenizerFast.from_pretrained(path, trust_remote_code=False)

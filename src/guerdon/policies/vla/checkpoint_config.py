@@ -12,14 +12,16 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 
 from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.policies.vla.policy import Normalization
 
 STATE, PROPRIO = "observation.state", "proprio"  # what SmolVLA and OpenVLA-OFT call what the robot measures of itself
+Count = Annotated[int, Field(gt=0, le=100_000)]  # of what takes memory: numbers of a state, steps, bins
+Edge = Annotated[int, Field(gt=0, le=8192)]  # pixels that pictures are resized to
 _Form = TypeVar("_Form", bound=BaseModel)
 _EMPTY_CAMERA = re.compile(r"observation\.images\.empty_camera_(\d+)")
 
@@ -35,11 +37,11 @@ class OpenVLAConfig(BaseModel):
 
     timm_model_ids: list[str]
     timm_override_act_layers: list[str | None] = []
-    image_sizes: list[PositiveInt]
+    image_sizes: list[Edge]
     image_resize_strategy: str = "resize-naive"
     use_fused_vision_backbone: bool
     pad_to_multiple_of: NonNegativeInt
-    n_action_bins: PositiveInt
+    n_action_bins: Count
     text_config: _LanguageConfig
     norm_stats: dict[str, Any] | None = None
 
@@ -73,9 +75,9 @@ class LeRobotConfig(BaseModel):
 
     refused: ClassVar[tuple[str, ...]]
 
-    chunk_size: PositiveInt = 50
-    max_state_dim: PositiveInt = 32
-    max_action_dim: PositiveInt = 32
+    chunk_size: Count = 50
+    max_state_dim: Count = 32
+    max_action_dim: Count = 32
     empty_cameras: NonNegativeInt = 0
     tokenizer_max_length: PositiveInt = 48
     freeze_vision_encoder: bool = False
@@ -134,7 +136,7 @@ class SmolVLAConfig(LeRobotConfig):
 
     refused = ("adapt_to_pi_aloha", "use_delta_joint_actions_aloha", "add_image_special_tokens")
 
-    resize_imgs_with_padding: tuple[PositiveInt, PositiveInt] | None = (512, 512)
+    resize_imgs_with_padding: tuple[Edge, Edge] | None = (512, 512)
     adapt_to_pi_aloha: bool = False
     use_delta_joint_actions_aloha: bool = False
     add_image_special_tokens: bool = False
@@ -163,7 +165,7 @@ class Pi0Config(LeRobotConfig):
 
     paligemma_variant: Literal["gemma_2b", "gemma_300m"] = "gemma_2b"
     action_expert_variant: Literal["gemma_2b", "gemma_300m"] = "gemma_300m"
-    image_resolution: tuple[PositiveInt, PositiveInt] = (224, 224)
+    image_resolution: tuple[Edge, Edge] = (224, 224)
     use_relative_actions: bool = False
 
     def _strange(self) -> list[str]:
@@ -187,8 +189,8 @@ class Pi05Config(Pi0Config):
 class OpenPiConfig(BaseModel):
     """What openpi writes beside the weights that it converts from JAX, and the names for the same in `Pi0Config`."""
 
-    action_dim: PositiveInt
-    action_horizon: PositiveInt
+    action_dim: Count
+    action_horizon: Count
     paligemma_variant: Literal["gemma_2b", "gemma_300m"]
     action_expert_variant: Literal["gemma_2b", "gemma_300m"]
 

@@ -64,6 +64,7 @@ from guerdon.models.text.text_inputs import (
     unread,
 )
 from guerdon.policies.batches import packing
+from guerdon.policies.batches.control_tokens import control_tokens
 from guerdon.policies.batches.packing import PACKED_ATTENTION, Layout
 from guerdon.policies.batches.passes import token_limit
 from guerdon.policies.batches.tokens import chat_text, pad_id, pad_right, piece_ids, tokenized
@@ -154,8 +155,6 @@ class StepReader:
             raise ConfigError(f"micro_batch_size must be at least 1, got {micro_batch_size}")
         self.form, self.tokenizer, self.room, self._conversations = form, tokenizer, room, conversations
         self._name, self._read, self._micro, self._tokens = name, read, micro_batch_size, tokens_per_pass
-        added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-        self._control = (*sorted({*added, *tokenizer.all_special_tokens}), MARK)  # become tokens of the model's own
 
     @property
     def info(self) -> RewardInfo:
@@ -207,10 +206,10 @@ class StepReader:
             refuse_conversation(self._name, context, tools)
         texts = [("the question", question), *((f"step {k + 1}", s) for k, s in enumerate(steps))]
         texts += [(f"message {k + 1}", json.dumps(m, ensure_ascii=False)) for k, m in enumerate((*context, *tools))]
+        controls = control_tokens(self.tokenizer)
         for where, text in texts:
-            for control in self._control:
-                if control in text:
-                    raise UnreadableSolutionError("control_token", f"{where} has the control token {control!r}")
+            if found := [MARK] * (MARK in text) + controls.find(text):
+                raise UnreadableSolutionError("control_token", f"{where} has the control token {found[0]!r}")
         bodies = [step.strip() for step in steps]
         more = {"context": context, "tools": tools} if self._conversations and (context or tools) else {}
         reading = self.form(question, bodies, **more)
@@ -508,10 +507,9 @@ def load_skywork(path: str, micro_batch_size: int, device: str | torch.device = 
 
     def form(question: str, steps: Sequence[str]) -> Reading:
         lines = [step.split(LINE) for step in steps]
-        asked, *written = piece_ids(
-            tokenizer, [f"{tokenizer.bos_token}{question}{LINE}", *(text for of_step in lines for text in of_step)]
-        )
-        pieces = [asked, *(np.append(ids, np.int64(line)) for ids in written)]
+        asked, *written = piece_ids(tokenizer, [f"{question}{LINE}", *(text for of_step in lines for text in of_step)])
+        begin = np.array([tokenizer.bos_token_id], dtype=np.int64)
+        pieces = [np.concatenate([begin, asked]), *(np.append(ids, np.int64(line)) for ids in written)]
         ends = np.cumsum([len(piece) for piece in pieces])
         return Reading(np.concatenate(pieces), 0, ends[np.cumsum([len(of_step) for of_step in lines])] - 1)
 
