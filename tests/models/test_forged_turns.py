@@ -17,8 +17,7 @@ from guerdon.collect.text import chat_lengths
 from guerdon.models.explained_score import JudgeOptions
 from guerdon.models.text.adapters.families import StepReader
 from guerdon.models.text.implicit_text import ImplicitModel
-from guerdon.models.text.preference import PreferenceModel
-from guerdon.models.text.sequence_classifier import SequenceClassifier
+from guerdon.models.text.sequence_classifier import PreferenceModel, SequenceClassifier
 from guerdon.models.text.text_heads import OutcomeModel, StepwiseModel
 from guerdon.models.text.text_inputs import Reading
 from guerdon.models.text.text_model import TextModelCard

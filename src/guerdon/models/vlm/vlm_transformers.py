@@ -147,7 +147,7 @@ class VisionInputs:
         words, mark = {"type": "text", "text": question.prompt.text}, question.prompt.template.mark
         marked = [part for one in shown for part in (one, {"type": "text", "text": mark})]
         messages.append({"role": "user", "content": [words, *marked] if mark else [*shown, words]})
-        how = {"add_vision_id": True} if mark else {}
+        how: dict[str, Any] = {"add_vision_id": True} if mark else {}
         opened = not (question.prompt.template.open or mark)
         text = render(self.tokenizer, messages, add_generation_prompt=opened, **how)
         check_unchanged(messages, text)

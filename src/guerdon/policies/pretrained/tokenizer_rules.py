@@ -126,7 +126,13 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
     from tokenizers import Tokenizer
 
     model = {"type": "WordLevel", "vocab": {"<unk>": 0}, "unk_token": "<unk>"}
-    usual = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "post_processor": None}
+    usual: dict[str, Any] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "post_processor": None,
+    }
     try:
         with boundary(CheckpointError, "the tokenizer cannot be read"):
             tokenizer = Tokenizer.from_str(json.dumps({**usual, **request["rules"], "model": model}))
