@@ -78,13 +78,13 @@ def monitor_records(files: Sequence[Path]) -> Iterator[tuple[Path, list[tuple[in
 def _episode(cells: list[str] | Unparsed, names: Sequence[str], started: float, where: str) -> Any:
     """The episode of a row of a monitor file, with the time of its end; or what is wrong with the row."""
     if isinstance(cells, Unparsed):
-        return BadRecord(f"{where}: {cells}", cells.why)
+        return BadRecord(str(cells), cells.why, where=where)
     row: dict[str, Any] = dict(zip(names, cells, strict=False))
     try:
         own = {"reward": float(row.pop("r")), "length": float(row.pop("l"))}
         return {**own, "at": started + float(row.pop("t")), **row}
     except (ValueError, KeyError):  # a half-written line
-        return BadRecord(f"{where}: not an episode", "not an episode")
+        return BadRecord("not an episode", "not an episode", where=where)
 
 
 def read_metrics(file: Path) -> Curves:

@@ -177,7 +177,7 @@ def _samples(path: Path, *, kept: bool) -> Iterator[Any]:
         try:
             yield json_of(data)
         except Unparsed as error:
-            yield BadRecord(f"{path}: {name[:200]}: {error}", error.why)
+            yield BadRecord(str(error), error.why, where=f"{path}: {name[:200]}")
 
 
 def eval_members(path: Path) -> Iterator[tuple[str, bytes]]:

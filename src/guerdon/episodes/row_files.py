@@ -273,22 +273,24 @@ def _lines(path: Path) -> Iterator[tuple[int, Any]]:
     with path.open("rb") as file:
         for number, line in enumerate(bounded_lines(file), start=1):
             if isinstance(line, Unparsed):
-                yield number, BadRecord(f"{path}:{number}: {line}", line.why)
+                yield number, BadRecord(str(line), line.why, where=f"{path}:{number}")
             elif line.strip():
                 yield number, _row_of(line, path, number)
 
 
 def _row_of(line: bytes, path: Path, number: int) -> Any:
     """The row of a line of JSON, or what is wrong with it."""
+    where = f"{path}:{number}"
     try:
         row = json_of(line)
     except Unparsed as error:
         if error.why == "not JSON" and not line.endswith(b"\n"):
             said = f"not JSON, a half-written last line: {error.more}"
-            return BadRecord(f"{path}:{number}: {said}", "half-written last line")
-        return BadRecord(f"{path}:{number}: {error}", error.why)
+            return BadRecord(said, "half-written last line", where=where)
+        return BadRecord(str(error), error.why, where=where)
     if isinstance(row, dict) and len(row) > COLUMNS:
-        return BadRecord(f"{path}:{number}: it has {len(row):,} keys, at most {COLUMNS:,} are read", "too many keys")
+        said = f"it has {len(row):,} keys, at most {COLUMNS:,} are read"
+        return BadRecord(said, "too many keys", where=where)
     return row
 
 
@@ -310,10 +312,10 @@ def _table(path: Path, delimiter: str) -> Iterator[tuple[int, Any]]:
         for number, cells in enumerate(rows):
             where = f"{path}: row {number}"
             if isinstance(cells, Unparsed):
-                yield number, BadRecord(f"{where}: {cells}", cells.why)
+                yield number, BadRecord(str(cells), cells.why, where=where)
             elif len(cells) > len(names):
                 more = f"{len(cells)} cells under {len(names)} columns; put quotes around commas"
-                yield number, BadRecord(f"{where}: {more}", "more cells than columns")
+                yield number, BadRecord(more, "more cells than columns", where=where)
             elif any(cells):
                 yield number, {name: cell or None for name, cell in zip(names, cells, strict=False)}
 

@@ -390,7 +390,7 @@ def _member(raw: BinaryIO, path: Path, info: zipfile.ZipInfo, count: Unpacked) -
     where = f"{path}: {name[:200]}"
 
     def bad(why: str, more: str = "") -> BadRecord:
-        return BadRecord(": ".join(filter(None, (where, why, more))), why)
+        return BadRecord(": ".join(filter(None, (why, more))), why, where=where)
 
     if name.startswith("/") or "\\" in name or ".." in name.split("/"):
         return bad("a name that leads out of the archive")

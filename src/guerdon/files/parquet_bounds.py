@@ -110,7 +110,7 @@ class BoundedParquet:
         while (batch := next(batches, None)) is not None:
             for part in _parts(batch):
                 if isinstance(part, str):
-                    yield BadRecord(f"{self.path}: row {number}: {part}", part)
+                    yield BadRecord(part, part, where=f"{self.path}: row {number}")
                     number += 1
                     continue
                 count.add(part.bytes)

@@ -124,8 +124,8 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
         mode=_BOUNDS[settings.normalization],
     )  # fmt: skip
     language = LlamaConfig(**config.text_config.model_dump())
-    has_film = bool(parts["vision_backbone"])  # OFT saves the vision towers apart only where they have FiLM
-    width = int(language.hidden_size) if has_film else 0
+    modulated = bool(parts["vision_backbone"])  # OFT saves vision towers apart only where the task modulates them
+    width = int(language.hidden_size) if modulated else 0
     sizes = [
         replace(TOWERS[name], image=size, words=width) for name, size in zip(names, config.image_sizes, strict=True)
     ]
@@ -140,7 +140,7 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
         network = PrismaticNetwork(
             DinoSiglipTowers(sizes), language, vocabulary=vocabulary, bins=bins, image_size=sizes[0].image,
             proprio_size=proprio_size, fused=config.use_fused_vision_backbone,
-            numbers=actions if regression else 0, modulated=has_film,
+            numbers=actions if regression else 0, modulated=modulated,
         )  # fmt: skip
     output_rows = weights.pop("language_model.lm_head.weight", None)
     if regression:
