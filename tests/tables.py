@@ -29,6 +29,8 @@ def cases(names, rows, ids=None):
         names: of the arguments, as texts or separated by commas.
         rows: a value for each name; values alone where there is one name.
         ids: what a message calls the rows, in their order, or a function of a value; the values where not given.
+
+    The test's attribute `rows` is how many there are, in all tables together.
     """
     names = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     rows = list(rows)
@@ -61,6 +63,7 @@ def cases(names, rows, ids=None):
 
         kept = [p for p in inspect.signature(test).parameters.values() if p.name not in names]
         all_rows.__signature__ = inspect.Signature(kept)  # pytest reads the fixtures from it
+        all_rows.rows = len(rows) * getattr(test, "rows", 1)
         return all_rows
 
     return decorate

@@ -19,6 +19,7 @@ def test_writes_make_folders_and_replace(tmp_path):
     assert path.read_bytes() == b"one\r\ntwo\n"
 
 
+@pytest.mark.hostile("disk")
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), object()])
 def test_what_is_not_json_leaves_the_old_file(tmp_path, bad):
     path = tmp_path / "m.json"
@@ -29,6 +30,7 @@ def test_what_is_not_json_leaves_the_old_file(tmp_path, bad):
     assert os.listdir(tmp_path) == ["m.json"]
 
 
+@pytest.mark.hostile("disk")
 def test_a_failure_midway_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "w.bin"
     write_bytes(path, b"old")
@@ -58,6 +60,7 @@ def test_a_sealed_folder_verifies_and_replaces_the_old_one(tmp_path):
     assert os.listdir(tmp_path) == ["step_1"]
 
 
+@pytest.mark.hostile("disk")
 @pytest.mark.parametrize(
     ("damage", "words"),
     [

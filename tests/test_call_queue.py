@@ -164,6 +164,7 @@ def test_a_model_may_have_an_attribute_of_any_common_name(own):
     assert score_episodes(Counting(), [Episode(id="", task="q", texts=("a",))])[0].total == 1.0
 
 
+@pytest.mark.hostile("parts")
 def test_a_call_that_raises_spoils_no_other():
     model = Squares(others=3)
     found = together(model, [one(1), one(2), one("bad"), one(3)])
@@ -175,6 +176,7 @@ def test_a_call_that_raises_spoils_no_other():
     assert model.square([5]) == [25]  # it goes on afterwards
 
 
+@pytest.mark.hostile("parts")
 def test_results_that_are_too_few_are_nobodys():
     model = Squares(others=2)
     assert together(model, [one(1), one("lost"), one(3)]) == [[1], ["lost"], [9]]

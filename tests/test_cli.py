@@ -246,12 +246,14 @@ def test_a_run_that_cannot_begin_costs_one_line_and_not_its_folder(call, overrid
     assert "wrote runs/one" in out
 
 
+@pytest.mark.hostile("disk")
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_is_read_only(call, tmp_path):
     (tmp_path / "shut").mkdir(mode=0o555)
     refused(call("run", "tiny.yaml", "runner.logger.log_path=shut", files={"tiny.yaml": TINY}), "shut", "ermission")
 
 
+@pytest.mark.hostile("disk")
 def test_a_full_disk_costs_one_line(call, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")

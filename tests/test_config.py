@@ -132,6 +132,7 @@ class TestRead:
             with pytest.raises(ConfigError, match=r"study.yaml: the file is empty: write at least one section"):
                 read(tmp_path, text)
 
+    @pytest.mark.hostile("configuration")
     @pytest.mark.parametrize(
         ("text", "words"),
         [
@@ -156,6 +157,7 @@ class TestRead:
             read(tmp_path, text)
         assert all(word in str(caught.value) for word in words), str(caught.value)
 
+    @pytest.mark.hostile("configuration")
     def test_billion_laughs(self, tmp_path):
         lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
         lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)]
@@ -175,6 +177,7 @@ class TestRead:
         with pytest.raises(ConfigError, match="a whole number of 20,000 bits"):
             load(Root, tmp_path / "study.yaml")
 
+    @pytest.mark.hostile("configuration")
     def test_missing_and_binary_files(self, tmp_path):
         with pytest.raises(ConfigError, match="no such file"):
             read_yaml(tmp_path / "absent.yaml")
@@ -200,6 +203,7 @@ class TestOverrides:
     def test_the_last_one_wins(self):
         assert apply_overrides(Tree(), ["a=1", "a=2"]).data == {"a": 2}
 
+    @pytest.mark.hostile("configuration")
     @pytest.mark.parametrize(
         ("text", "words"),
         [
@@ -361,6 +365,7 @@ class TestRefs:
         with refuses("a"):
             self.resolve({"a": "${shape.label}", "shape": {"type": "square"}}, Open)
 
+    @pytest.mark.hostile("configuration")
     @pytest.mark.parametrize(
         ("data", "words"),
         [
@@ -429,6 +434,7 @@ class TestValidate:
         assert len(found) == 52
         assert found[-1].startswith("  ... and 45")
 
+    @pytest.mark.hostile("configuration")
     def test_bad_values_say_where_what_and_what_is_allowed(self, tmp_path):
         text = "seed: -1\nreward:\n  reward_mode: perstep\n  weights: [1, x]\n"
         assert problem(text, tmp_path=tmp_path).splitlines()[1:] == [
@@ -534,6 +540,7 @@ class TestRoundTrip:
         config = load(Parent, None, ["child.radius=2"])
         assert to_plain(config) == {"child": {"radius": 2.0}, "plain": True}
 
+    @pytest.mark.hostile("configuration")
     def test_strings_that_yaml_would_misread(self, tmp_path):
         words = [
             "1e-4",

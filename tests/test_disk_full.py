@@ -23,6 +23,8 @@ from guerdon.files.atomic import sealed_folder
 from guerdon.rl.replay import MAPPED, ReplayColumn
 from tables import cases
 
+pytestmark = pytest.mark.hostile("disk")
+
 RUN = """\
 name: tiny
 env: {type: gymnasium, task: "tiny_world:Dot-v1", num_envs: 2, max_episode_steps: 10, frame_size: 32}

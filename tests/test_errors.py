@@ -179,6 +179,7 @@ def test_a_task_can_be_cancelled_in_a_boundary():
     asyncio.run(work())
 
 
+@pytest.mark.hostile("disk")
 def test_a_full_disk_has_a_path():
     def write():
         with naming("/dev/full"), open("/dev/full", "w") as file:
@@ -190,6 +191,7 @@ def test_a_full_disk_has_a_path():
     assert caught.value.filename == "/dev/full"
 
 
+@pytest.mark.hostile("disk")
 def test_a_file_that_does_not_fit_is_named_and_leaves_no_half(tmp_path):
     code = (
         "import resource, sys; from pathlib import Path; from guerdon import cli\n"

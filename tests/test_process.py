@@ -169,6 +169,7 @@ def test_a_full_pipe_that_does_not_block_gets_everything():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+@pytest.mark.hostile("texts")
 def test_a_message_is_short_and_moves_no_cursor(folder):
     ended = forked("run", "tiny.yaml", "env.task=" + "x" * 100_000, folder=folder)
     assert (ended.status, ended.said.count("\n")) == (2, 1)
@@ -201,6 +202,7 @@ def test_python_without_docstrings(folder):
     assert b"-OO" in said
 
 
+@pytest.mark.hostile("secrets")
 @pytest.mark.parametrize(
     ("content", "token", "warns"),
     [

@@ -54,6 +54,7 @@ def test_a_factory_gets_its_params_and_what_it_names_of_what_is_offered():
     assert THINGS.factory("plain") is dict
 
 
+@pytest.mark.hostile("parts")
 @cases(
     ("name", "params", "line"),
     [

@@ -95,6 +95,7 @@ def test_what_follows_closed_reasoning_is_the_answer(space):
     assert not misses(percent, [0.85], percents)
 
 
+@pytest.mark.hostile("verdicts")
 @pytest.mark.parametrize("space", ["", "\n"])
 def test_reasoning_that_does_not_end_is_truncated(space):
     drafts = (DRAFT, f"So it is ```json\n{DRAFT}\n```", f"<answer>{DRAFT}</answer>", '{"steps": [{"ste')
@@ -103,6 +104,7 @@ def test_reasoning_that_does_not_end_is_truncated(space):
     assert not misses(percent, ["truncated"], [f"{begin}85" for begin in begun])
 
 
+@pytest.mark.hostile("verdicts")
 @pytest.mark.parametrize("space", ["", "\n"])
 def test_reasoning_that_no_object_follows_is_a_failure(space):
     drafts = [f"{begin}{space}{DRAFT}{space}{end}{space}" for begin, end in PAIRS.values()]
@@ -262,6 +264,7 @@ def test_the_last_object_with_an_asked_key_is_the_answer():
     assert read("").reason == "not_json"
 
 
+@pytest.mark.hostile("verdicts")
 def test_an_object_that_is_broken_takes_back_what_was_said_before():
     def reason(reply):
         return last_object(reply, ["score"]).reason
@@ -285,6 +288,7 @@ def test_the_failure_says_where():
 pieces = st.sampled_from([*sum(PAIRS.values(), ()), DRAFT, FINAL, "\n", " ", "```", "`", "x", "{", '"', "<", "|>"])
 
 
+@pytest.mark.hostile("verdicts")
 @given(st.lists(pieces, max_size=20).map("".join))
 def test_no_reply_breaks_it_and_nothing_is_added(text):
     found = behind_reasoning(text)
@@ -292,11 +296,13 @@ def test_no_reply_breaks_it_and_nothing_is_added(text):
     json.dumps(found if isinstance(found, str) else found.detail)
 
 
+@pytest.mark.hostile("verdicts")
 def test_after_many_broken_objects_no_more_are_read():
     assert last_object('{"a"' * (MAX_BROKEN - 1) + FINAL, ["steps"]) == json.loads(FINAL)
     assert last_object('{"a"' * MAX_BROKEN + FINAL, ["steps"]).reason == "not_json"
 
 
+@pytest.mark.hostile("verdicts")
 @pytest.mark.parametrize("piece", [
     "<think>", "</think>", "<a_b>", "<|channel|>analysis", '{"a": ', "[THINK]\n", "`<think>", "```a\n", "<x ", "[{",
     '{"a": 1}<think></think>', '{"a": 1}\n<a_b>\n</a_b>\n', "<|end|>", '"', "<|", "assistantfinal", "{}", "analysisA ",

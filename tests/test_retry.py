@@ -114,6 +114,7 @@ def test_the_end_of_a_limit_counts_only_where_the_limit_is_the_reason():
     assert retry_after({"x-ratelimit-reset": "12", "retry-after": "2"}, FakeTime().clock, 503) == 2.0
 
 
+@pytest.mark.hostile("endpoints")
 @given(st.dictionaries(
     st.sampled_from(["retry-after", "retry-after-ms", "date", "x-ratelimit-reset", "x-ratelimit-remaining"]),
     st.text(max_size=30) | st.integers().map(str) | st.datetimes().map(str),
@@ -170,6 +171,7 @@ def test_what_a_server_asks_for_is_what_it_gets_with_a_tenth_of_jitter(asked, ma
     assert asked <= Retry(100).next_pause(made, tried, math.inf, random.Random(seed)) <= 1.1 * asked
 
 
+@pytest.mark.hostile("endpoints")
 def test_no_pause_reaches_beyond_the_deadline_and_none_is_endless():
     rng = random.Random(0)
     asked = Attempt(Failure("rate_limited"), again=True, retry_after=30.0)
@@ -305,6 +307,7 @@ def test_an_exception_of_a_try_comes_through():
         list(pool(FakeTime(), slots=2).run(deque([("a", broken), ("b", script(Attempt("b")))])))
 
 
+@pytest.mark.hostile("endpoints")
 @given(
     st.lists(st.lists(st.sampled_from(["again", "asked", "fine", "wrong"]), min_size=1, max_size=6), max_size=12),
     st.integers(1, 4),

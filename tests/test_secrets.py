@@ -72,6 +72,7 @@ def test_an_empty_key_is_none(given, tmp_path, monkeypatch):
     assert api_key("MINE") == KEY
 
 
+@pytest.mark.hostile("secrets")
 @pytest.mark.parametrize(
     ("wrong", "word"),
     [("\n", "a line break"), ("\r\n", "a line break"), ("“", "U+201C"), ("é", "U+00E9"), ("\t", "U+0009"),
@@ -90,6 +91,7 @@ def test_a_key_that_no_header_can_have_is_refused_by_the_name_of_its_variable(wr
         assert "second9" not in message
 
 
+@pytest.mark.hostile("secrets")
 def test_the_token_of_a_server_is_checked_too():
     models = {"m": {"backend": "constant"}}
     assert ServeSettings(models=models, token=' "Bearer tok-12345678"\n').token == "tok-12345678"
@@ -98,6 +100,7 @@ def test_the_token_of_a_server_is_checked_too():
     assert "5678" not in str(refused.value)
 
 
+@pytest.mark.hostile("secrets")
 @given(st.text(LETTERS + "-_/+=.@:!$&#%", min_size=20, max_size=80).filter(secrets._is_plain_secret), st.text())
 def test_every_form_of_a_secret_is_hidden(secret, around):
     secrets._known, secrets._marks = set(), ()
@@ -112,6 +115,7 @@ def test_every_form_of_a_secret_is_hidden(secret, around):
     assert nested["error"][1:] == [3, None]
 
 
+@pytest.mark.hostile("secrets")
 @given(st.text(), st.sampled_from(["EMPTY", "none", "key", "test-key", "not-needed", "step", "1234", "12345678", "x"]))
 def test_a_key_that_is_a_word_or_a_number_mangles_no_text(text, word):
     secrets._known, secrets._marks = set(), ()
@@ -120,6 +124,7 @@ def test_a_key_that_is_a_word_or_a_number_mangles_no_text(text, word):
         assert hide(said) == said
 
 
+@pytest.mark.hostile("secrets")
 def test_keys_of_other_programs_in_the_environment_are_hidden(monkeypatch, tmp_path):
     key_file = tmp_path / "key_1234567.pem"
     key_file.touch()
@@ -129,6 +134,7 @@ def test_keys_of_other_programs_in_the_environment_are_hidden(monkeypatch, tmp_p
     assert hide(f"ghp_planted_0001 in {key_file}, a_word") == f"(hidden) in {key_file}, a_word"
 
 
+@pytest.mark.hostile("secrets")
 @cases("said", [
     "Authorization: Bearer {}", "bearer {}", "Incorrect API key provided: {}.", "api_key={}", '"x-api-key": "{}"',
     "password: {}", "{{'Authorization': 'Bearer {}'}}",
@@ -140,6 +146,7 @@ def test_where_a_short_key_stands_as_a_key_it_is_hidden(said, word):
     assert hide(said.format(f"{word}ness")) == said.format(f"{word}ness")
 
 
+@pytest.mark.hostile("secrets")
 @cases(
     ("setting", "text", "hidden"),
     [
@@ -179,12 +186,14 @@ def test_secrets_of_settings(setting, text, hidden):
     assert hide(text) == hidden
 
 
+@pytest.mark.hostile("secrets")
 def test_the_first_two_thirds_of_a_key_are_hidden_and_a_masked_one_stays():
     clean_key("sk-abcdefgh0123456789ijkl", "MINE")
     assert hide("wrong key sk-abcdefgh0123456!") == "wrong key (hidden)!"
     assert hide("wrong key sk-a****ijkl") == "wrong key sk-a****ijkl"
 
 
+@pytest.mark.hostile("secrets")
 @pytest.mark.parametrize("proxy", ["http://me:p4ss-w0rd@host:port", "http://me:p4/ss-w0rd@127.0.0.1:9",
                                    "ftp://me:p4ss-w0rd@host:80"])  # fmt: skip
 def test_a_proxy_that_cannot_be_used_is_one_line_without_its_password(proxy, monkeypatch):
@@ -195,6 +204,7 @@ def test_a_proxy_that_cannot_be_used_is_one_line_without_its_password(proxy, mon
     check_proxies("http://127.0.0.1:8000/v1")  # needs none
 
 
+@pytest.mark.hostile("secrets")
 def test_a_traceback_has_no_secret(tmp_path):
     code = (
         "from guerdon.secrets import clean_key, hide_in_tracebacks\n"
@@ -210,11 +220,13 @@ def test_a_traceback_has_no_secret(tmp_path):
     assert done.stderr.endswith("RuntimeError: header (hidden)(hidden)\n"), done.stderr
 
 
+@pytest.mark.hostile("secrets")
 def test_the_forms_of_the_echo_server_are_those_that_are_hidden():
     remember({"password": "p@ss/w0rd-Zq81"})
     assert not [form for form in forms("p@ss/w0rd-Zq81") if hide(form) == form]
 
 
+@pytest.mark.hostile("secrets")
 @pytest.mark.parametrize("escape", [
     lambda text: text, lambda text: text.replace("/", "\\/"), lambda text: "".join(f"\\u{ord(c):04x}" for c in text),
     lambda text: text.replace("k", "\\u006B"), lambda text: text.replace("/", "\\\\/"),
@@ -231,6 +243,7 @@ def test_escaped_characters_of_a_reply_hide_no_secret(escape):
     assert (status, payload) == (400, {"error": {"message": "wrong (hidden)", "n": [1.5, None]}})
 
 
+@pytest.mark.hostile("secrets")
 def test_a_token_of_the_hub_that_no_request_can_have_is_left_out(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_AUTH_TOKEN"):
@@ -247,12 +260,14 @@ def test_a_token_of_the_hub_that_no_request_can_have_is_left_out(tmp_path, monke
     assert "anted0123" not in said
 
 
+@pytest.mark.hostile("secrets")
 def test_an_address_with_a_password_is_refused_without_it():
     with pytest.raises(ConfigError, match="a token does not belong into an address") as refused:
         RemoteSettings(endpoint="http://me:planted-pass1@host/v1/rewards")
     assert "planted" not in str(refused.value)
 
 
+@pytest.mark.hostile("secrets")
 def test_the_log_of_a_server_has_no_secret(capsys):
     clean_key(KEY, "MINE")
     handler = CountingHandler()
@@ -274,6 +289,7 @@ def test_folders_in_variables_with_such_names_are_no_secrets(monkeypatch, tmp_pa
     assert hide("wrong: /a/folder-like-secret-1f0b") == "wrong: (hidden)"
 
 
+@pytest.mark.hostile("secrets")
 def test_a_configuration_without_its_secrets_is_still_yaml():
     remember({"token": "A-long-secret-4"})
     text = hide("token: A-long-secret-4\nbase_url: https://A-long-secret-4@host/v1\nlist: [A-long-secret-4, b]\n")
@@ -284,6 +300,7 @@ def test_a_configuration_without_its_secrets_is_still_yaml():
     }
 
 
+@pytest.mark.hostile("secrets")
 def test_a_key_with_the_name_of_a_constant_leaves_json_as_it_is():
     for word in ("null", "none", "true", "False"):
         clean_key(word, "MINE")
@@ -292,6 +309,7 @@ def test_a_key_with_the_name_of_a_constant_leaves_json_as_it_is():
     assert hide(text) == text
 
 
+@pytest.mark.hostile("secrets")
 def test_a_written_configuration_has_no_secret_that_yaml_quotes():
     text = to_yaml(ServeSettings(models={"m": {"backend": "constant"}}, token="#it's-a-Secret-4"))
     assert "Secret-4" not in text

@@ -98,6 +98,7 @@ def ends(handle, seconds=60):
     return bool(select.select([handle], [], [], seconds)[0])
 
 
+@pytest.mark.hostile("kills")
 @pytest.mark.parametrize("kind", PARENTS)
 def test_children_end_with_a_parent_that_is_killed(kind, tmp_path, monkeypatch):
     monkeypatch.setenv("PARENTS", str(tmp_path))
@@ -115,6 +116,7 @@ def test_children_end_with_a_parent_that_is_killed(kind, tmp_path, monkeypatch):
     assert all(ended)
 
 
+@pytest.mark.hostile("programs")
 def test_a_program_under_test_ends_with_a_parent_that_is_killed(tmp_path, monkeypatch):
     """The process that isolates programs ends by itself, and its namespace with it."""
     from guerdon.tasks.code.code_tests import check_isolation
@@ -144,6 +146,7 @@ sandbox.run("while True: pass", [{"stdin": ""}], 300)
     assert all(ended)
 
 
+@pytest.mark.hostile("kills")
 def test_a_child_whose_parent_was_gone_before_it_looked_ends(tmp_path):
     gate = tmp_path / "gate"
     os.mkfifo(gate)
@@ -209,6 +212,7 @@ print([(o.state, o.message) for o in run_jobs([job], Path("jobs"), parallel=1, s
 """
 
 
+@pytest.mark.hostile("kills")
 @pytest.mark.slow  # test_jobs.py has a shorter one
 def test_jobs_end_with_a_study_that_is_killed_and_a_second_start_waits_for_a_folder_in_use(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -262,6 +266,7 @@ def pool(workers=1):
     return SubprocessPool([sys.executable, "-c", WORKER], workers=workers, start_seconds=60)
 
 
+@pytest.mark.hostile("kills")
 def test_a_pool_replaces_processes_that_hang_or_die():
     with pool() as workers:
         first = workers.request({"do": "a"}, 60)

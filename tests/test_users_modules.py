@@ -62,6 +62,7 @@ def imported(folder):
 SCORE = ("score", "rows.jsonl", "--output", "out.jsonl", "--model")
 
 
+@pytest.mark.hostile("modules")
 @pytest.mark.parametrize("variables", [{}, {"PYTHONSAFEPATH": "1"}])
 def test_commands_import_nothing_from_a_folder_that_somebody_else_wrote(folder, variables):
     (folder / "config.json").write_text('{"model_type": "llama"}')
@@ -73,6 +74,7 @@ def test_commands_import_nothing_from_a_folder_that_somebody_else_wrote(folder, 
     assert imported(folder) == []
 
 
+@pytest.mark.hostile("modules")
 def test_jobs_of_a_study_import_nothing_from_the_folder(folder):
     arms = "compare={arms: {A: {label: native}}, seeds: [0], baseline: A}"
     status, said = guerdon_in(folder, "compare", "tiny.yaml", arms)
@@ -80,12 +82,14 @@ def test_jobs_of_a_study_import_nothing_from_the_folder(folder):
     assert imported(folder) == []
 
 
+@pytest.mark.hostile("modules")
 def test_a_part_of_the_user_is_found_there_behind_installed_packages(folder):
     status, said = guerdon_in(folder, *SCORE, "my_rewards:make")
     assert status == 0, said
     assert json.loads((folder / "out.jsonl").read_text())["reward"] == 4.0
 
 
+@pytest.mark.hostile("modules")
 @pytest.mark.parametrize(("flags", "variables"), [(("-P",), {}), ((), {"PYTHONSAFEPATH": "1"})])
 def test_a_part_is_not_found_there_with_minus_p(folder, flags, variables):
     status, said = guerdon_in(folder, *SCORE, "my_rewards:make", flags=flags, **variables)
@@ -100,6 +104,7 @@ def test_simulators_in_processes_find_a_world_of_the_user(folder):
     assert status == 0, said
 
 
+@pytest.mark.hostile("modules")
 def test_the_folder_is_searched_only_inside_the_block_and_by_its_thread(tmp_path, monkeypatch):
     (tmp_path / "only_while_resolved.py").write_text("")
     monkeypatch.setenv(registry.MODULES_FOLDER, str(tmp_path))
@@ -114,6 +119,7 @@ def test_the_folder_is_searched_only_inside_the_block_and_by_its_thread(tmp_path
         registry.Registry("part", "guerdon.parts", {}).factory("only_while_resolved:make")
 
 
+@pytest.mark.hostile("modules")
 def test_guerdon_started_as_a_module_finds_parts_behind_installed_packages(folder):
     words = [*SCORE, "my_rewards:make"]
     for name in PROBED:  # Python itself imports these before any line of guerdon runs

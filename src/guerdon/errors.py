@@ -24,6 +24,7 @@ from typing import Any, Self
 from guerdon.secrets import hide
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # as in <_io.BytesIO object at 0x7f0c8a2b>
+_LINE_ENDS = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")  # those of `str.splitlines`
 _NUMBER = re.compile(r"(?:os error |[Ee]rrno )(\d+)")  # as in (os error 28), [Errno 28]
 REFUSALS = {
     errno.ENOSPC: re.compile(r"No space left on device|disk is full|StorageFull"),
@@ -128,6 +129,10 @@ class DataError(GuerdonError, ValueError):
         super().__init__(message if where is None else f"{where}: {message}")
         self.where = None if where is None else str(where)
         self.field = field
+
+    def __str__(self) -> str:
+        """The message, without secrets, in one line: ends of lines in what it quotes of the data are escapes."""
+        return _LINE_ENDS.sub(lambda end: ascii(end[0])[1:-1], super().__str__())
 
 
 class CheckpointError(GuerdonError, RuntimeError):

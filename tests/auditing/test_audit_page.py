@@ -170,6 +170,7 @@ def test_of_a_huge_log_the_rows_with_texts_and_of_findings_are_listed(monkeypatc
     assert found["row"][has].tolist() == list(range(0, 1000, 50))
 
 
+@pytest.mark.hostile("pages")
 def test_long_texts_are_cut_in_the_middle_and_say_so(monkeypatch):
     text = "a" * 600 + "b" * 600
     short = cut(text, 300)
@@ -182,6 +183,7 @@ def test_long_texts_are_cut_in_the_middle_and_say_so(monkeypatch):
     assert text_limit([3] * 10) == browser.MAX_TEXT
 
 
+@pytest.mark.hostile("secrets")
 def test_secrets_are_hidden_in_texts_too(tmp_path):
     key = "sk-live-0123456789abcdef4f9a"
     secrets.clean_key(key, "OPENAI_API_KEY")
@@ -219,6 +221,7 @@ def test_charts_of_scalars_alone():
     assert [name for name, _ in charts(log)] == ["critic/score/mean"]
 
 
+@pytest.mark.hostile("pages")
 def test_rewards_of_any_size_have_charts():
     log = rows(40, step_N=np.arange(40) // 4)
     for value in (1e308, -1e308, np.inf, np.nan):
@@ -266,6 +269,7 @@ def first_rows(tab, count=3):
     return tab.js(f"{lines}{order}.slice(0, {count}).map((e) => Number(e.firstChild.textContent))")
 
 
+@pytest.mark.hostile("pages")
 @pytest.mark.browser
 @in_browser
 def test_hostile_text_is_text_everywhere(tab, tmp_path):
@@ -471,6 +475,7 @@ def test_the_video_of_an_episode_plays_on_the_page_from_the_time_of_the_row(tab,
     assert episode_videos(tmp_path, page) == {}
 
 
+@pytest.mark.hostile("pages")
 def test_a_page_without_videos_may_load_nothing(tmp_path):
     text = write_page(tmp_path / "p.html", rows(), Audit()).read_text(encoding="utf-8")
     assert "media-src" not in text
@@ -495,6 +500,7 @@ def test_it_fits_a_narrow_and_a_wide_window(tab, tmp_path, dark):
         assert (light[0] < light[1]) == dark
 
 
+@pytest.mark.hostile("pages")
 @pytest.mark.slow
 @pytest.mark.browser
 @in_browser

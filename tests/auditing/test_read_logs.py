@@ -141,6 +141,7 @@ def test_a_branch_of_a_trace_is_the_way_to_its_last_message(tmp_path):
     assert len(read_log(jsonl(tmp_path / "ring.jsonl", [{"traces": [trace]}]))) == 1
 
 
+@pytest.mark.hostile("files")
 def test_records_that_are_not_like_the_others_are_counted(tmp_path):
     good = json.loads((DATA / "prime/rollouts/step_9/train/all/traces.jsonl").read_text().splitlines()[0])
     torn = [{"traces": "none"}, {"traces": [{"nodes": [{}, {"parent": 7}], "rewards": {}}]}, {"traces": [None]}]
@@ -468,6 +469,7 @@ def test_steps_are_read_from_names_of_files(tmp_path):
 # What is wrong with a log.
 
 
+@pytest.mark.hostile("files")
 def test_bad_rows_are_counted_and_the_others_are_read(tmp_path):
     good = {"prompt": "p", "response": "r", "reward": 1.0}
     changed = [
@@ -492,6 +494,7 @@ def test_bad_rows_are_counted_and_the_others_are_read(tmp_path):
         assert any(note in one for one in rows.notes)
 
 
+@pytest.mark.hostile("files")
 def test_columns_that_hold_something_else_do_not_stop_the_reading(tmp_path):
     log = [{"prompt": "p", "response": "r", "reward": k, "correct": "B", "tokens": 5, "token_rewards": "x",
             "error": 0.3, "uid": f"u{k}", "step": None, "advantage": [0.5, 0.5]} for k in range(4)]  # fmt: skip
@@ -532,6 +535,7 @@ def test_a_log_without_rewards_says_what_to_pass(tmp_path):
         read_log(tmp_path / "empty")
 
 
+@pytest.mark.hostile("files")
 def test_unreadable_files(tmp_path):
     (tmp_path / "a.jsonl").write_text("{\n{\n[1]\n")
     with pytest.raises(DataError, match="no row could be read: 2 not JSON, 1 not a map of columns"):
@@ -549,6 +553,7 @@ def test_unreadable_files(tmp_path):
     assert len(read_log(tmp_path)) == 1
 
 
+@pytest.mark.hostile("files")
 def test_a_large_file_of_json_is_refused_before_it_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr("guerdon.files.bounds.WHOLE", 10)
     (tmp_path / "log.json").write_text(json.dumps([{"prompt": "p", "response": "r", "reward": 1}]))
@@ -556,6 +561,7 @@ def test_a_large_file_of_json_is_refused_before_it_is_read(tmp_path, monkeypatch
         read_log(tmp_path / "log.json")
 
 
+@pytest.mark.hostile("files")
 def test_files_of_several_kinds_are_refused_in_one_line(tmp_path):
     shutil.copytree(DATA / "verl" / "rollout", tmp_path / "verl")
     shutil.copytree(DATA / "inspect" / "eval", tmp_path / "inspect")
@@ -580,6 +586,7 @@ def test_other_files_of_a_trainer_are_left_out(tmp_path):
     assert any("train.jsonl" in note for note in rows.notes)
 
 
+@pytest.mark.hostile("files")
 def test_texts_that_are_too_long_are_cut_and_lines_that_are_too_long_are_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(text_rows, "LONGEST", 50)
     monkeypatch.setattr("guerdon.files.bounds.RECORD", 400)
@@ -592,6 +599,7 @@ def test_texts_that_are_too_long_are_cut_and_lines_that_are_too_long_are_counted
     assert any("longer than 50 characters" in note for note in rows.notes)
 
 
+@pytest.mark.hostile("files")
 def test_columns_without_end_do_not_fill_the_memory(tmp_path):
     log = [{"prompt": "p", "response": "r", "reward": k, f"reward_{k}": 1, f"other_{k}": 2} for k in range(2000)]
     rows = read_log(jsonl(tmp_path / "log.jsonl", log))

@@ -144,6 +144,7 @@ def test_a_folder_continues_after_a_kill(tmp_path):
     assert score_path(DATA / "verl" / "rollout", Length(), out, name="m").count("there already") == 2
 
 
+@pytest.mark.hostile("files")
 def test_what_cannot_be_scored_is_said_in_one_line(tmp_path):
     with pytest.raises(DataError, match="no file in it has responses to score"):
         score_path(DATA / "sb3", Length(), tmp_path / "out", name="m")
@@ -156,6 +157,7 @@ def test_what_cannot_be_scored_is_said_in_one_line(tmp_path):
         score_path(DATA / "lerobot", Length(), tmp_path / "out", name="m")
 
 
+@pytest.mark.hostile("files")
 def test_a_record_that_is_not_like_its_log_is_named(tmp_path):
     log = jsonl(tmp_path / "traces.jsonl", [{"traces": "none"}])
     with pytest.raises(DataError, match=r"traces\.jsonl:1: not like traces of verifiers or prime-rl"):

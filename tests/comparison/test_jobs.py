@@ -111,6 +111,7 @@ def test_needs_that_no_job_meets_are_named():
     assert not Path("said").exists()
 
 
+@pytest.mark.hostile("kills")
 def test_whatever_ends_the_study_ends_its_processes():
     def stop(result, settled, total):
         raise KeyboardInterrupt
@@ -126,6 +127,7 @@ def test_whatever_ends_the_study_ends_its_processes():
     assert sorted(p.name for p in Path("jobs").glob("*.done")) in ([], ["first.done"])
 
 
+@pytest.mark.hostile("kills")
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="reads /proc")
 def test_jobs_end_when_their_study_is_killed():
     code = (

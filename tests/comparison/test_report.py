@@ -284,6 +284,7 @@ def test_an_alarm_at_the_end_is_the_first_warning(tmp_path):
     assert f"Warning: {said}" in words
 
 
+@pytest.mark.hostile("pages")
 def test_names_cannot_inject_markup(tmp_path):
     evil = "<script>alert(1)<"
     study = write_study(

@@ -64,6 +64,7 @@ def report(tmp_path_factory):
     return write_report(root)
 
 
+@pytest.mark.hostile("pages")
 def test_script_runs_under_the_pages_own_policy_and_links_lead_to_a_frame(report, tmp_path):
     dom = dump(f"{report.as_uri()}#video-2-frame-7", tmp_path)
     root = re.search(r"<html[^>]*>", dom).group()

@@ -206,6 +206,7 @@ def test_steps_without_truth_are_cut_where_the_model_cut_them():
     assert {step.value for step in cut(other, "prm", 1.0)} == {""}  # other steps than the task has
 
 
+@pytest.mark.hostile("pages")
 @pytest.mark.parametrize(
     "judged", [{"ends": [1], "values": [], "threshold": 0.5}, {"ends": [], "values": []}, {"ends": [1], "values": ["x"],
                "threshold": 0.5}, 3], ids=str,
@@ -323,6 +324,7 @@ def test_estimated_size_is_close_to_the_real_one(study, page):
     assert 0.8 * real < sum(panel.n_bytes for panel in panels) < 2 * real
 
 
+@pytest.mark.hostile("pages")
 def test_broken_answers_are_told_and_the_rest_is_shown(tmp_path):
     run = tmp_path / "chain" / "prime" / "seed0"
     write_text_run(run, arm="prime", curve=learning(0.6, 1))
@@ -332,6 +334,7 @@ def test_broken_answers_are_told_and_the_rest_is_shown(tmp_path):
     assert "8.19k" in words
 
 
+@pytest.mark.hostile("pages")
 @pytest.mark.parametrize(
     "change",
     [
@@ -353,6 +356,7 @@ def test_malformed_responses_are_refused(tmp_path, change):
         load_answers(path)
 
 
+@pytest.mark.hostile("pages")
 @pytest.mark.parametrize("text", ["", "[1]", "{", '{"step": null, "responses": []}', '{"step": 1e999, "responses": []}',
                                   '{"step": 1}', '{"step": 1, "responses": [3]}'])  # fmt: skip
 def test_videos_without_a_step_or_responses_are_refused_in_one_line(tmp_path, text):
@@ -363,6 +367,7 @@ def test_videos_without_a_step_or_responses_are_refused_in_one_line(tmp_path, te
         load_answers(path)
 
 
+@pytest.mark.hostile("pages")
 def test_tokens_cannot_inject_markup_or_break_the_file(tmp_path):
     run = tmp_path / "chain" / "prime" / "seed0"
     write_text_run(run, arm="prime", curve=learning(0.6, 1))

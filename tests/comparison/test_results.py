@@ -8,6 +8,7 @@ from guerdon.comparison.results import measure_curve, number, read_run
 from guerdon.files.json_files import read_lines
 
 
+@pytest.mark.hostile("files")
 def test_a_truncated_last_line_is_skipped_and_counted(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"kind": "eval", "step": 0}\n\n[1]\n{"kind": "eval", "st')
@@ -15,6 +16,7 @@ def test_a_truncated_last_line_is_skipped_and_counted(tmp_path):
     assert read_lines(tmp_path / "absent.jsonl") == ([], 0)
 
 
+@pytest.mark.hostile("files")
 def test_a_line_nested_without_end_and_success_out_of_its_range_are_left_out(tmp_path):
     values = ("0.5", "-3", "5", "1", "[" * 50_000)
     lines = [f'{{"kind": "eval", "step": {step}, "success": {value}}}\n' for step, value in enumerate(values)]
@@ -24,6 +26,7 @@ def test_a_line_nested_without_end_and_success_out_of_its_range_are_left_out(tmp
     assert read_lines(tmp_path / "metrics.jsonl")[1] == 1
 
 
+@pytest.mark.hostile("files")
 @given(st.integers(0, 200))
 def test_any_cut_of_a_file_loses_at_most_one_line(tmp_path_factory, cut):
     path = tmp_path_factory.mktemp("cut") / "m.jsonl"

@@ -48,6 +48,7 @@ def test_messages_are_brought_into_one_form():
     assert chat_messages([{"from": "gpt", "value": "4"}]) == (ANSWER,)
 
 
+@pytest.mark.hostile("texts")
 @cases(
     ("given", "why"),
     [

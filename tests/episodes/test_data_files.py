@@ -61,6 +61,7 @@ def test_a_file_without_rows_has_no_columns(tmp_path):
     assert DataFiles(tmp_path).numbers_of(path, ["index"]) == {}
 
 
+@pytest.mark.hostile("files")
 def test_what_cannot_be_read_is_named(tmp_path):
     with pytest.raises(DataError, match=r"without data/\*\.parquet"):
         DataFiles(tmp_path)

@@ -156,6 +156,7 @@ def test_images_stored_as_arrays(tmp_path, layout, dtype):
     np.testing.assert_array_equal(read, frames)
 
 
+@pytest.mark.hostile("files")
 def test_floats_out_of_range_are_no_image(tmp_path):
     nested = (np.ones((9, 4, 6, 3)) * 255).tolist()
     feature = {"dtype": "float32", "shape": [4, 6, 3], "names": None}
@@ -164,6 +165,7 @@ def test_floats_out_of_range_are_no_image(tmp_path):
         list(read_episodes(tmp_path))
 
 
+@pytest.mark.hostile("files")
 def test_a_column_of_another_shape_than_declared_is_reported(tmp_path):
     foreign(tmp_path, {"action": (ACTIONS["action"][0], vector(4))})
     skipped = []
@@ -172,6 +174,7 @@ def test_a_column_of_another_shape_than_declared_is_reported(tmp_path):
     assert "not of the declared shape" in skipped[0].reason
 
 
+@pytest.mark.hostile("files")
 def test_a_wrong_length_in_the_index_is_reported(tmp_path):
     foreign(tmp_path, ACTIONS)
     path = tmp_path / "meta/episodes/chunk-000/file-000.parquet"
@@ -313,6 +316,7 @@ def test_what_is_null_is_unknown(tmp_path, kind):
     assert summarize(tmp_path).successes == 2
 
 
+@pytest.mark.hostile("files")
 @pytest.mark.parametrize("share", [0.2, 2.0])
 def test_a_success_that_is_neither_yes_nor_no_is_named(tmp_path, share):
     column = [0.0, 0.0, 1.0, 0.0, -1.0, 0.0, 0.0, 0.0, share]
@@ -338,6 +342,7 @@ def test_an_episode_with_several_tasks_has_that_of_its_first_row(tmp_path, capsy
     assert next(read_episodes(tmp_path)).task == "close it"
 
 
+@pytest.mark.hostile("files")
 def test_rows_of_an_episode_that_are_not_together_are_named(tmp_path):
     foreign(tmp_path, ACTIONS, {"episode_index": ([0, 1, 0, 1, 0, 2, 2, 2, 2], vector(1, "int64"))})
     skipped = []
@@ -411,6 +416,7 @@ def test_a_success_in_the_last_row_alone_is_an_example_of_success(tmp_path):
     assert targets.targets.tolist() == pytest.approx([0, 0.5, 1, 0, 0, 0, 1 / 3, 2 / 3, 1])
 
 
+@pytest.mark.hostile("files")
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -467,6 +473,7 @@ def test_the_hash_of_an_unused_column_is_that_of_its_values(tmp_path, column):
     assert len(list(read_episodes(tmp_path / "a"))) == 3
 
 
+@pytest.mark.hostile("files")
 def test_rows_of_the_index_with_one_number_are_skipped(tmp_path):
     foreign(tmp_path, ACTIONS, SUCCESS)
     change_index(tmp_path, episode_index=[0, 1, 1])

@@ -12,6 +12,8 @@ from guerdon.episodes.index import index_files
 from guerdon.episodes.read import read_episodes
 from guerdon.episodes.write import EpisodeWriter
 
+pytestmark = pytest.mark.hostile("kills")
+
 CHILD = """
 import itertools, sys
 sys.path.insert(0, sys.argv[2])

@@ -154,6 +154,7 @@ def test_shard_numbers_roll_over_into_chunks(tmp_path):
     assert path == tmp_path / "videos/observation.images.top/chunk-001/file-001.mp4"
 
 
+@pytest.mark.hostile("files")
 @pytest.mark.parametrize(
     "template", ["../{chunk_index:03d}.parquet", "/etc/passwd", "{other}.parquet", "data/../../x{file_index}"]
 )
@@ -162,6 +163,7 @@ def test_path_templates_cannot_leave_the_root(tmp_path, template):
         layout.shard_path(tmp_path, template, (0, 0))
 
 
+@pytest.mark.hostile("files")
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -237,6 +239,7 @@ def test_a_path_without_data_is_not_called_another_format(tmp_path):
         layout.load_info(tmp_path)
 
 
+@pytest.mark.hostile("files")
 def test_a_missing_or_broken_info_is_refused(tmp_path):
     with pytest.raises(DataError, match="is not a LeRobot data set"):
         layout.load_info(tmp_path)

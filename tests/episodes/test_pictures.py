@@ -42,6 +42,7 @@ def test_every_usual_layout_is_the_same_picture(given, expected):
     assert np.abs(found.astype(int) - expected).max() <= (1 if given.dtype == np.float16 else 0)
 
 
+@pytest.mark.hostile("media")
 @cases(
     ("given", "message"),
     [
@@ -136,6 +137,7 @@ def test_pictures_are_turned_upright(kind, orientation):
     check_images([blob, file_of(upright)])
 
 
+@pytest.mark.hostile("media")
 @pytest.mark.parametrize("lost", [b"IDAT", b"IEND"])
 def test_a_check_refuses_what_reading_refuses(lost):
     whole = png(RGB[0])
@@ -177,6 +179,7 @@ def test_the_orientation_may_be_xmp(kind):
     check_images([blob, file_of(upright)])
 
 
+@pytest.mark.hostile("media")
 def test_unreadable_exif_data_are_ignored():
     for kind in ("PNG", "WEBP"):
         assert decode_images([file_of(RGB[0], kind, exif=b"Exif\0\0garbage")]).shape == (1, 5, 7, 3)
@@ -204,6 +207,7 @@ CLEAR = np.dstack([RGB[0], np.full((5, 7), 255, np.uint8)])
 CLEAR[2, 3, 3] = 254
 
 
+@pytest.mark.hostile("media")
 @cases(
     ("blob", "words"),
     [

@@ -184,6 +184,7 @@ def test_what_says_nothing_is_left_out_with_its_reason(row, reason):
     assert read(row) == reason
 
 
+@pytest.mark.hostile("files")
 @pytest.mark.parametrize(
     ("row", "words"),
     [({"a": 1}, "columns: {chosen"), ({**Q, "chosen": 3, "rejected": "red"}, "chosen must be text")],
@@ -225,6 +226,7 @@ def test_other_names_of_columns(tmp_path):
     assert texts(found.comparisons[0]) == RED
 
 
+@pytest.mark.hostile("files")
 def test_a_file_of_unusable_rows_says_why(tmp_path):
     with pytest.raises(DataError, match="1 empty_answer"):
         read_preferences(written(tmp_path, [pair("q", "", "b") | {"chosen": " "}]))

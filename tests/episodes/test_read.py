@@ -76,6 +76,7 @@ def remove(path):
     path.unlink()
 
 
+@pytest.mark.hostile("files")
 @pytest.mark.parametrize("damage", [truncate, empty, remove])
 def test_a_broken_data_shard_costs_its_episodes_only(root, damage):
     path = root / "data/chunk-000/file-001.parquet"
@@ -89,6 +90,7 @@ def test_a_broken_data_shard_costs_its_episodes_only(root, damage):
     assert dataset_hash(root)
 
 
+@pytest.mark.hostile("files")
 def test_a_flipped_byte_costs_one_episode(root):
     flip_a_byte(root / "data/chunk-000/file-001.parquet")
     skipped = []
@@ -99,6 +101,7 @@ def test_a_flipped_byte_costs_one_episode(root):
         assert_equal(episode, sample(int(episode.id.removeprefix("episode-"))))
 
 
+@pytest.mark.hostile("files")
 def test_a_broken_index_shard_is_reported(root):
     path = root / "meta/episodes/chunk-000/file-002.parquet"
     truncate(path)
@@ -117,6 +120,7 @@ def test_skipped_parts_are_logged_by_default(root, caplog):
     assert "file-000.parquet" in caplog.text
 
 
+@pytest.mark.hostile("files")
 def test_nothing_readable_is_an_error(root):
     for path in root.glob("data/*/*.parquet"):
         truncate(path)
@@ -154,6 +158,7 @@ def encoded(array, kind):
     return buffer.getvalue()
 
 
+@pytest.mark.hostile("media")
 @pytest.mark.parametrize(
     ("blob", "reason"),
     [
@@ -180,6 +185,7 @@ def test_jpeg_is_read(root):
     assert np.abs(frames.astype(int) - 120).max() <= 2
 
 
+@pytest.mark.hostile("media")
 def test_oversized_images_are_not_decoded(root, monkeypatch):
     monkeypatch.setattr(images, "MAX_PIXELS", 79)
     with pytest.raises(DataError, match="nothing in"):
@@ -191,6 +197,7 @@ def test_oversized_images_are_not_decoded(root, monkeypatch):
         images.allocate(4, 8, 10)
 
 
+@pytest.mark.hostile("files")
 def test_paths_out_of_the_root_are_refused(root, tmp_path):
     info = json.loads((root / "meta/info.json").read_text())
     info["data_path"] = "../{chunk_index:03d}-{file_index:03d}.parquet"

@@ -305,6 +305,7 @@ BAD = [
 ]
 
 
+@pytest.mark.hostile("files")
 @pytest.mark.parametrize(("row", "reason"), BAD, ids=[reason for _, reason in BAD])
 def test_a_bad_row_has_a_line_and_a_reason(row, reason, tmp_path):
     path = tmp_path / "rows.jsonl"
@@ -319,6 +320,7 @@ def test_a_bad_row_has_a_line_and_a_reason(row, reason, tmp_path):
     assert f"{path}:3: " in bad[0]
 
 
+@pytest.mark.hostile("files")
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -338,6 +340,7 @@ def test_a_file_that_cannot_be_read_says_why(name, content, message, tmp_path):
         read_solutions(tmp_path / name)
 
 
+@pytest.mark.hostile("files")
 def test_missing_files_and_files_without_a_good_row(tmp_path):
     with pytest.raises(DataError, match="no such file"):
         read_solutions(tmp_path / "none.jsonl")

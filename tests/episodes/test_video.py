@@ -64,6 +64,7 @@ def test_bounds(tmp_path, monkeypatch):
         decode_video(path, np.zeros(1), fps=10)
 
 
+@pytest.mark.hostile("media")
 def test_only_mp4_is_opened(tmp_path):
     path = tmp_path / "clip.mp4"
     path.write_text("#EXTM3U\n#EXTINF:1,\nother.ts\n")
@@ -89,6 +90,7 @@ def test_episodes_share_a_file_and_keep_their_frames(root):
     assert dataset_hash(root) == dataset_hash(root)
 
 
+@pytest.mark.hostile("media")
 @pytest.mark.parametrize("keep", [0, 0.5, 0.8])
 def test_a_broken_video_costs_its_episodes_only(root, keep):
     path = root / "videos/observation.images.main/chunk-000/file-000.mp4"
@@ -115,6 +117,7 @@ def test_a_missing_av_is_named_at_once(tmp_path, monkeypatch):
         EpisodeWriter(tmp_path, video=True)
 
 
+@pytest.mark.hostile("media")
 def test_corrupt_pictures_are_not_passed_on(tmp_path):
     path = tmp_path / "clip.mp4"
     with VideoWriter(path, height=32, width=48, fps=10) as writer:
@@ -368,6 +371,7 @@ def test_frames_of_removed_episodes_may_stay_in_a_file(root):
     assert np.abs(second.frames.astype(int) - clip(5, level=20)).max() <= 4
 
 
+@pytest.mark.hostile("media")
 @pytest.mark.parametrize(
     ("stamps", "reason"),
     [

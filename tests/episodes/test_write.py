@@ -128,6 +128,7 @@ def test_flush_makes_everything_added_visible(tmp_path):
     assert summarize(tmp_path).episodes == 2
 
 
+@pytest.mark.hostile("kills")
 def test_an_exception_in_the_block_still_saves_whole_episodes(tmp_path):
     def interrupted():
         with EpisodeWriter(tmp_path) as writer:
@@ -182,6 +183,7 @@ def test_robot_type_survives_reopening(tmp_path):
     assert load_info(tmp_path).robot_type == "sawyer"
 
 
+@pytest.mark.hostile("kills")
 def test_two_writers_on_one_root_are_refused(tmp_path):
     with EpisodeWriter(tmp_path), pytest.raises(DataError, match="another writer"):
         EpisodeWriter(tmp_path)
@@ -213,6 +215,7 @@ def test_shards_without_info_are_never_touched(tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.hostile("kills")
 def test_a_lost_index_shard_refuses_to_append_and_deletes_nothing(tmp_path):
     write(tmp_path, [sample(0), sample(1)], flush_every=1)
     (tmp_path / "meta/episodes/chunk-000/file-001.parquet").unlink()
@@ -231,6 +234,7 @@ def test_a_set_without_episodes_takes_any_shape(tmp_path, monkeypatch):
     assert next(read_episodes(tmp_path)).frames.shape[1] == 12
 
 
+@pytest.mark.hostile("kills")
 def test_an_unreadable_index_refuses_to_append_and_deletes_nothing(tmp_path):
     write(tmp_path, [sample(0), sample(1)], flush_every=1)
     path = tmp_path / "meta/episodes/chunk-000/file-001.parquet"
@@ -271,6 +275,7 @@ def fail_at(renames):
     return replace_or_stop
 
 
+@pytest.mark.hostile("kills")
 @pytest.mark.parametrize("renames", range(12))
 def test_a_stop_between_any_two_renames_loses_only_unflushed_episodes(tmp_path, monkeypatch, renames):
     monkeypatch.setattr(os, "replace", fail_at(renames))

@@ -146,6 +146,7 @@ def test_what_a_row_is(tmp_path, row, kind):
     assert kind_of(str(path)) == kind
 
 
+@pytest.mark.hostile("files")
 def test_other_rows_are_refused_with_what_is_known(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "a"}')

@@ -55,6 +55,7 @@ def test_labels_of_other_layouts(tmp_path):
     assert read_labelled(written(tmp_path / "chat.jsonl", chat)).responses()[0].text == "a"
 
 
+@pytest.mark.hostile("files")
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
@@ -70,6 +71,7 @@ def test_rows_that_cannot_be_read_are_one_line(tmp_path, rows, said):
         read_labelled(written(tmp_path / "rows.jsonl", rows))
 
 
+@pytest.mark.hostile("files")
 def test_scores_that_cannot_be_read_are_one_line(tmp_path):
     rows = read_labelled(written(tmp_path / "rows.jsonl", [{"prompt": "p", "oracle_label": 1}]))
     with pytest.raises(DataError, match=r"no row has a judge_score; name the model"):

@@ -77,6 +77,7 @@ def test_what_is_scored_of_a_row(tmp_path, row, added):
     assert lines(out) == [{**row, **added, "reward_failure": failure}]
 
 
+@pytest.mark.hostile("files")
 def test_a_row_that_cannot_be_read_is_a_failure_and_the_others_are_scored(tmp_path):
     picture = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
     rows = [{"chosen": "x", "rejected": "y"}, {"prompt": picture, "response": "a"}, {"prompt": "p", "response": "a"}]
@@ -90,6 +91,7 @@ def test_a_row_that_cannot_be_read_is_a_failure_and_the_others_are_scored(tmp_pa
     assert third["reward"] == 1.0
 
 
+@pytest.mark.hostile("kills")
 def test_a_killed_start_continues_and_scores_nothing_twice(tmp_path):
     source, out = jsonl(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
     first = Length("bad", dies_after=2)
@@ -131,6 +133,7 @@ def test_a_null_is_a_missing_reward_and_no_row_is_lost(tmp_path):
     assert (found[3]["reward_chosen"], found[3]["reward_rejected"]) == (None, None)
 
 
+@pytest.mark.hostile("files")
 def test_a_wrong_file_is_one_line(tmp_path):
     with pytest.raises(DataError, match="no such file"):
         score_file(tmp_path / "absent.jsonl", Length("bad"), tmp_path / "out.jsonl", name="m")

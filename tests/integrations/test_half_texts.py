@@ -13,6 +13,8 @@ from guerdon.integrations.text import TextScorer, rollout_of, step_source
 from guerdon.policies.language.tiny_text import byte_tokenizer
 from guerdon.types import Episode, Failure, RewardInfo, Score
 
+pytestmark = pytest.mark.hostile("texts")
+
 HALF = "eight \ud83d then"
 
 

@@ -36,6 +36,7 @@ def test_rewards_and_failures_are_those_of_the_model():
     assert [None if s.failure else s.steps.tolist() for s in scores] == steps
 
 
+@pytest.mark.hostile("parts")
 def test_numbers_are_never_made_up():
     scorer = TextScorer(Scripted(), aggregation="min")
     with pytest.raises(RewardFailure, match="20 of 200 rewards") as caught:

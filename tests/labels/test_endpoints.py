@@ -71,6 +71,7 @@ def test_known_and_unknown_words_for_the_end_count_where_the_json_is_complete(tm
         assert len(server.requests) == 1
 
 
+@pytest.mark.hostile("endpoints")
 @pytest.mark.parametrize(("reason", "failure"), [
     ("length", "truncated"), ("max_tokens", "truncated"), ("MAX_TOKENS", "truncated"), ("model_length", "truncated"),
     ("model_context_window_exceeded", "truncated"), ("content_filter", "refusal"), ("SAFETY", "refusal"),
@@ -106,6 +107,7 @@ def test_another_end_is_named_and_its_text_kept(tmp_path, reason, monkeypatch):
             assert judge(world) == [[1, -1]]
 
 
+@pytest.mark.hostile("endpoints")
 @pytest.mark.parametrize("reason", [None, "missing", "banana"])
 def test_a_text_without_a_known_end_is_unfinished_as_nobody_can_see_its_end(tmp_path, reason):
     script = [(200, {}, ended(reason, "half of a solu"))] * 9
@@ -127,6 +129,7 @@ BROKEN = [
 ]  # fmt: skip
 
 
+@pytest.mark.hostile("endpoints")
 @pytest.mark.parametrize("payload", BROKEN, ids=lambda payload: json.dumps(payload)[:60])
 def test_errors_are_tried_again_and_never_kept(tmp_path, payload):
     with judge_server(lambda text: WHOLE, [(200, {}, payload)]) as server, World(tmp_path, server) as world:
@@ -143,6 +146,7 @@ def test_errors_are_tried_again_and_never_kept(tmp_path, payload):
         assert len(kept(tmp_path)) == 1
 
 
+@pytest.mark.hostile("endpoints")
 @pytest.mark.parametrize("end", ["error", None])
 def test_the_messages_api_breaks_alike(tmp_path, end):
     bad = ended("error", api="anthropic") if end else {"type": "error", "error": {"type": "api_error"}}
@@ -152,6 +156,7 @@ def test_the_messages_api_breaks_alike(tmp_path, end):
         assert len(server.requests) == 2
 
 
+@pytest.mark.hostile("endpoints")
 @pytest.mark.parametrize(("error", "reason"), [
     ({"code": 429, "message": "slow down"}, "rate_limited"), ({"code": "429"}, "rate_limited"),
     ({"type": "rate_limit_error"}, "rate_limited"), ({"code": 400, "message": "too long"}, "rejected"),
@@ -248,6 +253,7 @@ def test_the_messages_api_streamed(tmp_path):
         assert world.client.models.counts == {"c-9": 1}
 
 
+@pytest.mark.hostile("endpoints")
 @pytest.mark.parametrize(("stream", "reason"), [
     (event(*pieces(CUT, None)[:-2], end=""), "unfinished"),
     (event(*pieces(WHOLE)[:3], {"error": {"code": 502, "message": "Upstream"}}), "server_error"),
@@ -286,6 +292,7 @@ def test_an_error_is_shown_by_its_message(tmp_path, payload, words):
         assert judge(world) == [Failure("rejected", f"400: {words}")]
 
 
+@pytest.mark.hostile("endpoints")
 def test_an_endless_nest_of_lists_is_an_error_like_any_other(tmp_path):
     script = [(400, {}, b"[" * 900 + b"]" * 900), (400, {}, b'{"error":' * 900 + b"5" + b"}" * 900)]
     with judge_server(script=script * 9) as server, World(tmp_path, server) as world:

@@ -20,6 +20,8 @@ from guerdon.endpoints.llm_client import request_key
 from guerdon.files.append_log import Ledger
 from guerdon.settings.label import OpenAIJudgeSettings
 
+pytestmark = pytest.mark.hostile("kills")
+
 PRICE = 100 * 10 / 1e6 + 20 * 100 / 1e6  # of a reply of the judge server, in dollars
 CONCURRENCY = 8
 MODEL = OpenAIJudgeSettings(model="m")

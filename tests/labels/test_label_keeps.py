@@ -103,6 +103,7 @@ def test_a_folder_belongs_to_its_labeler_and_judge(policy, tmp_path, dead, full,
     assert contents(full) == before
 
 
+@pytest.mark.hostile("kills")
 def test_writing_that_is_cut_off_loses_no_file_and_keeps_the_folder_s_identity(policy, tmp_path, dead, full):
     before = contents(full)
     blocked = full / f".trl.jsonl.{os.getpid()}.partial"

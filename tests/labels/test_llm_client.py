@@ -120,6 +120,7 @@ def test_the_real_ones_need_a_key_and_say_so(tmp_path, monkeypatch, api, url):
         World(tmp_path, server, api=api, base_url=url)
 
 
+@pytest.mark.hostile("endpoints")
 @pytest.mark.parametrize("api", ["openai", "anthropic"])
 @pytest.mark.parametrize(
     ("told", "reason"),
@@ -144,6 +145,7 @@ def test_what_the_network_does_wrong_is_tried_again(tmp_path, told, reason, api)
         assert 7 <= pause <= 7.7 if reason == "rate_limited" else 0.75 <= pause <= 1
 
 
+@pytest.mark.hostile("endpoints")
 def test_a_server_that_hangs_is_left_alone(tmp_path):
     with judge_server(lambda text: "ok", [HANG]) as server, World(tmp_path, server, timeout=0.3, retries=0) as world:
         assert world.ask("x")[0].reason == "timeout"
@@ -241,6 +243,7 @@ def test_a_request_that_is_rejected_is_not_repeated(tmp_path):
         assert len(server.requests) == 2
 
 
+@pytest.mark.hostile("endpoints")
 def test_redirects_are_not_followed(tmp_path):
     with judge_server() as other, judge_server(script=[(302, {"Location": other.url})]) as server:
         with World(tmp_path, server) as world:
@@ -270,6 +273,7 @@ def test_a_second_run_asks_nobody(tmp_path):
         assert sorted(r["messages"][0]["content"] for r in server.requests) == ["a", "b"]
 
 
+@pytest.mark.hostile("kills")
 def test_a_killed_run_goes_on(tmp_path):
     with judge_server(lambda text: text * 2) as server:
         with World(tmp_path, server) as world:
@@ -301,6 +305,7 @@ def test_the_budget_is_never_passed_and_holds_over_restarts(tmp_path):
         assert len(server.requests) == 40
 
 
+@pytest.mark.hostile("endpoints")
 def test_a_reply_that_does_not_say_what_it_used_counts_with_the_most(tmp_path):
     with judge_server(lambda text: "ok", [{"usage": None}]) as server, World(tmp_path, server) as world:
         world.ask("x")
@@ -315,6 +320,7 @@ def test_requests_start_no_faster_than_asked(tmp_path):
         assert world.clock.time == pytest.approx(100 + 3 * 2)
 
 
+@pytest.mark.hostile("kills")
 def test_one_process_at_a_time(tmp_path):
     with closing(AppendLog(tmp_path / "x.jsonl")) as log:
         log.append({"a": 1})
@@ -327,6 +333,7 @@ def test_one_process_at_a_time(tmp_path):
         AppendLog(tmp_path / "x.jsonl")
 
 
+@pytest.mark.hostile("disk")
 def test_a_full_disk_leaves_no_half_line(tmp_path):
     with closing(AppendLog(tmp_path / "x.jsonl")) as log:
         log.append({"a": 1})
@@ -342,6 +349,7 @@ def test_a_full_disk_leaves_no_half_line(tmp_path):
         assert log.rows == [{"a": 1}, {"c": 3}]
 
 
+@pytest.mark.hostile("kills")
 def test_a_call_that_a_kill_cut_off_counts_with_the_most_it_can_have_cost(tmp_path):
     with closing(Ledger(tmp_path / "c.jsonl", prices=(10.0, 100.0), max_usd=0.01)) as ledger:
         first, _ = (ledger.reserve("judge", tokens_in=10, tokens_out=40) for _ in range(2))
@@ -357,6 +365,7 @@ def test_a_call_that_a_kill_cut_off_counts_with_the_most_it_can_have_cost(tmp_pa
         assert ledger.reserve("judge", tokens_in=10, tokens_out=20, later=0.002).number == 2
 
 
+@pytest.mark.hostile("texts")
 def test_half_a_character_does_not_get_through(tmp_path):
     with judge_server(lambda text: "a\ud83d") as server, World(tmp_path, server) as world:
         assert world.ask("x \ud83d") == ["a\ufffd"]
@@ -392,6 +401,7 @@ def test_other_fields_or_another_form_are_another_question(tmp_path):
             assert len(server.requests) == min(calls + 1, 4)
 
 
+@pytest.mark.hostile("endpoints")
 def test_a_server_that_sends_its_headers_slowly_is_left_alone(tmp_path):
     def drip():
         connection, _ = listener.accept()

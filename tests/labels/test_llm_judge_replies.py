@@ -166,6 +166,7 @@ REFUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.hostile("verdicts")
 @cases("name", REFUSED)
 def test_every_other_reply_is_refused_with_its_reason_and_its_place(name):
     text, reason, words = REFUSED[name]
@@ -197,6 +198,7 @@ pieces = st.sampled_from([
 ])  # fmt: skip
 
 
+@pytest.mark.hostile("verdicts")
 @given(
     st.one_of(st.text(max_size=200), st.lists(pieces | st.text(max_size=4), max_size=30).map("".join)),
     st.integers(1, 3),
@@ -205,6 +207,7 @@ def test_no_text_breaks_the_parser_or_gives_a_score_that_it_does_not_hold(text, 
     assert_nothing_invented(text, steps)
 
 
+@pytest.mark.hostile("verdicts")
 @given(st.sampled_from(sorted(READ)), st.data())
 def test_a_reply_with_some_characters_changed_gives_no_score_that_it_does_not_hold(name, data):
     text = READ[name]

@@ -21,6 +21,8 @@ from guerdon.tasks.replies import last_object, own_part
 from guerdon.types import Failure
 from tables import cases
 
+pytestmark = pytest.mark.hostile("verdicts")
+
 
 def judgement(*scores, reason="each line follows from the one before", **more):
     rows = [{"step_number": k, "reasoning": reason, "score": score} for k, score in enumerate(scores, start=1)]

@@ -11,6 +11,8 @@ import pytest
 from judge_server import judgements, steps_asked
 from label_studies import TINY
 
+pytestmark = pytest.mark.hostile("secrets")
+
 sys.path.append(str(Path(__file__).parents[1] / "serve"))
 
 from processes import start_server

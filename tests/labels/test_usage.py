@@ -269,6 +269,7 @@ def calls_of(kinds):
     return st.lists(st.tuples(st.sampled_from(kinds), st.integers(3, 49), st.integers(1, 50)), min_size=1, max_size=10)
 
 
+@pytest.mark.hostile("endpoints")
 @pytest.mark.parametrize("style", STYLES)
 @settings(max_examples=5)
 @given(data=st.data(), concurrency=st.integers(1, 8), budget=st.floats(0.001, 0.03), more=st.floats(1.0, 3.0))

@@ -284,6 +284,7 @@ def check_all(text):
     assert isinstance(found, Failure) or found.value in ("positive", "negative", "unclear")
 
 
+@pytest.mark.hostile("verdicts")
 @settings(max_examples=400, deadline=None)
 @given(REPLIES)
 def test_any_string_is_a_value_in_range_or_a_failure(text):
@@ -298,6 +299,7 @@ def test_a_plain_percentage_comes_back(number, form):
     assert found.status == "ok"
 
 
+@pytest.mark.hostile("verdicts")
 @settings(max_examples=150, deadline=None)
 @given(st.floats(0, 100).map(str), st.floats(0, 100).map(str))
 def test_two_numbers_are_no_answer(first, second):
@@ -305,6 +307,7 @@ def test_two_numbers_are_no_answer(first, second):
     assert isinstance(found, Failure)
 
 
+@pytest.mark.hostile("verdicts")
 @pytest.mark.parametrize("count", [2_000, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_random_strings(count):
     import random
@@ -331,6 +334,7 @@ def test_random_strings(count):
     assert values > count / 50  # the fuzz reaches the parser's good side too
 
 
+@pytest.mark.hostile("verdicts")
 @pytest.mark.parametrize("piece", ["x", "1", "<answer>", "[[", "a1 ", "</think>", "1,000", "/", ".", "{", "not "])
 @pytest.mark.timeout(100)
 def test_long_replies_do_not_take_quadratic_time(piece):

@@ -62,6 +62,7 @@ def episode(*steps):
     return Episode(id="1", task="what is it?", texts=steps)
 
 
+@pytest.mark.hostile("texts")
 @pytest.mark.parametrize(("template", "text"), OTHERS.values(), ids=OTHERS)
 def test_a_step_that_the_template_changes_is_a_failure_and_its_neighbours_are_not(template, text, tmp_path):
     Qwen(tmp_path, tokenizer=qwen(template))
@@ -87,6 +88,7 @@ def classifier(folder, template):
     return SequenceClassifier(str(folder))
 
 
+@pytest.mark.hostile("texts")
 @pytest.mark.parametrize(("template", "text"), OTHERS.values(), ids=OTHERS)
 def test_a_classifier_reads_no_changed_text_either(template, text, tmp_path):
     model = classifier(tmp_path, template)

@@ -137,6 +137,7 @@ def test_saving_again_replaces(checkpoint):
     assert torch.equal(loaded.head[0].weight, other.head[0].weight)
 
 
+@pytest.mark.hostile("models")
 @pytest.mark.parametrize(
     ("requested", "words"),
     [
@@ -153,11 +154,13 @@ def test_a_mismatch_names_both_values(checkpoint, requested, words):
     assert all(word in str(caught.value) for word in words)
 
 
+@pytest.mark.hostile("models")
 def test_another_kind_is_refused(checkpoint):
     with pytest.raises(CheckpointError, match=r"'resnet'.*'progress'"):
         load_reward_model("progress", checkpoint)
 
 
+@pytest.mark.hostile("models")
 def test_damage_is_refused(checkpoint):
     weights = checkpoint / "model.safetensors"
     data = bytearray(weights.read_bytes())
@@ -172,6 +175,7 @@ def test_damage_is_refused(checkpoint):
         load_checkpoint(checkpoint)
 
 
+@pytest.mark.hostile("models")
 def test_missing_tensors_are_refused(checkpoint):
     import hashlib
 

@@ -20,6 +20,8 @@ from guerdon.models.vlm.vlm import VLMRewardModel
 from guerdon.settings.vlm import VLMSettings
 from guerdon.types import Episode
 
+pytestmark = pytest.mark.hostile("texts")
+
 torch.set_num_threads(1)
 HALVES = ["\ud83d", "the second half \ude00 of it", "3+5=8 \udcff"]
 PAIR = "\N{GRINNING FACE}"

@@ -114,6 +114,7 @@ def test_resume_is_bit_exact_and_survives_safetensors_and_json(tmp_path):
     assert all(torch.equal(first[k], second[k]) for k in first)
 
 
+@pytest.mark.hostile("models")
 def test_a_foreign_state_is_refused():
     trainer = make_trainer()
     tensors, values = trainer.state()

@@ -50,6 +50,7 @@ def test_the_ids_are_those_of_the_template_trailing_tokens_included(family):
         assert prompt_lengths(tokenizer, [CHATS[chat]]) == [len(opened)]
 
 
+@pytest.mark.hostile("texts")
 @pytest.mark.parametrize(
     ("family", "chat", "why"),
     [
@@ -130,6 +131,7 @@ def test_without_a_token_for_padding_the_last_token_is_read(family, tmp_path):
     assert abs(at_each[-1] - at_each[-2]) > 1e-3  # one token earlier is another value
 
 
+@pytest.mark.hostile("texts")
 def test_a_conversation_that_the_template_refuses_is_a_failure_of_its_item(tmp_path):
     path, _ = folder_of(tmp_path, "gemma", "own")
     scores = SequenceClassifier(path).score([episode("8"), episode("8", "system"), episode("9", tools=(TOOL,))])

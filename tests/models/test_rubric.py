@@ -36,6 +36,7 @@ def test_three_kinds_of_files_say_the_same(tmp_path):
     assert found.criteria[1].choices == ("no", "yes")
 
 
+@pytest.mark.hostile("files")
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -99,6 +100,7 @@ def test_rubrics_of_single_prompts(given_rubric):
     assert [c.name for c in found.criteria] == ["c1", "c2"]
 
 
+@pytest.mark.hostile("files")
 @pytest.mark.parametrize("bad", ["{", [], [3], {"a": 1}, "4"])
 def test_a_column_without_a_rubric_is_an_error_with_its_place(bad):
     with pytest.raises(DataError, match="row 1"):

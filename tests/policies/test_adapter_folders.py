@@ -136,6 +136,7 @@ def test_embeddings_that_come_with_an_adapter(tmp_path, changes, target, tokens)
     assert len(read_model(path)[0].get_input_embeddings().weight) == len(tokenizer)
 
 
+@pytest.mark.hostile("models")
 @pytest.mark.parametrize("changes", [{}, TIED], ids=["untied", "tied"])
 def test_an_adapter_without_the_rows_of_its_tokens_is_refused(tmp_path, changes):
     model, tokenizer = start(tmp_path / "start", tokens=2, **changes)
@@ -168,6 +169,7 @@ def test_other_kinds_of_adapters_are_read_as_peft_reads_them(tmp_path, kind):
     same(saved(adapted, tokenizer, tmp_path / "adapter"), adapted)
 
 
+@pytest.mark.hostile("models")
 @pytest.mark.parametrize("kind", ["poly", "alora"])
 def test_adapters_that_cannot_be_merged_are_refused_by_name(tmp_path, kind):
     model, tokenizer = start(tmp_path / "start")
@@ -187,6 +189,7 @@ def test_parameters_of_fused_experts(tmp_path, family, options):
     same(saved(adapted, tokenizer, tmp_path / "adapter"), adapted)
 
 
+@pytest.mark.hostile("models")
 @pytest.mark.parametrize("made", ["corda", "lora_ga", "pissa_niter_16"])
 def test_adapters_whose_base_was_changed_by_data_are_refused_by_name(tmp_path, made):
     model, tokenizer = start(tmp_path / "start")
@@ -330,6 +333,7 @@ def test_a_lora_classifier_is_recognised_and_may_leave_its_tokenizer_to_its_mode
     assert [s.total for s in judge.score(EPISODES)] == [s.total for s in expected]
 
 
+@pytest.mark.hostile("models")
 def test_a_classifier_without_a_head_is_refused(tmp_path):
     start(tmp_path / "start")
     adapted, tokenizer = classifier(tmp_path / "rm", tmp_path / "start")

@@ -102,6 +102,7 @@ def test_special_tokens_that_only_the_class_names_are_kept(declared, tmp_path):
     assert len(found) == core.get_vocab_size()
 
 
+@pytest.mark.hostile("models")
 @pytest.mark.parametrize(
     ("declared", "file", "content", "message"),
     [

@@ -86,6 +86,7 @@ def with_code(folder, marker, **config):
     edited(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": [None, "tokenization_evil.EvilTokenizer"]})
 
 
+@pytest.mark.hostile("models")
 def test_code_beside_a_model_that_transformers_has_is_not_looked_at(model, tmp_path, says_yes):
     plain, ids = read_model(str(model))[0].state_dict(), read_tokenizer(str(model)).encode("1 + 1")
     with_code(model, tmp_path / "marker")
@@ -96,6 +97,7 @@ def test_code_beside_a_model_that_transformers_has_is_not_looked_at(model, tmp_p
     assert not (tmp_path / "marker").exists()
 
 
+@pytest.mark.hostile("models")
 def test_a_model_that_only_its_own_code_can_build_is_refused(model, tmp_path, says_yes):
     with_code(model, tmp_path / "marker", model_type="evil")
     for read in (read_model, SequenceClassifier, lambda path: read_pretrained(AutoModelForCausalLM, path, "the model")):
@@ -105,6 +107,7 @@ def test_a_model_that_only_its_own_code_can_build_is_refused(model, tmp_path, sa
     assert not (tmp_path / "marker").exists()
 
 
+@pytest.mark.hostile("models")
 def test_a_class_that_transformers_lacks_for_a_kind_it_has_is_refused(model, tmp_path, says_yes):
     from transformers import AutoModelForImageTextToText
 
@@ -120,6 +123,7 @@ TASK = {"family": "chain", "steps": 2, "ops": "+"}
 DATA = {"task": TASK, "train_size": 4, "val_size": 2, "max_response_length": 16, "filter_accuracy": False}
 
 
+@pytest.mark.hostile("models")
 @pytest.mark.parametrize("verb", ["train", "label", "run", "search", "evaluate", "serve"])
 @pytest.mark.parametrize("known", [False, True])
 def test_no_command_runs_the_code_of_a_model(model, tmp_path, monkeypatch, capsys, says_yes, verb, known):
@@ -164,6 +168,7 @@ def test_no_command_runs_the_code_of_a_model(model, tmp_path, monkeypatch, capsy
     assert not marker.exists()
 
 
+@pytest.mark.hostile("models")
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin"])
 def test_pickled_weights_are_refused_with_the_command_that_imports_them(model, name):
     (model / "model.safetensors").rename(model / name)
@@ -171,6 +176,7 @@ def test_pickled_weights_are_refused_with_the_command_that_imports_them(model, n
         read_model(str(model))
 
 
+@pytest.mark.hostile("models")
 def test_pickles_beside_safetensors_are_not_opened(model):
     for name in ("pytorch_model.bin", "training_args.bin", "optimizer.pt"):
         (model / name).write_bytes(b"no pickle at all")
@@ -204,6 +210,7 @@ class Evil:
         return Path.touch, (Path(self.marker),)
 
 
+@pytest.mark.hostile("models")
 def test_an_import_runs_no_code_of_a_pickle_and_writes_nothing(model, tmp_path):
     torch.save({"a": Evil(str(tmp_path / "marker"))}, model / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match="cannot be read as weights alone"):
@@ -275,6 +282,7 @@ def adapter_of(tmp_path, base):
     return folder
 
 
+@pytest.mark.hostile("models")
 def test_adapters(model, tmp_path):
     adapter = adapter_of(tmp_path, model)
     read_model(str(adapter))
@@ -310,6 +318,7 @@ def test_imported_adapters(model, tmp_path):
 # links and indexes
 
 
+@pytest.mark.hostile("models")
 def test_a_link_out_of_the_folder_is_refused(model, tmp_path):
     outside = tmp_path / "weights.safetensors"
     (model / "model.safetensors").rename(outside)
@@ -375,6 +384,7 @@ def test_the_cache_of_the_hub_is_read(model, tmp_path, monkeypatch):
         read_model(str(folder))
 
 
+@pytest.mark.hostile("models")
 def test_blobs_are_allowed_in_the_cache_only(model, tmp_path):
     (tmp_path / "blobs").mkdir()
     (model / "model.safetensors").rename(tmp_path / "blobs" / "0")
@@ -385,6 +395,7 @@ def test_blobs_are_allowed_in_the_cache_only(model, tmp_path):
         read_model(str(deep))
 
 
+@pytest.mark.hostile("models")
 def test_indexes(model, tmp_path):
     weights = load_file(model / "model.safetensors")
     (model / "model.safetensors").unlink()
@@ -432,6 +443,7 @@ HOSTILE = {
 }  # fmt: skip
 
 
+@pytest.mark.hostile("models")
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
 @pytest.mark.parametrize("nested", [False, True])
 def test_attention_code_on_the_hub_is_refused_by_name(model, key, nested):
@@ -446,6 +458,7 @@ def test_an_attention_of_transformers_own_is_read(model):
     assert read_model(str(model))[0] is not None
 
 
+@pytest.mark.hostile("models")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_templates_are_refused_in_one_line(name, monkeypatch):
     monkeypatch.setattr(chat_template, "SECONDS", 1.5)
@@ -524,6 +537,7 @@ UNUSABLE = {
 }
 
 
+@pytest.mark.hostile("models")
 @pytest.mark.parametrize("name", UNUSABLE)
 def test_templates_that_cannot_write_a_question_are_refused_at_load(name, model):
     template, words = UNUSABLE[name]
@@ -550,6 +564,7 @@ def test_templates_for_texts_or_for_parts_pass(template):
     check_templates({"default": template}, "here")
 
 
+@pytest.mark.hostile("models")
 def test_a_template_that_drops_a_text_is_refused_with_the_conversation():
     tokenizer = tiny_policy().tokenizer
     tokenizer.chat_template = (
@@ -559,6 +574,7 @@ def test_a_template_that_drops_a_text_is_refused_with_the_conversation():
         prompt_ids(tokenizer, [{"role": "user", "content": "1 + 1"}])
 
 
+@pytest.mark.hostile("models")
 @pytest.mark.parametrize("where", ["tokenizer_config.json", "chat_template.jinja", "additional"])
 def test_every_reader_of_tokenizers_checks_their_templates(model, where):
     bad = "{{ messages[0].content * 10**6 }}"
@@ -651,6 +667,7 @@ DAMAGES = {
 }  # fmt: skip
 
 
+@pytest.mark.hostile("models")
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_damaged_folder_is_refused_with_what_to_do_next(name, model):
     damage, words = DAMAGES[name]
@@ -680,6 +697,7 @@ def test_positions_without_tables(model):
     assert read_model(str(model))
 
 
+@pytest.mark.hostile("models")
 def test_weights_of_more_layers_are_not_read_one_at_a_time_either(model):
     assert map_pretrained(AutoModelForCausalLM, str(model), "the model") is not None
     edited(model / "config.json", num_hidden_layers=1)
@@ -695,6 +713,7 @@ def test_layers_that_transformers_ignores_may_be_in_the_files(model, monkeypatch
     assert len(read.model.layers) == len(mapped.model.layers) == 1
 
 
+@pytest.mark.hostile("models")
 @cases("dtype", (torch.int8, torch.uint8, torch.int32, torch.float8_e4m3fn, torch.float8_e5m2))
 def test_weights_in_a_form_that_nothing_describes_are_refused(dtype, tmp_path):
     """transformers fills a weight by its name and shape, whatever its file holds."""
@@ -729,6 +748,7 @@ def test_weights_in_other_floats_are_read(dtype, tmp_path):
     assert read_pretrained(AutoModelForCausalLM, str(folder), "the language model").dtype == torch.float32
 
 
+@pytest.mark.hostile("models")
 def test_an_adapter_is_no_model_and_reads_none_by_itself(model, tmp_path):
     adapter = adapter_of(tmp_path, model)
     shutil.copyfile(adapter / "adapter_config.json", model / "adapter_config.json")
@@ -773,6 +793,7 @@ def test_an_adapter_on_an_adapter_may_leave_its_tokenizer_to_the_model(model, tm
         outline(TextPolicySettings(path=str(second), bf16=False))
 
 
+@pytest.mark.hostile("models")
 def test_a_refused_pickle_is_no_advice_to_run_it(model, tmp_path, recwarn):
     (model / "model.safetensors").unlink()
     file = model / "pytorch_model.bin"
@@ -788,6 +809,7 @@ def test_a_refused_pickle_is_no_advice_to_run_it(model, tmp_path, recwarn):
     assert not recwarn.list
 
 
+@pytest.mark.hostile("models")
 def test_the_check_of_links_looks_at_names_not_at_contents(tmp_path):
     (tmp_path / "m").mkdir()
     hub.check_links(CheckpointError, "the model", tmp_path / "m")
@@ -798,6 +820,7 @@ def test_the_check_of_links_looks_at_names_not_at_contents(tmp_path):
         hub.check_links(CheckpointError, "the model", tmp_path / "m")
 
 
+@pytest.mark.hostile("models")
 @pytest.mark.parametrize(
     "given",
     [

@@ -289,6 +289,7 @@ def test_adapters_of_peft_are_merged(options, tmp_path, small_towers):
     )
 
 
+@pytest.mark.hostile("models")
 def test_adapters_that_do_not_fit_are_refused(tmp_path, small_towers):
     tensors = filled(openvla_shapes())
     folder = write_openvla(tmp_path / "vla", tensors)
@@ -409,6 +410,7 @@ def test_proprioception_of_oft(tmp_path, small_towers):
     assert not torch.equal(before, after)
 
 
+@pytest.mark.hostile("models")
 def test_what_is_not_the_published_layout_is_refused(tmp_path, small_towers):
     tensors = filled(openvla_shapes())
     lost = "language_model.model.layers.1.mlp.up_proj.weight"
@@ -597,6 +599,7 @@ def test_smolvla_acts_as_lerobot_does(tmp_path):
     )  # fmt: skip
 
 
+@pytest.mark.hostile("models")
 def test_smolvla_that_does_not_fit_is_refused(tmp_path):
     tensors, vlm = filled(smolvla_shapes()), str(write_vlm(tmp_path / "vlm"))
     keys = {"family": "flow", "num_action_chunks": 4, "use_proprio": True, "measured": 3}

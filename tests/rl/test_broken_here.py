@@ -38,6 +38,7 @@ def seeds_of(copies, episodes, **more):
     return found
 
 
+@pytest.mark.hostile("parts")
 def test_numbers_that_are_not_finite_cost_their_episode(tmp_path):
     study = fragile_study(tmp_path, NO_NUMBERS, env=HERE, reward=ANY)
     start(study).run()
@@ -73,6 +74,7 @@ def test_where_nothing_fails_nothing_is_counted(tmp_path):
     assert not any("episodes_failed" in row or "failure_rate/env" in row for row in lines(study))
 
 
+@pytest.mark.hostile("parts")
 def test_an_environment_that_fails_all_the_time_stops_the_run(tmp_path):
     broken = {(copy, episode): "nan" for copy in range(2) for episode in range(40)}
     short = {"rollout_steps": 4, "minibatch_size": 4, "num_epochs": 1}
@@ -104,6 +106,7 @@ def test_every_way_of_resetting_goes_on_with_a_new_episode(mode, way):
     world.close()
 
 
+@pytest.mark.hostile("parts")
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize("way", ["reset raises", "reset nan"])
 def test_a_reset_that_fails_takes_the_next_seed(way, vectorization):
@@ -153,6 +156,7 @@ class NoReset(gymnasium.Env):
         raise OSError("no scene file")
 
 
+@pytest.mark.hostile("parts")
 def test_an_environment_that_never_begins_gives_up_with_one_line():
     env = gymnasium.vector.SyncVectorEnv([NoReset], autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED)
     world = World(env, ["t"])
@@ -162,6 +166,7 @@ def test_an_environment_that_never_begins_gives_up_with_one_line():
     world.close()
 
 
+@pytest.mark.hostile("parts")
 def test_a_run_goes_on_where_a_reset_fails_and_names_the_seed(tmp_path):
     broken = {(0, 0): "reset raises", (1, 3): "reset nan"}
     study = fragile_study(tmp_path, broken, env=HERE, reward=reader_reward(score_every=1, **ANY))
@@ -180,6 +185,7 @@ def test_an_evaluation_counts_resets_that_failed():
     world.close()
 
 
+@pytest.mark.hostile("parts")
 @pytest.mark.parametrize("copies", [1, 2])
 def test_what_a_step_raises_names_environment_step_and_action(copies):
     seed = seeds_of(copies, 1)[copies - 1, 0]
@@ -196,6 +202,7 @@ def test_what_a_step_raises_names_environment_step_and_action(copies):
     world.close()
 
 
+@pytest.mark.hostile("parts")
 def test_an_environment_that_raises_when_it_is_closed_is_named_and_the_others_are_closed(monkeypatch, caplog):
     closed = []
 
@@ -214,6 +221,7 @@ def test_an_environment_that_raises_when_it_is_closed_is_named_and_the_others_ar
     ]
 
 
+@pytest.mark.hostile("parts")
 def test_a_vector_environment_that_raises_when_it_is_closed_is_named(monkeypatch, caplog):
     world = world_of({}, num_envs=2)
 
@@ -225,6 +233,7 @@ def test_a_vector_environment_that_raises_when_it_is_closed_is_named(monkeypatch
     assert [record.getMessage() for record in caplog.records] == [f"close of {fragile.ID}: OSError: the bridge is gone"]
 
 
+@pytest.mark.hostile("parts")
 def test_what_a_step_raises_in_a_process_is_named_too():
     seed = seeds_of(2, 1)[1, 0]
     world = world_of({seed: "raises"}, vectorization="async")

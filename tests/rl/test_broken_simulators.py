@@ -21,6 +21,8 @@ from guerdon.settings.study import Study
 from guerdon.worlds.build import build_world
 from rl_clock import Reader, clock_study, interrupted, lines, reader_reward, result, start
 
+pytestmark = pytest.mark.hostile("parts")
+
 torch.set_num_threads(1)
 BROKEN = {(0, 1): "dies", (1, 4): "nan", (0, 7): "stops", (1, 9): "raises"}  # copy and episode
 

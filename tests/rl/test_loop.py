@@ -42,6 +42,7 @@ def dies(*_, **__):
     raise Killed
 
 
+@pytest.mark.hostile("kills")
 @pytest.mark.parametrize("setup", sample(SETUPS, "native", "bonus", "grpo"))
 def test_a_run_that_was_cut_off_anywhere_ends_the_same(setup, tmp_path):
     whole = clock_study(tmp_path, name="whole", **SETUPS[setup])
@@ -57,6 +58,7 @@ def test_a_run_that_was_cut_off_anywhere_ends_the_same(setup, tmp_path):
         assert result(study) == result(whole), where
 
 
+@pytest.mark.hostile("kills")
 def test_cut_off_more_than_once(tmp_path):
     whole, study = clock_study(tmp_path, name="whole"), clock_study(tmp_path)
     start(whole).run()
@@ -66,6 +68,7 @@ def test_cut_off_more_than_once(tmp_path):
     assert result(study) == result(whole)
 
 
+@pytest.mark.hostile("kills")
 def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(tmp_path):
     whole, study = clock_study(tmp_path, name="whole"), clock_study(tmp_path)
     start(whole).run()
@@ -83,6 +86,7 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(tmp_path):
         start(study, resume=True)
 
 
+@pytest.mark.hostile("kills")
 def test_logs_that_lost_lines_are_refused(tmp_path):
     study = clock_study(tmp_path)
     interrupted(study, "iterate", 6)
@@ -341,6 +345,7 @@ def test_a_policy_on_pixels(mode, tmp_path):
         assert result(study) == result(whole)
 
 
+@pytest.mark.hostile("kills")
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_run_that_was_killed_before_its_first_step_leaves_its_place_free(tmp_path, monkeypatch, resume):
     study = clock_study(tmp_path, runner={"total_steps": 24})
@@ -361,6 +366,7 @@ def test_a_run_that_was_killed_before_its_first_step_leaves_its_place_free(tmp_p
         run(other)
 
 
+@pytest.mark.hostile("kills")
 def test_a_run_that_recorded_a_step_keeps_its_folder_when_killed(tmp_path, monkeypatch):
     study = clock_study(tmp_path, runner={"total_steps": 24})
     with monkeypatch.context() as at_the_end:
@@ -371,6 +377,7 @@ def test_a_run_that_recorded_a_step_keeps_its_folder_when_killed(tmp_path, monke
         run(study)
 
 
+@pytest.mark.hostile("kills")
 def test_two_processes_do_not_run_in_one_folder(tmp_path):
     study = clock_study(tmp_path, runner={"total_steps": 24})
     folder = run_folder(study)

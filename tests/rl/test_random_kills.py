@@ -22,6 +22,8 @@ from guerdon.rl.run import run_folder
 from rl_clock import clock_study
 from text_rl import letter_study, prime
 
+pytestmark = pytest.mark.hostile("kills")
+
 HERE = Path(__file__).parent
 KILLS = 20
 

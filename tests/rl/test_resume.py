@@ -109,6 +109,7 @@ def kill_and_resume(tmp_path, reward=None, **sections):
     return whole
 
 
+@pytest.mark.hostile("kills")
 def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path):
     whole = kill_and_resume(tmp_path)
     rows = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
@@ -116,6 +117,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path):
     assert {"return/env", "return/constant", "success"} <= set(rows[0]) | set(rows[1])
 
 
+@pytest.mark.hostile("kills")
 @pytest.mark.slow
 def test_a_killed_run_with_a_model_that_keeps_up_goes_on_to_the_same_bytes(tmp_path):
     whole = kill_and_resume(tmp_path, image_reward(tmp_path))
@@ -124,6 +126,7 @@ def test_a_killed_run_with_a_model_that_keeps_up_goes_on_to_the_same_bytes(tmp_p
     load_reward_model("resnet", whole / "reward_models/resnet")
 
 
+@pytest.mark.hostile("kills")
 @pytest.mark.slow
 def test_a_killed_run_with_all_options_of_the_process_reward_goes_on_to_the_same_bytes(tmp_path):
     pytest.importorskip("av")

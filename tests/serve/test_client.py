@@ -63,6 +63,7 @@ def is_true(judged, *steps):
 # What a reply is worth.
 
 
+@pytest.mark.hostile("endpoints")
 @cases("fault", sorted(LASTING))
 def test_what_the_server_says_wrongly_is_a_failure_and_not_asked_again(fault):
     with chaos_server([fault]) as server, client_of(server) as client:
@@ -127,6 +128,7 @@ def test_the_deadline_holds_for_a_whole_batch():
         client.close()
 
 
+@pytest.mark.hostile("endpoints")
 def test_a_slow_body_ends_at_the_deadline():
     with chaos_server(always="slow") as server, client_of(server, timeout=0.4) as client:
         failure = client.judge([texts("a")])[0].score.failure
@@ -134,6 +136,7 @@ def test_a_slow_body_ends_at_the_deadline():
         assert len(server.met) == 1
 
 
+@pytest.mark.hostile("endpoints")
 def test_an_endless_reply_is_cut_off(monkeypatch):
     with chaos_server() as server, client_of(server) as client:
         assert client.info().name == "chaos"
@@ -212,6 +215,7 @@ json_values = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.hostile("endpoints")
 @given(json_values, st.integers(1, 4))
 @settings(max_examples=300, deadline=None)
 def test_no_reply_breaks_the_reader_or_leaves_the_range(found, count):
@@ -292,6 +296,7 @@ def test_an_item_that_the_server_names_fails_alone(monkeypatch):
         assert client.judge([texts("bad")])[0].score.failure.reason == "rejected"
 
 
+@pytest.mark.hostile("endpoints")
 @given(
     schedule=st.lists(st.sampled_from([f for f in FAULTS if f not in ("slow", "hang")]), max_size=14),
     hangs=st.integers(0, 1),
@@ -343,6 +348,7 @@ def test_one_event_loop_after_another():
         asyncio.run(client.close())
 
 
+@pytest.mark.hostile("endpoints")
 def test_a_server_that_goes_away_is_a_failure_and_its_return_is_noticed():
     fake = FakeClock()
     with chaos_server() as server:
@@ -552,6 +558,7 @@ def test_options_of_a_call_come_before_those_of_the_settings():
         client.close()
 
 
+@pytest.mark.hostile("endpoints")
 def test_a_server_that_promises_nothing_is_refused():
     with chaos_server() as server:
         server.info["range"] = ["low", 1]

@@ -10,6 +10,8 @@ from guerdon.serve.wires.client_wire import RewardsFormat, ScoreFormat, ServerRe
 from guerdon.settings.remote import RemoteSettings
 from guerdon.types import Episode
 
+pytestmark = pytest.mark.hostile("texts")
+
 HALF = "eight \ud83d then"
 PROMPT = "<|im_start|>user\n3+5=?<|im_end|>\n<|im_start|>assistant\n"
 

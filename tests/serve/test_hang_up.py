@@ -26,6 +26,8 @@ from guerdon.serve.client import AsyncRewardClient
 from guerdon.settings.remote import RemoteSettings
 from guerdon.types import Episode
 
+pytestmark = pytest.mark.hostile("http")
+
 
 class Turnstile:
     """A server with a model whose calls wait to be let go (`toys.Toy`), and clients that disconnect.

@@ -17,6 +17,8 @@ from test_media import png_that_claims
 
 from guerdon.episodes.video import VideoWriter
 
+pytestmark = pytest.mark.hostile("http")
+
 MIB = 1 << 20
 SECRET = "outside.mp4"
 

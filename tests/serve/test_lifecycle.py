@@ -59,6 +59,7 @@ def test_sigterm_answers_what_was_accepted_and_takes_nothing_new(server, tmp_pat
     assert running.process.wait(30) == 0
 
 
+@pytest.mark.hostile("parts")
 def test_a_model_that_hangs_does_not_keep_the_server(server, tmp_path):
     gate = tmp_path / "gate"
     gate.touch()
@@ -144,6 +145,7 @@ def test_reloads_while_requests_come_lose_none_and_failures_keep_the_old(server,
     assert running.stop() == 0
 
 
+@pytest.mark.hostile("parts")
 @cases(
     ("settings", "message"),
     [

@@ -72,6 +72,7 @@ def test_kinds_of_exceptions_are_told_apart(capsys):
     assert text.count("KeyError: 'x'") == 1
 
 
+@pytest.mark.hostile("parts")
 @pytest.mark.parametrize("processes", [None, 1])
 def test_a_model_that_raises_on_every_item_writes_a_few_lines(server, processes):
     running = server(models={"toy": {"custom_backend": "toys:make", "processes": processes}})
@@ -84,6 +85,7 @@ def test_a_model_that_raises_on_every_item_writes_a_few_lines(server, processes)
     assert re.search(r"57 more like this: the model (toy )?raised on 1 items", running.log)
 
 
+@pytest.mark.hostile("http")
 def test_connections_that_send_nonsense_write_none(server):
     running = server()
     host, port = running.url.removeprefix("http://").split(":")

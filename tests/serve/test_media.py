@@ -121,6 +121,7 @@ def test_the_servers_limits_are_those_of_its_clients():
     assert server.media.max_frames >= 513  # every row of a LIBERO episode, for models that judge each
 
 
+@pytest.mark.hostile("media")
 def test_what_is_refused_and_why(media, clip):
     mp4 = clip.read_bytes()
     too_large = npy(np.zeros((2, 200, 200, 3), np.uint8))
@@ -162,6 +163,7 @@ def test_what_is_refused_and_why(media, clip):
     assert media.pool.restarts == 0
 
 
+@pytest.mark.hostile("media")
 def test_objects_in_arrays_are_never_loaded(media, tmp_path):
     class Trap:
         def __reduce__(self):
@@ -173,6 +175,7 @@ def test_objects_in_arrays_are_never_loaded(media, tmp_path):
     assert not (tmp_path / "sprung").exists()
 
 
+@pytest.mark.hostile("media")
 def test_a_long_video_is_refused_before_it_is_decoded(media, tmp_path):
     path = tmp_path / "long.mp4"
     with VideoWriter(path, height=16, width=16, fps=1) as video:
@@ -180,6 +183,7 @@ def test_a_long_video_is_refused_before_it_is_decoded(media, tmp_path):
     assert "claims 9 s, over 5 s" in str(refusal(media.upload(path.read_bytes(), nframes=2)))
 
 
+@pytest.mark.hostile("media")
 def test_a_decoder_that_hangs_or_dies_is_replaced(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "worker.py"
@@ -216,6 +220,7 @@ def test_a_decoder_that_hangs_or_dies_is_replaced(tmp_path, monkeypatch):
         pool.close()
 
 
+@pytest.mark.hostile("media")
 def test_too_many_waiting_are_turned_away_and_closing_refuses_the_rest(tmp_path):
     script = tmp_path / "worker.py"
     script.write_text("import sys\nprint('{\"ready\": true}', flush=True)\nsys.stdin.readline()\nsys.stdin.read()\n")
@@ -234,6 +239,7 @@ def test_too_many_waiting_are_turned_away_and_closing_refuses_the_rest(tmp_path)
     assert all(isinstance(end, MediaRefused | NotReady | asyncio.CancelledError) for end in endings)
 
 
+@pytest.mark.hostile("media")
 def test_frames_that_are_still_held_count(tmp_path):
     """Small uploads of large frames, many at a time, must not fill the memory."""
     pool = Media(MediaSettings(max_decoded_bytes=10_000, workers=1))
@@ -249,6 +255,7 @@ def test_frames_that_are_still_held_count(tmp_path):
         pool.close()
 
 
+@pytest.mark.hostile("media")
 def test_the_process_can_open_nothing(tmp_path, monkeypatch):
     """The kernel gives a decoding process no further descriptor: neither for a file nor for a socket."""
     probe = (
@@ -291,6 +298,7 @@ def test_the_pure_functions_know_their_limits(clip):
         decode_array(io.BytesIO(npy(np.zeros((0, 8, 8, 3), np.uint8))), limits)
 
 
+@pytest.mark.hostile("media")
 @cases(
     "blob",
     [
@@ -304,6 +312,7 @@ def test_boxes_that_claim_too_much(blob):
         check_boxes(io.BytesIO(blob))
 
 
+@pytest.mark.hostile("media")
 def test_types_are_told_by_what_is_in_a_file():
     assert [sniff(picture(NOISE[0], kind)[:12]) for kind in ("PNG", "JPEG", "WEBP")] == ["png", "jpeg", "webp"]
     assert sniff(npy(NOISE)[:12]) == "npy"
@@ -335,6 +344,7 @@ def test_every_usual_form_of_base64_is_read(text):
     assert decode_text(text) == PLAIN
 
 
+@pytest.mark.hostile("media")
 @cases(
     "text",
     [

@@ -36,6 +36,7 @@ def test_the_root_itself_may_be_a_link(root, tmp_path):
             assert file.read() == b"top"
 
 
+@pytest.mark.hostile("media")
 def test_links_devices_pipes_and_sockets_are_not(root, tmp_path):
     outside = tmp_path / "outside.mp4"
     (root / "link.mp4").symlink_to(outside)
@@ -57,6 +58,7 @@ def test_links_devices_pipes_and_sockets_are_not(root, tmp_path):
                 media.open(name, **SMALL)
 
 
+@pytest.mark.hostile("media")
 @pytest.mark.parametrize(
     "name",
     [
@@ -73,6 +75,7 @@ def test_names_that_are_refused(root, name):
     assert str(told.value) == "video_path does not exist or may not be read"
 
 
+@pytest.mark.hostile("media")
 def test_a_root_whose_name_begins_like_another(root, tmp_path):
     (tmp_path / "rootless").mkdir()
     (tmp_path / "rootless" / "x.mp4").write_bytes(b"other")
@@ -80,12 +83,14 @@ def test_a_root_whose_name_begins_like_another(root, tmp_path):
         MediaRoot(root).open(str(tmp_path / "rootless" / "x.mp4"), **SMALL)
 
 
+@pytest.mark.hostile("media")
 def test_a_file_that_is_too_large_or_unreadable(root):
     (root / "big.mp4").write_bytes(b"x" * 101)
     with pytest.raises(MediaRefused):
         MediaRoot(root).open("big.mp4", **SMALL)
 
 
+@pytest.mark.hostile("media")
 def test_no_descriptor_is_left_behind(root):
     media = MediaRoot(root)
     (root / "big.mp4").write_bytes(b"x" * 101)

@@ -64,6 +64,7 @@ def stranger(guarded):
         yield client
 
 
+@pytest.mark.hostile("http")
 @pytest.mark.parametrize(("method", "path"), all_routes())
 def test_every_route_but_health_needs_the_token(stranger, method, path):
     for token in (None, "Bearer", "Bearer wrong-secret", TOKEN, f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer ü"):
@@ -77,6 +78,7 @@ def test_every_route_but_health_needs_the_token(stranger, method, path):
             assert method == "HEAD" or answer.json()["error"]["type"] == "authentication_error"
 
 
+@pytest.mark.hostile("http")
 @pytest.mark.parametrize(
     ("sent", "words"),
     [
@@ -93,6 +95,7 @@ def test_a_missing_token_is_told_from_a_wrong_one(stranger, sent, words):
     assert TOKEN not in answer.text
 
 
+@pytest.mark.hostile("http")
 def test_what_is_no_route_needs_the_token_too(stranger):
     for path in ("/nothing", "/health/", "//health", "/v1/rewards/x", "/health/../metrics", "/health%2f..%2fmetrics"):
         assert stranger.get(path).status_code == 401
@@ -124,6 +127,7 @@ def test_head_of_what_only_takes_posts_or_is_not_there(guarded):
     assert guarded.get("/health").status_code == 200  # the connection is still in order
 
 
+@pytest.mark.hostile("http")
 @pytest.mark.parametrize("path", ["/ready", "/v1/rewards", "/score", "/nothing"])
 @pytest.mark.parametrize("second", [f"Bearer {TOKEN}", "Bearer other", ""])
 def test_several_authorization_headers_are_refused(guarded, stranger, path, second):
@@ -136,6 +140,7 @@ def test_several_authorization_headers_are_refused(guarded, stranger, path, seco
             assert TOKEN not in answer.text
 
 
+@pytest.mark.hostile("http")
 def test_without_a_token_they_are_refused_too(server):
     running = server()
     assert running.get("/ready", headers=[("Authorization", "Bearer a")]).status_code == 200
@@ -168,6 +173,7 @@ HEAD = (
 )
 
 
+@pytest.mark.hostile("http")
 def test_a_body_that_claims_too_much_is_refused_before_it_comes(guarded):
     with connect(guarded) as connection:
         connection.sendall(f"{HEAD}Content-Length: 100001\r\n\r\n".encode())
@@ -177,6 +183,7 @@ def test_a_body_that_claims_too_much_is_refused_before_it_comes(guarded):
         assert json.loads(body)["error"]["code"] == "too_large"
 
 
+@pytest.mark.hostile("http")
 def test_a_body_that_grows_too_large_is_refused(guarded):
     with connect(guarded) as connection:
         connection.sendall(f"{HEAD}Transfer-Encoding: chunked\r\n\r\n".encode())
@@ -188,6 +195,7 @@ def test_a_body_that_grows_too_large_is_refused(guarded):
         assert json.loads(body)["error"]["code"] == "too_large"
 
 
+@pytest.mark.hostile("http")
 @pytest.mark.parametrize("route", ["/v1/rewards", "/classify", "/v1/reload", "/nothing"])
 def test_who_sends_all_before_reading_gets_to_read_the_refusal(guarded, route):
     host, port = guarded.url.removeprefix("http://").split(":")
@@ -209,6 +217,7 @@ def resident(process):
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.hostile("http")
 def test_a_hundred_megabytes_are_refused_and_not_kept(guarded):
     before = resident(guarded.process)
     answer = guarded.post("/v1/rewards", content=b"x" * 100_000_000)
@@ -217,6 +226,7 @@ def test_a_hundred_megabytes_are_refused_and_not_kept(guarded):
     assert guarded.post("/v1/rewards", ITEM).status_code == 200
 
 
+@pytest.mark.hostile("http")
 @pytest.mark.parametrize("claimed", ["-1", "1e9", "9" * 30, "abc"])
 def test_a_strange_length_is_refused(guarded, claimed):
     with connect(guarded) as connection:
@@ -224,6 +234,7 @@ def test_a_strange_length_is_refused(guarded, claimed):
         assert answer_of(connection)[0] in (400, 413)
 
 
+@pytest.mark.hostile("http")
 def test_a_slow_body_is_given_up(guarded):
     with connect(guarded) as connection:
         connection.sendall(f"{HEAD}Content-Length: 1000\r\n\r\n{{".encode())
@@ -232,6 +243,7 @@ def test_a_slow_body_is_given_up(guarded):
         assert fields["connection"] == "close"
 
 
+@pytest.mark.hostile("http")
 @pytest.mark.parametrize(
     "said", [b"", b"POST /v1/rewards HT", b"POST /v1/rewards HTTP/1.1\r\nHost: localhost\r\nX-Slow: "]
 )
@@ -249,6 +261,7 @@ def test_a_connection_that_goes_on_is_not_closed(guarded):
             time.sleep(0.3)  # in all longer than a head may take
 
 
+@pytest.mark.hostile("http")
 @pytest.mark.parametrize(
     "body",
     [
@@ -296,6 +309,7 @@ def test_unknown_keys_get_a_suggestion(guarded, path, body, param, message):
     assert message in error["message"]
 
 
+@pytest.mark.hostile("http")
 def test_unknown_models_and_routes(guarded):
     for path, body in (("/v1/rewards", ITEM), ("/v1/update", ITEM), ("/v1/reload", {})):
         answer = guarded.post(path, {**body, "model": "nobody"})
@@ -305,6 +319,7 @@ def test_unknown_models_and_routes(guarded):
     assert guarded.get("/v1/update").json()["error"]["code"] == "method_not_allowed"
 
 
+@pytest.mark.hostile("http")
 def test_pages_of_other_sites_are_refused_where_there_is_no_token(toy_server):
     for origin, status in (
         ("http://evil.example", 403), ("null", 403), ("http://127.0.0.1.evil.example", 403), ("http://[", 403),
@@ -313,6 +328,7 @@ def test_pages_of_other_sites_are_refused_where_there_is_no_token(toy_server):
         assert toy_server.post("/v1/rewards", ITEM, headers={"Origin": origin}).status_code == status
 
 
+@pytest.mark.hostile("http")
 def test_without_a_token_a_request_names_this_machine(toy_server):
     """A page whose own name resolves to 127.0.0.1 gets nothing, whatever it asks for."""
     port = toy_server.url.rpartition(":")[2]
@@ -332,6 +348,7 @@ def test_with_a_token_any_host_is_served(guarded):
     assert guarded.get("/ready", headers={"Host": "rewards.example"}).status_code == 200
 
 
+@pytest.mark.hostile("http")
 def test_too_many_requests_at_a_time(server, tmp_path):
     gate = tmp_path / "gate"
     gate.touch()
@@ -360,6 +377,7 @@ def test_too_many_requests_at_a_time(server, tmp_path):
     assert running.stop() == 0
 
 
+@pytest.mark.hostile("http")
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.4", "example.org"])
 def test_a_public_address_needs_a_token(host):
     flags = {"backend": "constant", "host": host}
@@ -378,6 +396,7 @@ def test_this_machine_alone_needs_none(host):
         serve_settings(None, [], {"backend": "constant", "host": host, "insecure": True})
 
 
+@pytest.mark.hostile("secrets")
 def test_the_token_is_never_shown():
     settings = serve_settings(None, [], {"backend": "constant", "token": TOKEN})
     assert TOKEN not in repr(settings)
@@ -385,6 +404,7 @@ def test_the_token_is_never_shown():
         serve_settings(None, [], {"backend": "constant", "token": "short"})
 
 
+@pytest.mark.hostile("http")
 @pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP", "identity, gzip", "deflate", "zstd"])
 def test_a_compressed_body_is_refused_by_its_encoding(guarded, encoding):
     body = json.dumps({"items": [{"prompt": "3+5=?", "completion": "8"}]}).encode()

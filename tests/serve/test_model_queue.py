@@ -121,6 +121,7 @@ def test_an_equal_item_under_way_is_joined():
     run(work)
 
 
+@pytest.mark.hostile("http")
 def test_the_queue_is_bounded_and_nothing_of_a_refused_request_is_queued():
     async def work():
         gate = Gate()
@@ -145,6 +146,7 @@ def test_the_queue_is_bounded_and_nothing_of_a_refused_request_is_queued():
     run(work)
 
 
+@pytest.mark.hostile("http")
 def test_after_a_refusal_requests_are_refused_unread_until_there_is_room():
     async def work():
         gate = Gate()
@@ -197,6 +199,7 @@ def test_a_deadline_is_never_longer_than_the_servers():
     run(work)
 
 
+@pytest.mark.hostile("parts")
 def test_a_poisoned_item_fails_alone_and_without_its_text(caplog):
     async def work():
         toy = Toy()
@@ -217,6 +220,7 @@ def test_a_poisoned_item_fails_alone_and_without_its_text(caplog):
     run(work)
 
 
+@pytest.mark.hostile("parts")
 def test_what_a_model_says_wrongly_is_a_failure():
     class Miscounting(Toy):
         def judge(self, episodes, options):
@@ -235,6 +239,7 @@ def test_what_a_model_says_wrongly_is_a_failure():
     run(work)
 
 
+@pytest.mark.hostile("parts")
 def test_a_model_that_asks_the_process_to_end_fails_one_item():
     async def work():
         async with running(Toy()) as models:

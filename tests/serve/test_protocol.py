@@ -8,6 +8,8 @@ import socket
 import pytest
 from processes import start_server
 
+pytestmark = pytest.mark.hostile("http")
+
 HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 MIB = 1 << 20
 MOST = 4096

@@ -79,6 +79,7 @@ def both_pids(model):
     return {int(judged.text) for judged in ask_all(model, ["a", "aa"])}
 
 
+@pytest.mark.hostile("parts")
 def test_a_copy_that_dies_is_told_and_started_again(tmp_path):
     gate = tmp_path / "gate"
     model = replicas(factory="make_mortal", meet=str(gate))
@@ -123,6 +124,7 @@ def test_closed_copies_are_not_started_again():
         model.judge(episodes("a"), JudgeOptions())
 
 
+@pytest.mark.hostile("parts")
 @pytest.mark.slow
 def test_a_copy_whose_restart_failed_is_started_at_the_next_call(tmp_path):
     fails = tmp_path / "fails"
@@ -148,6 +150,7 @@ def test_a_model_with_processes_of_its_own():
         model.close()
 
 
+@pytest.mark.hostile("parts")
 def test_a_model_that_raises_goes_on():
     model = replicas()
     try:
@@ -158,6 +161,7 @@ def test_a_model_that_raises_goes_on():
         model.close()
 
 
+@pytest.mark.hostile("parts")
 @pytest.mark.slow
 def test_a_model_that_cannot_be_built(tmp_path):
     (tmp_path / "fails").touch()
@@ -241,6 +245,7 @@ def test_a_single_episode_is_sent_once_more(tmp_path):
         model.close()
 
 
+@pytest.mark.hostile("parts")
 @pytest.mark.slow
 def test_copies_that_die_while_nobody_asks_fail_no_item(server):
     models = {"toy": {"custom_backend": "toys:make_mortal", "processes": 2}}
@@ -258,6 +263,7 @@ def test_copies_that_die_while_nobody_asks_fail_no_item(server):
     assert running.stop() == 0
 
 
+@pytest.mark.hostile("parts")
 @pytest.mark.slow
 def test_a_copy_that_cannot_be_started_again_is_the_servers_fault(server, tmp_path):
     fails = tmp_path / "fails"

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 from processes import start_server
 
+pytestmark = pytest.mark.hostile("http")
+
 SMALL = {
     "limits": {"max_items": 64, "max_body_bytes": 1 << 20, "read_timeout_s": 5.0, "deadline_s": 5.0},
     "batch": {"queue_items": 256, "cache_items": 256},

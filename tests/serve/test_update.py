@@ -107,6 +107,7 @@ def test_the_newest_states_are_kept(tmp_path):
     run(work)
 
 
+@pytest.mark.hostile("kills")
 def test_an_update_that_is_sent_again_is_learnt_once_also_after_a_restart(tmp_path):
     asked = [text("a"), text("b", outcome=False), text("b")], "after", UpdateId("c", 1)
 
@@ -142,6 +143,7 @@ def test_an_update_that_is_sent_again_is_learnt_once_also_after_a_restart(tmp_pa
     asyncio.run(second(done))
 
 
+@pytest.mark.hostile("http")
 def test_no_number_is_learnt_twice_however_many_came_after_it(tmp_path):
     def numbered(n, client="c"):
         return [text("a" * n)], "after", UpdateId(client, n)
@@ -169,6 +171,7 @@ def test_no_number_is_learnt_twice_however_many_came_after_it(tmp_path):
     run(second)
 
 
+@pytest.mark.hostile("http")
 def test_clients_are_not_forgotten_but_refused_when_there_are_too_many(tmp_path, monkeypatch):
     monkeypatch.setattr(update_store, "CLIENTS", 3)
     monkeypatch.setattr(update_store, "ANSWERS", 2)
@@ -187,6 +190,7 @@ def test_clients_are_not_forgotten_but_refused_when_there_are_too_many(tmp_path,
     run(work)
 
 
+@pytest.mark.hostile("parts")
 def test_a_failed_update_is_taken_back(tmp_path, caplog):
     async def work():
         async with learning(tmp_path) as models:
@@ -204,6 +208,7 @@ def test_a_failed_update_is_taken_back(tmp_path, caplog):
     run(work)
 
 
+@pytest.mark.hostile("disk")
 def test_an_update_that_cannot_be_kept_is_taken_back(tmp_path):
     class Full(Learner):
         broken = False
@@ -228,6 +233,7 @@ def test_an_update_that_cannot_be_kept_is_taken_back(tmp_path):
     run(work)
 
 
+@pytest.mark.hostile("parts")
 def test_a_model_that_cannot_be_taken_back_is_not_asked_any_more(tmp_path):
     class Stuck(Learner):
         def restore(self, folder):
@@ -318,6 +324,7 @@ def test_an_update_whose_time_is_over_is_never_begun(tmp_path):
     run(work)
 
 
+@pytest.mark.hostile("kills")
 def test_two_servers_do_not_share_a_folder(tmp_path):
     store = UpdateStore(tmp_path, keep=2)
     with pytest.raises(ConfigError, match="in use by another server"):
@@ -326,6 +333,7 @@ def test_two_servers_do_not_share_a_folder(tmp_path):
     UpdateStore(tmp_path, keep=2).close()
 
 
+@pytest.mark.hostile("kills")
 def test_a_broken_newest_state_falls_back_with_a_warning(tmp_path, caplog):
     model, store = Learner(), UpdateStore(tmp_path, keep=3)
     store.resume(model)
@@ -421,6 +429,7 @@ def kill_while_updating(server, folder, states, rng, learnt):
     return known
 
 
+@pytest.mark.hostile("kills")
 @pytest.mark.parametrize("lives", [3, pytest.param(60, marks=pytest.mark.slow)])
 def test_killed_while_updating(server, tmp_path, lives):
     rng = random.Random(lives)

@@ -70,6 +70,7 @@ def test_no_texts_no_rewards(served):
     assert client.post("/get_reward", json={"query": []}).json()["rewards"] == []
 
 
+@pytest.mark.hostile("http")
 @pytest.mark.parametrize(
     "body",
     [{}, {"query": "one"}, {"query": [1]}, {"query": ["a"], "prompts": []}, {"query": ["a"], "labels": [1, 2]}, [], 3],
@@ -79,6 +80,7 @@ def test_what_is_no_request(served, body):
     assert client.post("/get_reward", json=body).status_code == 422
 
 
+@pytest.mark.hostile("http")
 def test_a_request_over_the_limits():
     with serving(default="orm", limits={"max_items": 2, "max_characters": 100, "max_steps": 3}) as (client, _):
         assert client.post("/get_reward", json={"query": [PROMPT + "a"] * 3}).status_code == 422

@@ -85,11 +85,13 @@ def fuzz(schema, path, examples):
     check()
 
 
+@pytest.mark.hostile("http")
 @pytest.mark.parametrize("path", [*ROUTES, *OURS])
 def test_answers_are_what_the_document_says(wire_schema, path):
     fuzz(wire_schema, path, 2 if path == "/v1/models" else 25)
 
 
+@pytest.mark.hostile("http")
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("path", [*ROUTES[:5], *ROUTES[6:], *OURS])

@@ -129,6 +129,7 @@ def test_the_limits_of_the_first_server(served, field, good, bad):
         assert reply.json()["error"]["param"].startswith(field)
 
 
+@pytest.mark.hostile("http")
 def test_a_client_brings_no_prompt_of_its_own(served):
     client, models = served
     seen = len(models["video"].seen)
@@ -184,6 +185,7 @@ def test_how_an_answer_was_read_is_said():
             assert (result["score"], result["parse_status"]) == (0.85, status)
 
 
+@pytest.mark.hostile("parts")
 def test_a_value_outside_the_promised_range_is_refused():
     rating = Watching(RewardInfo(name="rating", range=(1.0, 5.0)), lambda episode: ExplainedScore(Score(total=4.0)))
     with serving({"rating": rating}) as (client, _):
@@ -192,6 +194,7 @@ def test_a_value_outside_the_promised_range_is_refused():
     assert "out_of_range" in reply.json()["error"]["message"]
 
 
+@pytest.mark.hostile("http")
 def test_missing_and_forbidden_get_the_same_answer(served, root):
     client, _ = served
     (root / "secret.txt").write_text("x")
@@ -212,6 +215,7 @@ def test_missing_and_forbidden_get_the_same_answer(served, root):
     assert next(iter(answers))[0] == 400
 
 
+@pytest.mark.hostile("http")
 def test_without_a_root_no_path_is_read(root):
     with serving(default="video") as (client, _):
         body = {"task_text": "t", "video_path": str(root / "libero" / "long.mp4")}
@@ -219,6 +223,7 @@ def test_without_a_root_no_path_is_read(root):
         assert client.post("/score", json={"task_text": "t", "npy_base64": b64(npy(grey(LEVELS)))}).status_code == 200
 
 
+@pytest.mark.hostile("media")
 @pytest.mark.parametrize(
     "sent",
     [
@@ -254,6 +259,7 @@ def test_what_frames_may_come_as_is_said_in_full(served):
     assert both.json()["error"]["message"].endswith("there is video and frames")
 
 
+@pytest.mark.hostile("http")
 @pytest.mark.parametrize(
     ("data", "files"),
     [
@@ -272,6 +278,7 @@ def test_forms_that_say_something_else_are_refused(served, data, files):
     assert client.post("/score", data=data, files=files).status_code == 422
 
 
+@pytest.mark.hostile("http")
 def test_a_body_that_is_no_form_and_no_json(served):
     client, _ = served
     kind = {"content-type": "multipart/form-data; boundary=x"}
@@ -283,6 +290,7 @@ LONG_TASK = "close the drawer " * 1000
 PICTURE = b64(picture(grey([1])[0]))
 
 
+@pytest.mark.hostile("http")
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
@@ -303,6 +311,7 @@ def test_a_task_that_is_too_long_never_reaches_the_model(served, path, body, par
     assert len(models["video"].seen) == seen
 
 
+@pytest.mark.hostile("http")
 def test_an_object_of_very_many_keys_is_not_looked_at(served):
     keys = b",".join(b'"k%d": 1' % i for i in range(1001))
     reply = served[0].post("/v1/rewards", content=b"{" + keys + b"}")
@@ -315,6 +324,7 @@ def test_an_object_of_very_many_keys_is_not_looked_at(served):
     assert "keys" not in reply.text  # colons of a text are none
 
 
+@pytest.mark.hostile("http")
 @pytest.mark.parametrize(
     ("path", "body", "first"),
     [
@@ -331,6 +341,7 @@ def test_a_list_is_read_up_to_what_is_wrong_with_it(served, path, body, first):
     assert "more" not in message, message  # a million messages would take seconds from everybody
 
 
+@pytest.mark.hostile("http")
 @pytest.mark.parametrize(
     ("path", "body", "key"),
     [
@@ -350,6 +361,7 @@ def test_a_key_that_is_given_twice_is_refused(served, path, body, key):
     assert reply.json()["error"]["message"] == f"the key '{key}' is given twice in one object"
 
 
+@pytest.mark.hostile("http")
 def test_a_key_that_is_given_twice_in_a_form_is_refused(served):
     form = {"task_text": "t", "backend_kwargs": '{"score_mode": "auto", "score_mode": "unit"}'}
     reply = served[0].post("/score", data=form, files={"frames": ("0.png", picture(grey([1])[0]))})
@@ -357,6 +369,7 @@ def test_a_key_that_is_given_twice_in_a_form_is_refused(served):
     assert "'score_mode' is given twice" in reply.json()["error"]["message"]
 
 
+@pytest.mark.hostile("http")
 @pytest.mark.parametrize(
     ("value", "count", "words"), [(b"{}", 50_001, "50000 objects"), (b"1", 2_000_002, "2000000 values")]
 )

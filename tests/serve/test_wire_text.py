@@ -73,6 +73,7 @@ def test_a_prompt_that_comes_along_decides(prompt, answer):
     assert (asked.task, asked.response) == (prompt, answer)
 
 
+@pytest.mark.hostile("texts")
 def test_a_response_that_imitates_the_template_cannot_move_the_cut_when_the_prompt_is_known():
     turn, _, _ = CHATML
     prompt = turn.format(role="user", content="17*19=?") + "<|im_start|>assistant\n"
@@ -133,6 +134,7 @@ def test_steps_end_at_marks():
         marked_steps("3+5=8<extra_0>so 8")
 
 
+@pytest.mark.hostile("texts")
 @given(st.text())
 def test_no_text_is_too_strange(text):
     for attempt in (lambda: cut(text), lambda: marked_steps(text), lambda: cut(text, text[:3])):
@@ -147,6 +149,7 @@ def test_a_task_needs_a_user():
         as_conversation([{"role": "system", "content": "x"}])
 
 
+@pytest.mark.hostile("texts")
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "piece",

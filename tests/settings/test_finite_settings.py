@@ -54,6 +54,7 @@ def test_all_settings_are_looked_at():
     assert len(FLOATS) > 100
 
 
+@pytest.mark.hostile("configuration")
 @cases(("model", "name"), FLOATS, ids=[f"{c.__name__}.{name}" for c, name in FLOATS])
 def test_a_number_that_is_not_finite_is_refused(model, name):
     assert model.model_config["allow_inf_nan"] is False
@@ -65,6 +66,7 @@ def test_a_number_that_is_not_finite_is_refused(model, name):
         assert "finite_number" in {error["type"] for error in caught.value.errors()}, caught.value
 
 
+@pytest.mark.hostile("configuration")
 @pytest.mark.parametrize("value", [".inf", "-.inf", ".nan", "1e999"])
 def test_the_command_line_names_the_key(value):
     with refuses("algorithm.learning_rate"):

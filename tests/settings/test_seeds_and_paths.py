@@ -47,6 +47,7 @@ def test_seeds_of_64_bits_are_taken(seed):
     assert read(f"runner.seed={seed}").runner.seed == seed
 
 
+@pytest.mark.hostile("configuration")
 @cases("seed", ["-1", str(2**64), "1.5", "true", ".inf", ".nan", "1e308", "[1]", "null_", "9" * 400])
 def test_other_seeds_are_one_line(seed):
     with pytest.raises(ConfigError) as refused:
@@ -62,6 +63,7 @@ def test_a_seed_for_32_bits_is_itself_where_it_fits():
     assert len({*large, 0, 5}) == 5  # not the seed modulo 2^32
 
 
+@pytest.mark.hostile("configuration")
 @cases(
     "override",
     [
@@ -77,6 +79,7 @@ def test_absurd_values_are_refused(override):
         read(override)
 
 
+@pytest.mark.hostile("configuration")
 @cases(
     "path", ["~nobody/x", "~nobody", "~+/x", "$HOME/x", "$HOME", "runs/$USER", "%USERPROFILE%\\x", "a/~/b", "${HOME}/x"]
 )
@@ -96,6 +99,7 @@ def test_texts_are_no_paths(text):
     assert read(f"env.task_text='{text}'").env.task_text == text
 
 
+@pytest.mark.hostile("configuration")
 def test_the_home_folder_is_expanded_or_refused(monkeypatch):
     monkeypatch.setenv("HOME", "/home/x")
     assert read("work_dir=~/y").work_dir == "/home/x/y"
@@ -129,6 +133,7 @@ def named(name):
     yield "train", robot | {"train": {name: {"type": "resnet", "save_dir": "s", "data_path": "d"}}}
 
 
+@pytest.mark.hostile("configuration")
 @cases("name", LEADING_OUT)
 def test_no_name_leads_out_of_its_folder(name):
     for key, given in named(name):

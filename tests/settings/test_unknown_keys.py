@@ -225,6 +225,7 @@ def test_a_key_of_another_form_says_where_it_belongs(section, inside, line):
     assert len(message(given).splitlines()) == 1
 
 
+@pytest.mark.hostile("secrets")
 def test_the_value_of_a_misspelled_secret_is_not_shown():
     told = message({"reward": {**ONE_MODEL, "model": {"model_type": "remote", "token_envv": "s3cret"}}})
     assert "s3cret" not in told

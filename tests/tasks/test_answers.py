@@ -361,10 +361,12 @@ def test_an_approximation_behind_a_value_is_left_out():
         assert without_approximation(text, "1") == text
 
 
+@pytest.mark.hostile("verdicts")
 def test_a_true_answer_that_is_a_long_text_cannot_be_read(math):
     assert math.check("\\boxed{5}", asked("We add the numbers one by one. " * 20)).verdict == "gold_unparsable"
 
 
+@pytest.mark.hostile("verdicts")
 @settings(deadline=None)
 @given(st.text(alphabet="\\boxed{}#a1 answer is:$.,=\n(AB)<>/²½①", max_size=80))
 def test_no_response_raises(text):

@@ -224,12 +224,14 @@ def test_other_columns_are_no_tests(row):
     assert columns(row) is None
 
 
+@pytest.mark.hostile("programs")
 def test_packed_private_tests_are_refused_by_name(tmp_path):
     packed = {**STDIN, "public_test_cases": "[]", "private_test_cases": "eJxrYJmayQABPVKzUvOLVSqAAABPAEAABQ=="}
     with pytest.raises(DataError, match=r"private_test_cases: they are a compressed pickle.*store them as JSON"):
         load_prompts(settings_for(tmp_path, packed))
 
 
+@pytest.mark.hostile("programs")
 @needs_isolation
 def test_a_broken_test_is_no_verdict_on_the_program(sandbox):
     tests = read_tests("import json\njson.loads('{')\nassert f(1) == 2")  # fails before it calls the program

@@ -139,6 +139,7 @@ def test_classes_of_a_program(sandbox):
     assert run_tests(read_tests(gold), wrong, sandbox, cpu_seconds=5) == 0
 
 
+@pytest.mark.hostile("programs")
 @pytest.mark.parametrize(
     "check", ["assert Diff([1]) == [7]", "assert not Diff([1]) != [7]", "x = Diff([1])\nassert x == [7]"]
 )
@@ -152,6 +153,7 @@ def test_a_function_with_the_name_of_a_class_is_no_class(check, sandbox):
     assert run_tests(read_tests(gold), "def Diff(x): return [7] if x == [1] else [3]", sandbox, cpu_seconds=5) == 1
 
 
+@pytest.mark.hostile("programs")
 def test_equality_that_only_the_program_could_tell_is_no_verdict(sandbox):
     always = "class V:\n    def __init__(self, x): pass\n    def __eq__(self, other): return True\n"
     gold = "from solution import V\ndef test_v():\n    assert V(1) == V(1)"
@@ -166,6 +168,7 @@ VECTOR = (
 )
 
 
+@pytest.mark.hostile("programs")
 @pytest.mark.parametrize(
     "test",
     ["assert V(1) + V(2) == V(3)", "assert made(2) == V(2)", "v = V(1) - V(2)\n    w = V(3)\n    assert v == w",
@@ -188,6 +191,7 @@ def test_what_the_attributes_of_such_objects_say_is_judged(sandbox):
     assert run_tests(read_tests(gold), added, sandbox, cpu_seconds=5) == 0
 
 
+@pytest.mark.hostile("programs")
 @pytest.mark.parametrize("check", ["assert abs(Mean([1]) - 7.5) < 1e-6", "assert 7.5 - Mean([1]) == 0",
                                    "x = Mean([1])\nassert x == 7.5"])  # fmt: skip
 def test_a_class_in_place_of_a_function_is_not_asked(check, sandbox):
@@ -201,6 +205,7 @@ def test_a_class_in_place_of_a_function_is_not_asked(check, sandbox):
     assert run_tests(tests, row["code"], sandbox, cpu_seconds=5) == 1
 
 
+@pytest.mark.hostile("programs")
 @pytest.mark.parametrize("lookup", ["f, V", "V, f", "V\nfrom solution import f"])
 @pytest.mark.parametrize("alias", ["f = V", "W = V\ndef f(x): return W(x)", "def f(x): return V(x)"])
 def test_a_function_by_another_name_of_a_class_is_no_class(lookup, alias, sandbox):
@@ -321,6 +326,7 @@ FAKES = {
 }  # fmt: skip
 
 
+@pytest.mark.hostile("programs")
 @pytest.mark.parametrize("name", FAKES)
 def test_no_program_passes_a_test_but_by_its_values(name, sandbox):
     body, program = FAKES[name]
@@ -365,11 +371,13 @@ OTHER_NUMBERS = {
 }
 
 
+@pytest.mark.hostile("programs")
 def test_a_program_has_no_sockets_but_local_ones(sandbox):
     (result,) = sandbox.run(FAMILIES, [{"stdin": "", "most": 99}], 5)
     assert result == {"state": "done", "output": "all\n"}
 
 
+@pytest.mark.hostile("programs")
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="its other numbers of system calls")
 @pytest.mark.parametrize("name", OTHER_NUMBERS)
 def test_calls_by_the_numbers_of_another_architecture_end_a_program(name, sandbox):
@@ -384,6 +392,7 @@ def test_calls_by_the_numbers_of_another_architecture_end_a_program(name, sandbo
     assert fine == {"state": "done", "output": "on\n"}
 
 
+@pytest.mark.hostile("programs")
 def test_outputs_are_compared_in_linear_time():
     long = "1" * 3_000_000
     assert not same_output("1.5", f"{long}x")
@@ -394,6 +403,7 @@ def test_outputs_are_compared_in_linear_time():
     assert program_of("```python\n" * 3 + "x\n```") == "```python\n```python\nx\n"
 
 
+@pytest.mark.hostile("programs")
 def test_long_outputs_are_judged_like_short_ones(sandbox):
     gold = json.dumps({"inputs": ["1"], "outputs": ["0.5"]})
     for program in ("print('9' * 250_000)", "print('.' + '9' * 250_000)", "print('1e' + '9' * 200_000)"):

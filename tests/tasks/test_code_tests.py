@@ -85,6 +85,7 @@ def test_what_counts_as_the_same_output(expected, written, same):
     assert same_output(expected, written) == same
 
 
+@pytest.mark.hostile("programs")
 @cases(
     ("gold", "why"),
     [
@@ -190,6 +191,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.hostile("programs")
 @needs_isolation
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_programs_pass_nothing_and_the_next_one_runs(name, sandbox):
@@ -221,6 +223,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.hostile("programs")
 @needs_isolation
 def test_a_program_sees_an_interpreter_and_an_empty_folder_and_nothing_else(tmp_path, monkeypatch):
     for name in ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "HF_TOKEN", "GUERDON_TOKEN"):
@@ -240,6 +243,7 @@ def test_a_program_sees_an_interpreter_and_an_empty_folder_and_nothing_else(tmp_
     assert found == dict.fromkeys(found, True)
 
 
+@pytest.mark.hostile("programs")
 @needs_isolation
 def test_the_right_outputs_never_reach_the_process_that_runs_programs(sandbox, monkeypatch):
     sent = []
@@ -258,6 +262,7 @@ def test_the_right_outputs_never_reach_the_process_that_runs_programs(sandbox, m
     assert not any("secret-4711" in request for request in sent)
 
 
+@pytest.mark.hostile("programs")
 @needs_isolation
 @pytest.mark.parametrize(
     "program",
@@ -275,6 +280,7 @@ def test_values_are_compared_where_the_program_is_not(sandbox, program):
     assert share(sandbox, "assert f(1) == 7", program) == 0
 
 
+@pytest.mark.hostile("programs")
 @needs_isolation
 def test_a_program_that_is_late_three_times_is_not_run_again(sandbox):
     asked = [{"stdin": str(i), "most": 99} for i in range(5)]
@@ -290,6 +296,7 @@ def test_much_output_is_read_where_much_is_expected(sandbox):
     assert share(sandbox, tests, "print('7' if input() == 'b' else '7 ' * 500_000)") == 1
 
 
+@pytest.mark.hostile("programs")
 @needs_isolation
 def test_nothing_is_left_when_the_process_that_asked_is_killed(tmp_path):
     """The sandbox ends with its reader, whatever a program does."""

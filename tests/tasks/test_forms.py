@@ -125,11 +125,13 @@ def test_verdicts(gold, answer, expected):
     assert WORDS[compare(gold, answer)[0]] == expected
 
 
+@pytest.mark.hostile("verdicts")
 @cases("answer", TOO_MUCH)
 def test_what_is_too_large_has_no_verdict_and_is_not_computed(answer):
     assert compare("1", answer)[0] == "timeout"
 
 
+@pytest.mark.hostile("verdicts")
 @pytest.mark.parametrize(
     "answer",
     ["(" * 900, "-" * 1900 + "1", r"\sqrt{" * 300 + "2" + "}" * 300, "(1," * 400, "1," * 999, r"\{" * 600, "|x" * 900],
@@ -138,6 +140,7 @@ def test_deep_and_long_texts_are_unreadable(answer):
     assert compare("1", answer)[0] == "answer_unparsable"
 
 
+@pytest.mark.hostile("verdicts")
 @pytest.mark.parametrize(
     "answer", ["a" * 1900 + "+1=5", "\\alpha" * 200 + "^=5", "9" * 1990 + "=x(", "a " * 900 + "(=5"]
 )
@@ -221,6 +224,7 @@ def test_a_repeating_decimal_is_its_fraction(value):
         assert compare(rf"\frac{{{value.numerator + 1}}}{{{value.denominator}}}", text)[0] == "different"
 
 
+@pytest.mark.hostile("verdicts")
 @settings(deadline=None, max_examples=200)
 @given(st.text(alphabet=r"\frac{}()[],;=<>x1.^_|! +-/sqrtpm", max_size=40))
 def test_no_text_makes_the_comparison_raise(text):

@@ -134,6 +134,7 @@ def test_of_many_symbolic_golds_some_are_parsed_once_and_stand_for_the_rest(tmp_
     assert len(load(write(path, [*broken, *range(9000)]))) == 9190  # about 1 %; the 10 that were tried are skipped
 
 
+@pytest.mark.hostile("verdicts")
 def test_a_parser_that_does_not_end_is_no_unreadable_gold_and_is_not_waited_for_again_and_again(monkeypatch):
     tried = []
 

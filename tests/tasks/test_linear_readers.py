@@ -7,6 +7,8 @@ from guerdon.tasks import reasoning as stories
 from guerdon.tasks.code import code_tests
 from guerdon.tasks.verifier import check_exact, check_numeric
 
+pytestmark = pytest.mark.hostile("verdicts")
+
 LENGTH = 100_000
 PIECES = (
     "1", " ", "{", "}", "\\", ",", "a", "$", "\n", "(", ")", "^", "_", "=", ".", "-", "*", "/", ":", "1 ", "a ",

@@ -100,6 +100,7 @@ def test_plain_questions_and_answers_in_several_spellings(row, gold, solution):
     )
 
 
+@pytest.mark.hostile("files")
 @pytest.mark.parametrize(
     ("line", "why"),
     [
@@ -124,6 +125,7 @@ def test_a_bad_row_is_an_error_with_its_file_and_line(tmp_path, line, why):
         read_prompts(path)
 
 
+@pytest.mark.hostile("files")
 def test_files_that_cannot_be_read_say_why(tmp_path):
     (tmp_path / "bytes.jsonl").write_bytes(b'\n{"question": "\xff", "answer": "1"}')
     (tmp_path / "map.json").write_text('{"question": "a", "answer": "1"}')
@@ -155,6 +157,7 @@ def test_tables_with_a_header_are_read_as_text(tmp_path):
     assert (prompt.question, prompt.ground_truth) == ("Which?\n\n(A) one\n(B) two\n(C) three", "B")
 
 
+@pytest.mark.hostile("files")
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -383,6 +386,7 @@ def test_the_section_of_the_seed_loads_as_it_stands_and_survives_being_written()
         assert validate(Section, {"data": to_plain(other)}, origin="again").data == other
 
 
+@pytest.mark.hostile("files")
 def test_fuzzed_rows_are_read_or_refused_never_more():
     rng = np.random.default_rng(0)
     values = [

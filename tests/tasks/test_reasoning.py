@@ -139,6 +139,7 @@ def texts(draw, alphabet):
     return draw(st.one_of(st.text(max_size=60), near, st.lists(near, max_size=8).map(";".join)))
 
 
+@pytest.mark.hostile("verdicts")
 @pytest.mark.parametrize("family", FAMILIES, ids=NAMES)
 @settings(deadline=None, max_examples=60)
 @given(st.data(), st.integers(0, 5))

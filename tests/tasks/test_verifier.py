@@ -84,6 +84,7 @@ def test_the_final_answer(text, answer):
     assert final_answer(text) == answer
 
 
+@pytest.mark.hostile("verdicts")
 @settings(deadline=None)
 @given(st.text(alphabet="\\boxed{}#a1 answer is:$.\n", max_size=80))
 def test_extraction_and_reading_never_raise(text):
@@ -93,6 +94,7 @@ def test_extraction_and_reading_never_raise(text):
     numbers_of(text)
 
 
+@pytest.mark.hostile("verdicts")
 def test_a_model_that_repeats_itself_costs_no_time():
     assert last_boxed("\\boxed{" * 50_000) is None  # quadratic work here took minutes
     assert final_answer("answer is " * 20_000 + "5") == "5"
@@ -158,6 +160,7 @@ def test_thousands_separators_change_nothing(n):
     assert numbers_of(f"{n:,}") == numbers_of(str(n)) == (n,)
 
 
+@pytest.mark.hostile("verdicts")
 def test_a_verdict_that_is_missing_is_a_failure_and_never_zero():
     assert outcome(VerifierResult("equal")) == 1.0
     assert outcome(VerifierResult("different")) == 0.0
@@ -241,6 +244,7 @@ def test_a_tolerance_is_declared_never_assumed():
     assert (near.verdict, near.detail, far.verdict) == ("equal", "within 0.001", "different")
 
 
+@pytest.mark.hostile("verdicts")
 def test_a_comparison_that_never_ends_is_killed_and_the_next_one_is_answered():
     pytest.importorskip("math_verify")
     with MathPool(workers=1, timeout=1.0) as pool:
@@ -255,6 +259,7 @@ def test_a_comparison_that_never_ends_is_killed_and_the_next_one_is_answered():
         assert pool.restarts == 2
 
 
+@pytest.mark.hostile("verdicts")
 def test_processes_that_hang_die_or_talk_nonsense():
     with MathPool(workers=1, timeout=0.2, command=[sys.executable, "-c", FAKE]) as pool:
         assert pool.compare("1", "hang")[0] == "timeout"
@@ -273,6 +278,7 @@ def test_processes_that_hang_die_or_talk_nonsense():
 SECRETS = ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "HF_TOKEN", "HF_AUTH_TOKEN", "GUERDON_TOKEN", "OTHER_SECRET")
 
 
+@pytest.mark.hostile("secrets")
 def test_no_secret_reaches_the_process_that_parses_what_a_model_wrote(monkeypatch):
     for name in SECRETS:
         monkeypatch.setenv(name, "a-long-secret")

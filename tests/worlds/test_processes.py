@@ -85,6 +85,7 @@ def test_metaworld_in_processes_is_metaworld_bit_for_bit():
         world.close()
 
 
+@pytest.mark.hostile("parts")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_broken_simulator_costs_its_own_episode(way):
     broken = settings(breaks={seed_of(1, 1): way}, step_timeout=2.0)
@@ -125,6 +126,7 @@ def test_copies_in_one_process_break_together(capsys):
     assert world.env.restarts == 2
 
 
+@pytest.mark.hostile("parts")
 def test_a_process_that_is_killed_between_steps_loses_an_episode_but_no_picture():
     world = build_world(settings(step_timeout=2.0), seed=0)
     taken = stepped(world, 3)
@@ -144,6 +146,7 @@ def test_a_process_that_is_killed_between_steps_loses_an_episode_but_no_picture(
     world.close()
 
 
+@pytest.mark.hostile("parts")
 def test_a_simulator_that_cannot_start_stops_the_run_and_shows_its_messages():
     given = OwnWorldSettings(type="fragile:never", task="walk", num_envs=1, vectorization="async")
     with pytest.raises(SimulatorError, match=r"(?s)does not start.*exit status 7.*no licence for the physics.*sync"):
@@ -152,6 +155,7 @@ def test_a_simulator_that_cannot_start_stops_the_run_and_shows_its_messages():
         build_world(MetaWorldSettings(task="wndow-close", num_envs=1, vectorization="async"), seed=0)
 
 
+@pytest.mark.hostile("parts")
 def test_an_exception_leaves_no_answer_for_the_next_request():
     world = build_world(settings(breaks={seed_of(0, 0): "refuses"}), seed=0)
     world.reset()
@@ -164,6 +168,7 @@ def test_an_exception_leaves_no_answer_for_the_next_request():
     world.close()
 
 
+@pytest.mark.hostile("parts")
 def test_messages_of_a_process_do_not_fill_the_disk():
     world = build_world(settings(1, {seed_of(0, 0, 1): "talks"}), seed=0)
     stepped(world, 3)

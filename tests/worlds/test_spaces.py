@@ -278,6 +278,7 @@ def test_a_mask_of_another_size_is_refused():
         shown(space, actions=spaces.Discrete(3))
 
 
+@pytest.mark.hostile("parts")
 @pytest.mark.parametrize(
     ("space", "value"),
     [(spaces.Discrete(3, start=1), 0), (spaces.Discrete(3), 3), (spaces.MultiDiscrete([2, 3]), np.array([1, -1]))],
@@ -315,6 +316,7 @@ class _Odd(gymnasium.Env):
         return np.zeros((8, 8, 3), np.uint8)
 
 
+@pytest.mark.hostile("parts")
 def test_odd_environments_are_taken_and_an_exit_is_an_error(capsys):
     gymnasium.register("GuerdonOdd-v0", entry_point=_Odd, max_episode_steps=9)
     log_once.cache_clear()
@@ -339,6 +341,7 @@ class _Grows(_Odd):
         return np.zeros(self.sizes[1], np.float32), 0.0, False, False, {}
 
 
+@pytest.mark.hostile("parts")
 @pytest.mark.parametrize(("sizes", "where"), [((3, 2), "reset of Grows"), ((2, 3), "step 1 of Grows")])
 def test_an_observation_of_another_shape_is_named(monkeypatch, sizes, where):
     monkeypatch.setattr("gymnasium.envs.registration.registry", dict(gymnasium.registry))

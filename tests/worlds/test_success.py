@@ -62,6 +62,7 @@ def test_success_is_read_from_info_or_unknown(info, success):
     assert success_from_info(info, 0) is success
 
 
+@pytest.mark.hostile("parts")
 @pytest.mark.parametrize(
     ("value", "said"),
     [
