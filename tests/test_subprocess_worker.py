@@ -134,7 +134,7 @@ sandbox.run("while True: pass", [{"stdin": ""}], 300)
 """
     with start_parent(code) as parent:
         found = []
-        while len(found) < 5:  # two outside the namespace, its first process, and two of the program
+        while len(found) < 5:  # two outside the namespace, its first process, that of a program, and the program
             found, level = [], [parent.pid]
             while level := [child for pid in level for child in children_of(pid)]:
                 found += level

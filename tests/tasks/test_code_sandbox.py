@@ -14,7 +14,7 @@ from test_code_tests import isolated
 
 from guerdon.tasks.code import code_memory, code_start, code_tests
 from guerdon.tasks.code.code_memory import make_group, remove_group
-from guerdon.tasks.code.code_sandbox import MEMORY, PROCESSES, SHARE, assigned_number
+from guerdon.tasks.code.code_sandbox import DISK, MEMORY, PROCESSES, SHARE, assigned_number
 from guerdon.tasks.code.code_tests import Sandbox, read_tests, run_tests
 
 pytestmark = pytest.mark.skipif(not isolated(), reason="this machine has no namespaces for isolation")
@@ -83,7 +83,7 @@ def started(request, copied):
 
 def test_it_runs_programs_as_a_user_without_rights(started):
     program = "import os\nprint(os.getuid(), os.getgroups(), os.path.exists('/proc'), os.getpid() < 9, os.getppid())"
-    assert started.run(program) == {"state": "done", "output": f"{started.ready['user']} [] False True 1\n"}
+    assert started.run(program) == {"state": "done", "output": f"{started.ready['user']} [] False True 0\n"}
     assert started.ready["user"] != 0
 
 
@@ -114,7 +114,6 @@ HOSTILE = {
     "opens a message queue": "refused((240, 180), b'guerdon-test', 0o102, 0o600, None)",
     "reads the limits of process 1": "refused((302, 261), 1, 7, None, room)",
     "changes the limits of process 1": "refused((302, 261), 1, 1, limit, None)",
-    "changes the limits of its parent": "refused((302, 261), os.getppid(), 7, limit, None)",
     "changes the limits of every process": (
         "for pid in range(1, 300):\n"
         "    if pid != os.getpid(): refused((302, 261), pid, 0, limit, None)"),
@@ -168,7 +167,7 @@ def test_a_program_reaches_nothing_beyond_itself(name, started):
 
 KILLS = """
 import os, signal
-for pid in (1, os.getppid(), -1):
+for pid in (1, -1):
     for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD, signal.SIGIO):
         if pid != -1 or number == signal.SIGCHLD:
             try: os.kill(pid, number)
@@ -176,7 +175,7 @@ for pid in (1, os.getppid(), -1):
 """
 LEAVES = {
     "kills process 1": KILLS,
-    "changes limits": "import os, resource\nfor pid in (0, 1, os.getppid()):\n    for kind in range(16):\n        try: "
+    "changes limits": "import os, resource\nfor pid in (0, 1):\n    for kind in range(16):\n        try: "
                       "resource.prlimit(pid, kind, (1, 1))\n        except (OSError, ValueError): pass",
     "changes its own limits": "import resource\nfor kind in range(16):\n    resource.setrlimit(kind, (1, 1))",
     "leaves children": "import os, signal, time\nfor i in range(6):\n    if os.fork() == 0:\n"
@@ -228,12 +227,19 @@ for i in range(COUNT):
         try:
             while len(held) < MOST: held.append(bytearray(b"x" * (10 << 20)))
         except MemoryError: pass
-        os.write(says, b"%d" % len(held))
-        os.read(asked, 1)
+        for again in (1, 2):  # the second time they all have what they get, and no more is ended for its memory
+            os.write(says, b"%d" % len(held))
+            os.read(asked, 1)
         os._exit(0)
     os.close(says); os.close(asked)
     children.append((said, asks))
-print(sum(int(os.read(said, 9) or 0) for said, asks in children) * 10)
+for said, asks in children: os.read(said, 9)
+together = 0
+for said, asks in children:
+    try: os.write(asks, b".")
+    except BrokenPipeError: continue
+    together += int(os.read(said, 9) or 0)
+print(together * 10)
 """
 MIXED = CHILDREN_HOLD.replace('bytearray(b"x" * (10 << 20))', "shared()").replace("import os\n", """
 import mmap, os
@@ -251,7 +257,7 @@ def shared():
 def test_children_hold_no_more_together_than_the_limit(program, started):
     result = started.run(program, cpu=20)
     held = int(result["output"] or 0)  # nothing where the program itself was ended for its memory
-    assert held <= MEMORY >> 20
+    assert held <= (MEMORY + 2 * DISK) >> 20  # with what a control group has for /tmp and the kernel
     assert started.run(RIGHT, stdin="7") == {"state": "done", "output": "7\n"}
 
 

@@ -218,7 +218,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 found["namespace"] = libc.unshare(0x10000000) != 0
 found["mount"] = libc.mount(b"none", b"/tmp", b"tmpfs", 0, None) != 0
 found["trace"] = libc.ptrace(16, 1, 0, 0) != 0  # PTRACE_ATTACH
-found["processes"] = os.getpid() < 10000 and os.getppid() == 1
+found["processes"] = os.getpid() < 10000 and os.getppid() == 0
 print(json.dumps(found))
 """
 

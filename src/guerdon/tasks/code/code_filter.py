@@ -72,7 +72,8 @@ getsockopt 55 209, sendto 44 206, recvfrom 45 207, sendmsg 46 211, recvmsg 47 21
 shutdown 48 210
 """
 _OF_SANDBOX = """
-mount 165 40, umount2 166 39, clone3 435 435, setgroups 116 159, setresgid 119 149, setresuid 117 147, seccomp 317 277
+mount 165 40, umount2 166 39, clone3 435 435, unshare 272 97, setns 308 268, setgroups 116 159, setresgid 119 149,
+setresuid 117 147, seccomp 317 277
 """  # clone3, whose flags no filter sees, is replaced by clone where it is missing
 _PROCESSES = "fork 57 -, vfork 58 -"
 _CLONE = "clone 56 220"
@@ -126,9 +127,7 @@ def filter_of_sandbox(machine: Architecture) -> bytes:
     for entry, arguments in _WITH_ARGUMENTS.items():
         (number,) = _numbers(entry, machine)
         steps += _block(number, _checked(arguments))
-    (clone,) = _numbers(_CLONE, machine)
-    steps += _block(clone, [*_without_bits(0, _SEPARATE, errno.EPERM), (_END, 0, 0, _ALLOW)])
-    for first, last in _ranges(_numbers(f"{_ALLOWED}, {_PROCESSES}, {_OF_SANDBOX}", machine)):
+    for first, last in _ranges(_numbers(f"{_ALLOWED}, {_CLONE}, {_PROCESSES}, {_OF_SANDBOX}", machine)):
         steps += [(_AT_LEAST, 0, 2, first), (_GREATER, 1, 0, last), (_END, 0, 0, _ALLOW)]
     return _packed([*steps, (_END, 0, 0, _ERROR | errno.ENOSYS)])
 
@@ -143,12 +142,12 @@ def filter_of_program(machine: Architecture, *, alone: bool) -> bytes:
     steps = _of_this_architecture(machine)
     for number in _numbers(_OF_SANDBOX, machine):
         steps += _block(number, [(_END, 0, 0, _ERROR | errno.ENOSYS)])
-    if alone:
-        (clone,) = _numbers(_CLONE, machine)
-        thread = [(_LOAD, 0, 0, _ARGUMENTS), (_HAS_BITS, 1, 0, _THREAD), (_END, 0, 0, _KILL), (_END, 0, 0, _ALLOW)]
-        steps += _block(clone, thread)
-        for number in _numbers(_PROCESSES, machine):
-            steps += _block(number, [(_END, 0, 0, _KILL)])
+    (clone,) = _numbers(_CLONE, machine)
+    other = _KILL if alone else _ALLOW
+    of_clone = [*_without_bits(0, _SEPARATE, errno.EPERM), (_HAS_BITS, 1, 0, _THREAD), (_END, 0, 0, other)]
+    steps += _block(clone, [*of_clone, (_END, 0, 0, _ALLOW)])
+    for number in _numbers(_PROCESSES, machine):
+        steps += _block(number, [(_END, 0, 0, other)])
     return _packed([*steps, (_END, 0, 0, _ALLOW)])
 
 

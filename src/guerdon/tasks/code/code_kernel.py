@@ -3,7 +3,7 @@
 Imports nothing but the standard library.
 
     call("mount", b"none", b"/tmp", b"tmpfs", 0, None)
-    child = clone_process(NEW_PROCESSES | NEW_IPC)          # 0 in the child
+    first, child = fork_apart()                             # child is 0 in the child
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from typing import Any, NamedTuple
 
 NEW_MOUNTS, NEW_HOST, NEW_IPC = 0x00020000, 0x04000000, 0x08000000
 NEW_USERS, NEW_PROCESSES, NEW_NETWORK = 0x10000000, 0x20000000, 0x40000000
+_SHARED = 0x00000100 | 0x00000200 | 0x00000400  # of clone: memory, directories, descriptors
 _CLONE3, _MOUNT_SETATTR = 435, 442  # the same on every architecture
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_stack = ctypes.create_string_buffer(1 << 16)  # of the process 1 that waits
 
 
 class Architecture(NamedTuple):
@@ -96,10 +98,28 @@ def make_read_only(path: str) -> None:
     )
 
 
-def clone_process(namespaces: int) -> int:
-    """As os.fork(), with a child in new namespaces. For a process with one thread."""
-    arguments = struct.pack("8Q", namespaces, 0, 0, 0, signal.SIGCHLD, 0, 0, 0)
-    return _system_call("clone3", _CLONE3, arguments, ctypes.c_size_t(len(arguments)))
+def fork_apart() -> tuple[int, int]:
+    """As os.fork() in a process with one thread and no children; the child is in new namespaces of processes and IPC.
+
+    Process 1 of the child's namespace reaps what is left to it, and all others there end with it. It is as small as a
+    thread: in the memory of this process, it waits in libc until it is killed.
+
+    Returns:
+        Process 1 and the child, as this process sees them; 0 in the child for the second one.
+    """
+    here = os.pidfd_open(os.getpid())
+    top = ctypes.c_void_p((ctypes.addressof(_stack) + len(_stack)) & ~15)
+    wait = ctypes.cast(_libc.pause, ctypes.c_void_p)
+    arguments = struct.pack("8Q", NEW_IPC, 0, 0, 0, signal.SIGCHLD, 0, 0, 0)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # which process 1 keeps: what ends there is reaped at once
+    call("unshare", NEW_PROCESSES)  # for the next children
+    first = call("clone", wait, top, _SHARED | signal.SIGCHLD, None)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    child = _system_call("clone3", _CLONE3, arguments, ctypes.c_size_t(len(arguments)))
+    if child != 0:
+        call("setns", here, NEW_PROCESSES)
+        os.close(here)
+    return first, child
 
 
 def leave_session_keyring() -> None:

@@ -21,7 +21,7 @@ Its own processes:
 - The first one watches the process that reads the replies.
 - A helper stays outside of the namespaces: it maps users, makes the control group and removes it.
 - Process 1 of the namespaces answers the requests.
-- Process 1 of a program's own namespace waits for the program. All others there end with it.
+- Process 1 of a program's own namespace only waits to be killed. All others there end with it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from guerdon.tasks.code.code_kernel import (
     NEW_USERS,
     architecture,
     call,
-    clone_process,
+    fork_apart,
     install_filter,
     leave_session_keyring,
     make_read_only,
@@ -67,13 +67,11 @@ PROCESSES = 8  # and threads, at a time
 SHARE = MEMORY // PROCESSES  # bytes of address space of each, where there may be several and no control group
 FILES = 64  # open in a process
 _GROUP = MEMORY + 2 * DISK  # with /tmp and what the kernel and this process need
-_OURS = 3  # processes of this user in the namespace: the first one, and two that are process 1
+_OURS = 3  # processes of this user in the namespace of users: the first one, and two that are process 1
 _PYTHON = os.path.realpath(sys.executable)  # of the interpreter itself, where this one belongs to a virtual environment
 _NOBODY = 65534
 _SHOWN = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/nix/store", "/etc/ld.so.cache", "/dev/null", "/dev/zero",
           "/dev/random", "/dev/urandom")  # fmt: skip
-_DONE, _FAILED, _LATE, _SEVERAL = 0, 1, 2, 3  # how a program ended, as the status of the process that waited for it
-_STATES = {_DONE: "done", _FAILED: "failed", _LATE: "time", _SEVERAL: "processes"}
 _PARTS = ("code_link.py", "code_calls.py")  # what the processes of a test run
 _START = """
 import sys
@@ -341,36 +339,29 @@ def _run(asked: dict[str, Any], isolation: Isolation, link: int | None) -> dict[
         memory=SHARE if shared else MEMORY,
         alone=not isolation.in_group and not shared,
     )
-    pid = clone_process(NEW_PROCESSES | NEW_IPC)
+    first, pid = fork_apart()
     if pid == 0:
-        _start(job, isolation)
+        _become(job, isolation)
     if link is not None:
         os.close(link)
-    status = _wait(pid, 2.0 * asked["cpu"] + 1.0)
+    status = _wait(pid, first, 2.0 * asked["cpu"] + 1.0)
     size = os.fstat(written).st_size
     os.lseek(written, 0, os.SEEK_SET)
     output = b"".join(iter(lambda: os.read(written, 1 << 16), b"")) if size <= asked["most"] else b""
     os.close(given)
     os.close(written)
-    state = "failed" if status == _DONE and size > asked["most"] else _STATES[status]
+    state = _state(status, job.alone) if size <= asked["most"] else "failed"
     return {"state": state, "output": output.decode("utf-8", "replace") if state == "done" else ""}
 
 
-def _start(job: _Job, isolation: Isolation) -> None:
-    """Process 1 of a program's namespace: end as the program did, and all others with it. Never returns."""
-    try:
-        program = clone_process(0)
-        if program == 0:
-            _become(job, isolation)
-        if job.link is not None:
-            os.close(job.link)
-        ended, status = 0, 0
-        while ended != program:
-            ended, status = os.waitpid(-1, 0)
-        ends: dict[int, int] = {signal.SIGXCPU: _LATE, signal.SIGSYS: _SEVERAL if job.alone else _FAILED}
-        os._exit(ends.get(os.WTERMSIG(status), _FAILED) if status else _DONE)
-    finally:
-        os._exit(_FAILED)
+def _state(status: int | None, alone: bool) -> str:
+    """How a program ended, of its status, which is None where the time ran out; `alone` as for its filter."""
+    if status == 0:
+        return "done"
+    killed_by = None if status is None else os.WTERMSIG(status)
+    if killed_by in (None, signal.SIGXCPU):
+        return "time"
+    return "processes" if killed_by == signal.SIGSYS and alone else "failed"
 
 
 def _become(job: _Job, isolation: Isolation) -> None:
@@ -408,19 +399,24 @@ def _become(job: _Job, isolation: Isolation) -> None:
         os._exit(127)
 
 
-def _wait(pid: int, seconds: float) -> int:
-    """The status with which the process that waits for a program ended; it is killed when the time has run out."""
+def _wait(pid: int, first: int, seconds: float) -> int | None:
+    """The status of a program, or None where the time ran out. Ends everything in its namespace.
+
+    Args:
+        pid: of the program.
+        first: process 1 of its namespace.
+        seconds: that it has.
+    """
     deadline = time.monotonic() + seconds
-    while True:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended == pid:
-            return os.WEXITSTATUS(status) if os.WIFEXITED(status) else _FAILED
-        left = deadline - time.monotonic()
-        if left <= 0:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            return _LATE
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    while ended == 0 and (left := deadline - time.monotonic()) > 0:
         signal.sigtimedwait([signal.SIGCHLD], left)
+        ended, status = os.waitpid(pid, os.WNOHANG)
+    os.kill(first, signal.SIGKILL)
+    if ended == 0:
+        os.waitpid(pid, 0)
+    os.waitpid(first, 0)
+    return None if ended == 0 else status
 
 
 def serve(
@@ -443,7 +439,7 @@ def serve(
         leave_session_keyring()
         enter_root(packages)
         install_filter(filter_of_sandbox(machine))
-        _try_to_clone()
+        _try_namespace()
         in_group = outside.recv(20) == b"group"
     except OSError as error:
         _say({"error": error.strerror or str(error)})
@@ -457,16 +453,16 @@ def serve(
         _say(run(asked, isolation, links[0] if links else None))
 
 
-def _try_to_clone() -> None:
+def _try_namespace() -> None:
     """Start and end an empty process in namespaces of its own, as each program will be.
 
     Raises:
         OSError: this machine does not allow it.
     """
-    child = clone_process(NEW_PROCESSES | NEW_IPC)
+    first, child = fork_apart()
     if child == 0:
         os._exit(0)
-    os.waitpid(child, 0)
+    _wait(child, first, 60.0)
 
 
 def _say(reply: dict[str, Any]) -> None:
