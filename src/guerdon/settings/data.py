@@ -134,6 +134,7 @@ class _DataSettings(Settings):
     val_size: int = Field(
         256,
         ge=0,
+        le=10**6,
         description="problems to validate on: made (generated), or held out of the training prompts by question where "
         "neither val_files nor val_split names any",
     )
@@ -147,8 +148,8 @@ class _DataSettings(Settings):
     )
     max_prompt_length: int = Field(1024, ge=1, description="tokens; longer prompts are left out and counted")
     max_response_length: int = Field(3072, ge=1, description="tokens; longer responses are truncated")
-    train_batch_size: int = Field(32, ge=1, description="prompts per update")
-    n_samples: int = Field(4, ge=1, description="rollouts per prompt")
+    train_batch_size: int = Field(32, ge=1, le=65536, description="prompts per update")
+    n_samples: int = Field(4, ge=1, le=65536, description="rollouts per prompt")
     filter_truncated: bool = Field(True, description="leave out prompts with a response that reached the length limit")
     oversample_factor: float = only_with(
         1.0, ge=1, filters=_FILTERS, description="draw train_batch_size times this many prompts at a time"
@@ -197,7 +198,7 @@ class GeneratedDataSettings(_AnsweredDataSettings):
 
     type: Literal["generated"] = Field("generated", description="problems made here, which check themselves")
     task: TaskSettings = Field(ChainSettings(), description="which problems, how hard")
-    train_size: int = Field(8192, ge=1, description="different problems to train on")
+    train_size: int = Field(8192, ge=1, le=10**6, description="different problems to train on")
 
     verifier: ClassVar[Literal["auto"]] = "auto"
     unparsable: ClassVar[Literal["failure"]] = "failure"

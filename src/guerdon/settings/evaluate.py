@@ -77,7 +77,7 @@ class EvaluateSettings(Settings):
 
     type: Literal["control"] = Field("control", description="robots; follows from policy.type")
     data_path: str | None = Field(None, description="held-out episodes; null: each model's own validation split")
-    reps: int = Field(1000, ge=100, description="bootstrap replications")
+    reps: int = Field(1000, ge=100, le=10**5, description="bootstrap replications")
     seed: Seed = Field(0, description="of everything that is drawn")
     remote: dict[FolderName, RemoteSettings] = Field(
         default_factory=dict,
@@ -225,7 +225,7 @@ class EvaluateTextSettings(Settings):
     attacks: AttackSettings | None = Field(AttackSettings(), description="dressed-up wrong solutions; null: none")
     batch_size: int = Field(64, ge=1, description="solutions per call of the reward model")
     gate: GateSettings = Field(GateSettings(), description="whether a model will help RL")
-    reps: int = Field(1000, ge=100, description="bootstrap replications")
+    reps: int = Field(1000, ge=100, le=10**5, description="bootstrap replications")
     seed: Seed = Field(0, description="of everything that is drawn")
 
     @field_validator("models", mode="before")

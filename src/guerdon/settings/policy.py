@@ -13,6 +13,7 @@ from guerdon.settings.sample_weighting import RABCSettings
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.vla_policy import VLAPolicySettings
 
+Width = Annotated[int, Field(ge=1, le=65536)]
 SMALL: Any = Field(
     "cpu", description="where it computes: auto (a GPU where there is one), cpu, cuda or cuda:1; it acts on the CPU"
 )
@@ -32,7 +33,7 @@ class MLPPolicySettings(Settings):
     """A policy on numbers."""
 
     type: Literal["mlp"] = Field("mlp", description="a network on states: all numbers that are observed")
-    hidden: tuple[int, ...] = Field((128, 128), description="widths of the hidden layers")
+    hidden: tuple[Width, ...] = Field((128, 128), description="widths of the hidden layers")
     activation: Literal["tanh", "relu"] = Field("tanh", description="between layers")
     log_std_init: float = LOG_STD
     normalize_observations: bool = Field(True, description="by running mean and standard deviation")
@@ -53,7 +54,7 @@ class CNNPolicySettings(Settings):
         "package:efficientnet-lite0, a folder of it, or a folder or hub id of a ResNet of transformers",
     )
     keys: tuple[str, ...] | None = KEYS
-    hidden: tuple[int, ...] = Field((256,), description="widths of the hidden layers after the convolutions")
+    hidden: tuple[Width, ...] = Field((256,), description="widths of the hidden layers after the convolutions")
     activation: Literal["tanh", "relu"] = Field("relu", description="between layers")
     log_std_init: float = LOG_STD
     device: Device = Field(

