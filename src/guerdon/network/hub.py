@@ -241,14 +241,25 @@ def _config_problems(folder: Path) -> Iterator[str]:
         for part in parts:  # and those inside, at any depth
             parts += [value for value in part.values() if isinstance(value, dict)]
         for key, value in (item for part in parts for item in part.items()):
-            most = MOST_LABELS if key in _NAMES else MOST_LAYERS if _LAYERS.search(key) else None
-            counts = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, int)]
-            if most is not None and max(counts, default=0) > most:
-                yield f"{key} in {file.name} is {max(counts):,}, more than any model has ({most:,}); correct it"
-            if key in ("depth", "num_hidden_layers") and min(counts, default=1) < 1:  # weights would be left out
-                yield f"{key} in {file.name} is {value}, and a model has at least one layer; correct it"
-            if key in ("attn_implementation", "_attn_implementation") and "/" in str(value):
-                yield f"{key} in {file.name} names code on the hub, {str(value)[:80]!r}; remove the key"
+            for problem in _value_problems(key, value):
+                yield f"{key} in {file.name} {problem}"
+
+
+def _value_problems(key: str, value: Any) -> Iterator[str]:
+    """What is wrong with a value of a configuration, as the end of a sentence."""
+    values = value if isinstance(value, list) else [value]
+    counts = [one for one in values if isinstance(one, int)]
+    largest, most = max(counts, default=0), None
+    if key in _NAMES:
+        most = MOST_LABELS
+    elif _LAYERS.search(key):
+        most = MOST_LAYERS
+    if most is not None and largest > most:
+        yield f"is {largest:,}, more than any model has ({most:,}); correct it"
+    if key in ("depth", "num_hidden_layers") and min(counts, default=1) < 1:  # weights would be left out
+        yield f"is {value}, and a model has at least one layer; correct it"
+    if key in ("attn_implementation", "_attn_implementation") and "/" in str(value):
+        yield f"names code on the hub, {str(value)[:80]!r}; remove the key"
 
 
 def _picture_problems(folder: Path) -> Iterator[str]:
