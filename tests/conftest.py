@@ -4,6 +4,7 @@ Set before anything imports torch or MuJoCo, which read these once.
 """
 
 import os
+import signal
 import sys
 
 import hypothesis
@@ -44,6 +45,8 @@ os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["COLUMNS"] = "120"
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background jobs have it, and hand it on
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 for name in ("DEBUG_IMAGE_SAVE_DIR", "NO_COLOR", "FORCE_COLOR"):
     os.environ.pop(name, None)
 
