@@ -77,7 +77,7 @@ def test_rows_and_tables_are_those_of_pyarrow(tmp_path_factory, table, ways, lim
         )
         assert BoundedParquet(path).table().equals(table)
         names = ["chat", "text"]
-        last = BoundedParquet(path).metadata.num_row_groups - 1
+        last = len(BoundedParquet(path).groups) - 1
         of_last = pq.ParquetFile(path).read_row_groups([last][: last + 1], columns=names).select(names)
         assert BoundedParquet(path).table(columns=names, row_groups=[last][: last + 1]).equals(of_last)
 
@@ -88,7 +88,7 @@ def test_no_batch_takes_more_than_its_pages_say(tmp_path_factory, table, ways):
     path = tmp_path_factory.getbasetemp() / "most.parquet"
     pq.write_table(table, path, **ways)
     file = BoundedParquet(path)
-    for number in range(file.metadata.num_row_groups):
+    for number in range(len(file.groups)):
         with path.open("rb") as opened, changed(_LARGE=0, SHARED=0):
             columns = file._columns("", opened, number, None)
             shared = [column.path for column in columns if column.shared]
@@ -96,7 +96,7 @@ def test_no_batch_takes_more_than_its_pages_say(tmp_path_factory, table, ways):
                 whole = column.most(1)
                 column.find_rows()
                 rows = column.values if column.flat else len(column.starts_R)
-                assert rows == file.metadata.row_group(number).num_rows
+                assert rows == file.groups[number].rows
                 assert column.flat or column.most(10**6) <= whole
             named = {name: [c for c in columns if f"{c.path}.".startswith(f"{name}.")] for name in SCHEMA.names}
         for size in (1, 4, 16, 64):
@@ -258,7 +258,7 @@ def test_a_file_with_too_many_columns_pages_or_too_large_a_footer(tmp_path, monk
     pq.write_table(pa.table({f"c{k}": [k] for k in range(4096)}), path)
     assert whys(path) == [{f"c{k}": k for k in range(4096)}]
     pq.write_table(pa.table({f"c{k}": [k] for k in range(4097)}), path)
-    with pytest.raises(TooLarge, match="it has 4,097 columns, and at most 4,096 are read; keep those that are needed"):
+    with pytest.raises(TooLarge, match="it has 4,097 columns, and at most 4,096 are read; keep those you need"):
         whys(path)
     monkeypatch.setattr(parquet_bounds, "PAGES", 9)
     pq.write_table(pa.table({"a": ["x" * 100] * 5, "b": ["y" * 100] * 5}), path, data_page_size=1, write_batch_size=1,

@@ -446,9 +446,7 @@ class _DataShard:
             self._names = set(self._file.schema.names)
             owners = self._file.table(columns=["episode_index"])
             self._owners = owners["episode_index"].to_numpy()
-            metadata = self._file.metadata
-            self._groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-            self._ends = np.cumsum([group.num_rows for group in self._groups])
+            self._ends = np.cumsum([group.rows for group in self._file.groups])
 
     def read(self, entry: Entry, names: Iterable[str]) -> pa.Table:
         """The rows of one episode, with those of the columns that the shard has.
@@ -461,7 +459,7 @@ class _DataShard:
             apart = "with others between them" if len(rows) == entry.length else f"its index says {entry.length}"
             raise DataError(f"holds {len(rows)} rows of episode {entry.index}, {apart}")
         first, last = (int(np.searchsorted(self._ends, row, side="right")) for row in (rows[0], rows[-1]))
-        size = sum(group.total_byte_size for group in self._groups[first : last + 1])
+        size = sum(group.bytes for group in self._file.groups[first : last + 1])
         if size > MAX_EPISODE_BYTES:
             raise DataError(f"row groups of episode {entry.index} take {size} bytes, limit {MAX_EPISODE_BYTES}")
         wanted = [name for name in names if name in self._names]

@@ -307,7 +307,7 @@ def _table(path: Path, delimiter: str) -> Iterator[tuple[int, Any]]:
             raise DataError(f"the first line must name every column once, it has {found!r}", where=path)
         if len(names) > COLUMNS:
             raise TooLarge(
-                f"{path}: it has {len(names):,} columns, and at most {COLUMNS:,} are read; keep those that are needed"
+                f"{path}: it has {len(names):,} columns, and at most {COLUMNS:,} are read; keep those you need"
             )
         for number, cells in enumerate(rows):
             where = f"{path}: row {number}"

@@ -38,6 +38,8 @@ SHARED = 128 << 20
 """Bytes of repeated texts in a batch from which a column is read as a dictionary, which is slower for short texts."""
 PAGES = 200_000
 """Pages of a row group. Their headers are read one by one, 40,000 in a second."""
+CHUNKS = 500_000
+"""Columns of all row groups of a file. pyarrow takes 700 bytes for each, which may have three in the file."""
 RUNS = 4_000_000
 """Rows of a row group with nested columns, and runs of the levels that say where they begin: these are read one by one.
 pyarrow writes runs of 504 values, and a million rows together."""
@@ -52,12 +54,12 @@ _DATA, _DICTIONARY, _DATA_2 = 0, 2, 3  # types of pages
 _PLAIN, _PREFIXES = 0, 7  # encodings: texts with their lengths; texts that continue the one before
 _NAMED = (2, 8)  # encodings: numbers of entries of the dictionary
 _LARGE = 16 << 20  # bytes of a page whose texts are looked at, to know how long the longest is
-_WIDTHS = {"BOOLEAN": 1, "INT32": 8, "INT64": 8, "INT96": 12, "FLOAT": 8, "DOUBLE": 8}  # bytes in memory
+_TEXTS, _FIXED, _WIDTHS = 6, 7, (1, 8, 8, 12, 8, 8, 0)  # types of values, and bytes in memory of those before
 _VALUE = 16  # bytes of a value besides its content: where it begins, whether it is null, its levels
 _NESTED = 48  # the same of a value in a list, and what `python_bytes` takes for it
 _LOOKED_UP = 500_000  # entries of a dictionary whose lengths are looked at one by one, at most
 _LONGEST_RUN = 8 << 20  # bytes of levels in a run, which take eight times as much
-_CODECS = {"SNAPPY": "snappy", "GZIP": "gzip", "BROTLI": "brotli", "ZSTD": "zstd", "LZ4": "lz4_raw"}
+_CODECS = {0: "", 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
 _Counts = NDArray[np.int64]
 
 
@@ -70,26 +72,24 @@ class BoundedParquet:
     Attributes:
         path: as given.
         schema: Arrow's, of the columns.
-        metadata: what the footer says.
+        groups: the row groups, as the footer describes them.
 
     Raises:
         TooLarge: its footer is larger than `DIRECTORY`, or it has more than `COLUMNS` columns.
         OSError: it cannot be opened.
-        pyarrow.ArrowException: it is damaged; so for the methods.
+        Exception: of pyarrow or of another kind, here and in the methods: it is damaged.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        _check_footer(path)
+        self._footer = _read_footer(path)
+        if len(self._footer.columns) > COLUMNS:
+            count = f"{len(self._footer.columns):,}"
+            raise TooLarge(f"{path}: it has {count} columns, and at most {COLUMNS:,} are read; keep those you need")
         self._opened: dict[frozenset[str], pq.ParquetFile] = {}  # by the columns that are read as dictionaries
         self._plans: dict[tuple[int, tuple[str, ...] | None], _Plan] = {}
-        plain = self._open(frozenset())
-        self.schema, self.metadata = plain.schema_arrow, plain.metadata
-        if self.metadata.num_columns > COLUMNS:
-            raise TooLarge(
-                f"{path}: it has {self.metadata.num_columns:,} columns, and at most {COLUMNS:,} are read; keep those "
-                "that are needed"
-            )
+        self.schema = self._open(frozenset()).schema_arrow
+        self.groups = self._footer.groups
 
     def rows(
         self, *, kept: bool, columns: Sequence[str] | None = None, together: int = ROWS
@@ -151,10 +151,10 @@ class BoundedParquet:
         """
         import pyarrow as pa
 
-        numbers = range(self.metadata.num_row_groups) if row_groups is None else row_groups
+        numbers = range(len(self.groups)) if row_groups is None else row_groups
         names = None if columns is None else tuple(columns)
         for plan in self._joined(numbers, names):
-            missing = sum(self.metadata.row_group(number).num_rows for number in plan.row_groups)
+            missing = sum(self.groups[number].rows for number in plan.row_groups)
             batches = self._open(plan.shared).iter_batches(
                 min(plan.rows, rows), row_groups=plan.row_groups, columns=columns and list(columns)
             )
@@ -224,39 +224,22 @@ class BoundedParquet:
 
     def _columns(self, where: str, file: BinaryIO, number: int, names: tuple[str, ...] | None) -> list[_Column]:
         """The columns of a row group that are read."""
-        group, schema = self.metadata.row_group(number), self._open(frozenset()).schema
-        found, pages = list[_Column](), 0
-        for k in range(group.num_columns):
-            path = schema.column(k).path
+        group, found, pages = self.groups[number], list[_Column](), 0
+        for described, chunk in zip(self._footer.columns, group.chunks, strict=True):
+            path = described.path
             if names is not None and not any(path == name or path.startswith(f"{name}.") for name in names):
                 continue
-            column = _Column(f"{where}, column {path[:80]}", file, group.column(k), schema.column(k))
+            column = _Column(f"{where}, column {path[:80]}", file, described, _Chunk(*chunk.tolist()))
             pages += len(column.pages)
             if pages > PAGES:
                 raise TooLarge(f"{where}: it has more than {PAGES:,} pages; write larger pages")
-            if column.flat and column.values != group.num_rows:
+            if column.flat and column.values != group.rows:
                 raise DataError(
-                    f"{where}: the footer says {group.num_rows} rows, and the pages of {path[:80]} have "
-                    f"{column.values}; write the file again"
+                    f"{where}: the footer says {group.rows} rows, and the pages of {path[:80]} have {column.values}; "
+                    "write the file again"
                 )
             found.append(column)
         return found
-
-
-def _check_footer(path: Path) -> None:
-    """Refuse a file whose footer, which is read whole, is too large.
-
-    Raises:
-        TooLarge: it is larger than `DIRECTORY`.
-    """
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(max(size - 8, 0))
-        footer = int.from_bytes(file.read(4), "little")
-    if DIRECTORY < footer < size:
-        raise TooLarge(
-            f"{path}: its footer has {footer >> 20} MiB, at most {DIRECTORY >> 20} are read; write larger row groups"
-        )
 
 
 class _Part(NamedTuple):
@@ -372,8 +355,8 @@ class _Column:
     Args:
         where: file, row group and column, for messages.
         file: open for reading.
-        chunk: what the footer says of it.
-        described: its type, from the footer.
+        described: the column.
+        chunk: where it stands.
 
     Attributes:
         path: its name, with those of the columns that it is part of.
@@ -388,17 +371,16 @@ class _Column:
         starts_R: (R,) values before each row; None: not known.
     """
 
-    def __init__(self, where: str, file: BinaryIO, chunk: Any, described: Any) -> None:
-        self.where, self.file, self.codec = where, file, str(chunk.compression)
-        self.path = str(described.path)
-        self.flat, self.levels = described.max_repetition_level == 0, int(described.max_repetition_level)
-        self.nullable = described.max_definition_level > 0
+    def __init__(self, where: str, file: BinaryIO, described: _Described, chunk: _Chunk) -> None:
+        self.where, self.file, self.codec = where, file, chunk.codec
+        self.path, self.flat = described.path, described.lists == 0
+        self.lists, self.nullable = described.lists, described.nullable
         entries, self.pages = _pages(where, file, chunk)
         dictionary = sum(page.size for page in entries)
         values_P = np.array([page.values for page in self.pages], np.int64)
         self.values = int(values_P.sum())
         self.page_bytes = dictionary + max((page.size for page in self.pages), default=0)
-        texts = described.physical_type == "BYTE_ARRAY"
+        texts = described.kind == _TEXTS
         # values of a dictionary that are in memory at once
         named = max((page.values for page in self.pages if page.encoding in _NAMED), default=0)
         named = min(named, ROWS) if self.flat else named
@@ -409,7 +391,7 @@ class _Column:
         if self.shared:
             longest = 4
             self.page_bytes += 2 * dictionary  # with that of the batch, and the index of its texts
-        width = _WIDTHS.get(described.physical_type) or int(described.length)
+        width = described.width if described.kind == _FIXED else _WIDTHS[described.kind]
         found = [self._bytes_of(page, longest) if texts else (width, 0) for page in self.pages]
         self.own_P, self.content_P = np.array(found, np.int64).reshape(-1, 2).T
         self.own_P = self.own_P + (_VALUE if self.flat else _NESTED)
@@ -441,11 +423,11 @@ class _Column:
 
     def find_rows(self) -> None:
         """Find out where rows begin, where a row is not a value."""
-        if self.flat or self.starts_R is not None:
+        if self.flat or self.starts_R is not None or self.codec not in _CODECS:
             return
         runs, found = RUNS, [np.zeros(0, np.int64)]
         for page, before in zip(self.pages, self.first_P, strict=False):
-            for first, more in _zeros(self._levels(page), self.levels.bit_length(), page.values):
+            for first, more in _zeros(self._levels(page), self.lists.bit_length(), page.values):
                 runs -= 1 + len(more)
                 if runs < 0:
                     raise TooLarge(f"{self.where}: it has more than {RUNS:,} rows; write smaller row groups")
@@ -467,9 +449,8 @@ class _Column:
 
         self.file.seek(page.at)
         packed = self.file.read(page.packed)
-        if self.codec == "UNCOMPRESSED":
-            return memoryview(packed)
-        return memoryview(pa.Codec(_CODECS[self.codec]).decompress(packed, page.size))
+        name = _CODECS[self.codec]
+        return memoryview(pa.Codec(name).decompress(packed, page.size) if name else packed)
 
     def _bytes_of(self, page: _Page, longest: int) -> tuple[int, int]:
         """What a text of a page takes at most, and what all of them take besides; `longest` is of the dictionary."""
@@ -483,7 +464,7 @@ class _Column:
 
     def _longest(self, page: _Page) -> int:
         """Bytes of the longest text of a page or dictionary; all of them where that would take long to find out."""
-        if page.size > BATCH // 3 or page.values > _LOOKED_UP:
+        if page.size > BATCH // 3 or page.values > _LOOKED_UP or self.codec not in _CODECS:
             return page.size
         content, at, longest = self._content(page), 0, 0
         if page.kind == _DATA:  # levels stand before the texts
@@ -523,17 +504,142 @@ def _zeros(levels: bytes, width: int, values: int) -> Iterator[tuple[int, _Count
         seen, at = seen + count, at + size
 
 
-# Headers of pages.
+# The footer and the headers of pages, in Thrift's compact protocol. pyarrow reads the footer, too, but it aborts the
+# process where it is asked for the columns of a damaged one.
 
 
-def _pages(where: str, file: BinaryIO, chunk: Any) -> tuple[list[_Page], list[_Page]]:
+class _Described(NamedTuple):
+    """A column of values, as it is in all row groups.
+
+    Attributes:
+        path: its name, with those of the columns that it is part of.
+        kind: type of its values.
+        width: bytes of its values, of the type `_FIXED`.
+        lists: how many lists are around a value.
+        nullable: whether a value or a list may be missing.
+    """
+
+    path: str
+    kind: int
+    width: int
+    lists: int
+    nullable: bool
+
+
+class _Chunk(NamedTuple):
+    """Where a column of a row group stands in the file: compression, number of values, bytes, first pages."""
+
+    codec: int
+    values: int
+    size: int
+    data_at: int
+    dictionary_at: int
+
+
+class _Group(NamedTuple):
+    """A row group: its rows, the bytes that they should unpack to, and (C, 5) what `_Chunk` has of each column."""
+
+    rows: int
+    bytes: int
+    chunks: _Counts
+
+
+class _Footer(NamedTuple):
+    """What the footer of a file says."""
+
+    columns: list[_Described]
+    groups: list[_Group]
+
+
+def _read_footer(path: Path) -> _Footer:
+    """The footer of a file; an empty one where there is none, of which pyarrow says why.
+
+    Raises:
+        TooLarge: it is larger than `DIRECTORY`, or has more than `CHUNKS` columns of row groups.
+        IndexError: it ends too early.
+        ValueError: it is damaged.
+    """
+    with path.open("rb") as file:
+        end = file.seek(0, 2) - 8
+        file.seek(max(end, 0))
+        size = int.from_bytes(file.read(4), "little")
+        if size > end:
+            return _Footer([], [])
+        if size > DIRECTORY:
+            raise TooLarge(
+                f"{path}: its footer has {size >> 20} MiB, at most {DIRECTORY >> 20} are read; write larger row groups"
+            )
+        file.seek(end - size)
+        data = file.read(size)
+    columns, groups, left = list[_Described](), list[_Group](), CHUNKS
+    number, kind, at = _field(data, 0, 0)
+    while kind:
+        if number == 2:
+            count, at = _structs(data, at)
+            elements = []
+            for _ in range(count):
+                element, at = _struct(data, at, 0)
+                elements.append(element)
+            columns = _described(iter(elements))
+        elif number == 4:
+            count, at = _structs(data, at)
+            for _ in range(count):
+                group, at = _group(data, at, left)
+                groups.append(group)
+                left -= len(group.chunks)
+                if left < 0:
+                    raise TooLarge(f"{path}: more than {CHUNKS:,} columns in all row groups; write larger row groups")
+        else:
+            _, at = _value(data, at, kind, 0)
+        number, kind, at = _field(data, at, number)
+    return _Footer(columns, groups)
+
+
+def _described(elements: Iterator[dict[int, Any]]) -> list[_Described]:
+    """The columns of values from the elements of a schema, in which those inside another follow it."""
+    found = list[_Described]()
+    root = next(elements, {})
+    above = [[root.get(5, 0), "", 0, False]]  # of the elements that go on: how many follow, path, lists, nullable
+    for element in elements:
+        while above and not above[-1][0]:
+            above.pop()
+        if not above:
+            break
+        above[-1][0] -= 1
+        path = f"{above[-1][1]}{element[4].decode()}"
+        lists = above[-1][2] + (element.get(3) == 2)
+        nullable = above[-1][3] or element.get(3, 0) != 0
+        if element.get(5):
+            above.append([element[5], f"{path}.", lists, nullable])
+        else:
+            found.append(_Described(path, element[1], element.get(2, 0), lists, nullable))
+    return found
+
+
+def _group(data: bytes, at: int, most: int) -> tuple[_Group, int]:
+    """A row group, of whose columns at most one more than `most` are read, and where it ends."""
+    found, chunks = {}, list[list[int]]()
+    number, kind, at = _field(data, at, 0)
+    while kind:
+        if number == 1:
+            count, at = _structs(data, at)
+            if count > most:
+                return _Group(0, 0, np.zeros((most + 1, 5), np.int64)), at
+            for _ in range(count):
+                chunk, at = _struct(data, at, 0)
+                chunks.append([chunk[3].get(field, 0) for field in (4, 5, 7, 9, 11)])
+        else:
+            found[number], at = _value(data, at, kind, 0)
+        number, kind, at = _field(data, at, number)
+    return _Group(found.get(3, 0), found.get(2, 0), np.array(chunks, np.int64).reshape(-1, 5)), at
+
+
+def _pages(where: str, file: BinaryIO, chunk: _Chunk) -> tuple[list[_Page], list[_Page]]:
     """The dictionary of a column of a row group, if any, and the pages with its values, as pyarrow finds them."""
-    at = chunk.data_page_offset
-    if chunk.has_dictionary_page and 0 < (chunk.dictionary_page_offset or 0) < at:
-        at = chunk.dictionary_page_offset
-    end, seen = at + chunk.total_compressed_size, 0
+    at = chunk.dictionary_at if 0 < chunk.dictionary_at < chunk.data_at else chunk.data_at
+    end, seen = at + chunk.size, 0
     entries, found = list[_Page](), list[_Page]()
-    while at < end and seen < chunk.num_values:
+    while at < end and seen < chunk.values:
         page = _page(file, at)
         if page is None or min(page.size, page.packed, page.values) < 0 or len(found) > PAGES:
             raise DataError(f"{where}: page {len(found)} is damaged, or there are more than {PAGES:,}")
@@ -567,6 +673,7 @@ def _page(file: BinaryIO, at: int) -> _Page | None:
 
 _BYTES_OF, _INTEGERS, _LISTS = {3: 1, 7: 8}, (4, 5, 6), (9, 10)  # types of Thrift's compact protocol
 _TRUE, _FALSE, _TEXT, _STRUCT = 1, 2, 8, 12
+_NAME = 10_000  # bytes of a text that are kept
 _DEEPEST = 8  # structs in a struct; headers of pages have three
 
 
@@ -578,16 +685,29 @@ def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
         ValueError: it is none.
     """
     found: dict[int, Any] = {}
-    number = 0
-    while (head := data[at]) != 0:
-        at += 1
-        if head >> 4:
-            number += head >> 4
-        else:
-            step, at = _number(data, at)
-            number = (step >> 1) ^ -(step & 1)
-        found[number], at = _value(data, at, head & 15, depth)
-    return found, at + 1
+    number, kind, at = _field(data, at, 0)
+    while kind:
+        found[number], at = _value(data, at, kind, depth)
+        number, kind, at = _field(data, at, number)
+    return found, at
+
+
+def _field(data: bytes, at: int, before: int) -> tuple[int, int, int]:
+    """Number and type of the field behind that with the number `before`, and where it begins; type 0: there is none."""
+    head = data[at]
+    at += 1
+    if head == 0 or head >> 4:
+        return before + (head >> 4), head & 15, at
+    number, at = _number(data, at)
+    return (number >> 1) ^ -(number & 1), head & 15, at
+
+
+def _structs(data: bytes, at: int) -> tuple[int, int]:
+    """How many structs a list has, and where the first begins."""
+    head, at = data[at], at + 1
+    if head & 15 != _STRUCT:
+        raise ValueError("no list of structs")
+    return (head >> 4, at) if head >> 4 < 15 else _number(data, at)
 
 
 def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
@@ -601,7 +721,9 @@ def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
         return None, at + _BYTES_OF[kind]
     if kind == _TEXT:
         length, at = _number(data, at)
-        return None, at + length
+        if at + length > len(data):
+            raise IndexError
+        return data[at : at + min(length, _NAME)], at + length
     if depth > _DEEPEST:
         raise ValueError("structs in structs without end")
     if kind == _STRUCT:
