@@ -17,6 +17,7 @@ EVALUATED = ["evaluate={type: control}"]
         (ROBOT, "env.num_envs"),
         (ROBOT, "algorithm.rollout_steps"),
         (ROBOT, "runner.threads"),
+        (ROBOT, "runner.max_staleness"),
         ([*ROBOT, "policy={type: mlp, hidden: [8, 8]}"], "policy.hidden.1"),
         ([*ROBOT, "policy={type: cnn, hidden: [8]}"], "policy.hidden.0"),
         ([*ROBOT, "policy={type: vla, family: token, tiny: {}}"], "policy.tiny.hidden_size"),

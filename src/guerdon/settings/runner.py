@@ -71,6 +71,7 @@ class RunnerSettings(Settings):
     max_staleness: int = Field(
         0,
         ge=0,
+        le=1000,
         description="updates between the weights that collect a rollout and those that learn from it: so many rollouts "
         "are collected ahead, while the learner updates; 0: rollouts and updates take turns",
     )

@@ -25,8 +25,8 @@ from guerdon.episodes.chats import ChatError
 from guerdon.errors import CheckpointError, ConfigError, GuerdonError, boundary
 from guerdon.processes.subprocess_worker import SubprocessPool, WorkerDiedError, WorkerTimeoutError, answer_requests
 
-SECONDS = 5.0  # of processor time, for all short or long conversations of a template
-PATIENCE = 6  # times as long, while other programs need the processor
+SECONDS = 3.0  # of processor time, for all short or long conversations of a template
+PATIENCE = 10  # times as long, while other programs need the processor
 MEMORY = 512 << 20  # bytes, beyond those of the process itself
 LONGEST = 1_000_000  # characters of a short conversation
 MOST = 20  # characters of output for one of a conversation, in addition

@@ -22,8 +22,8 @@ from guerdon.processes.subprocess_worker import SubprocessWorker, WorkerError, W
 
 RULES = ("normalizer", "pre_tokenizer", "decoder")
 MOST = 100  # characters that the rules can make of one
-SECONDS = 5.0  # of processor time, for all long texts
-PATIENCE = 6  # times as long, while other programs need the processor
+SECONDS = 3.0  # of processor time, for all long texts
+PATIENCE = 10  # times as long, while other programs need the processor
 MEMORY = 512 << 20  # bytes, beyond those of the process itself
 
 _INSIDE = ("normalizers", "pretokenizers", "decoders", "processors")  # of a rule of type Sequence
