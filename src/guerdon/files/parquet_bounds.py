@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from guerdon.errors import DataError
+from guerdon.errors import DataError, boundary
 from guerdon.files.bounds import CELL, COLUMNS, DIRECTORY, RECORD, BadRecord, TooLarge, Unpacked, too_long
 
 if TYPE_CHECKING:
@@ -556,8 +556,7 @@ def _read_footer(path: Path) -> _Footer:
 
     Raises:
         TooLarge: it is larger than `DIRECTORY`, or has more than `CHUNKS` columns of row groups.
-        IndexError: it ends too early.
-        ValueError: it is damaged.
+        DataError: it is damaged.
     """
     with path.open("rb") as file:
         end = file.seek(0, 2) - 8
@@ -571,9 +570,18 @@ def _read_footer(path: Path) -> _Footer:
             )
         file.seek(end - size)
         data = file.read(size)
+    with boundary(DataError, f"{path}: its footer is damaged; write the file again"):
+        footer, left = _parsed_footer(data)
+    if left < 0:
+        raise TooLarge(f"{path}: more than {CHUNKS:,} columns in all row groups; write larger row groups")
+    return footer
+
+
+def _parsed_footer(data: bytes) -> tuple[_Footer, int]:
+    """The footer, and how many more columns of row groups it might have; negative: it has too many."""
     columns, groups, left = list[_Described](), list[_Group](), CHUNKS
     number, kind, at = _field(data, 0, 0)
-    while kind:
+    while kind and left >= 0:
         if number == 2:
             count, at = _structs(data, at)
             elements = []
@@ -583,16 +591,16 @@ def _read_footer(path: Path) -> _Footer:
             columns = _described(iter(elements))
         elif number == 4:
             count, at = _structs(data, at)
-            for _ in range(count):
+            while count and left >= 0:
                 group, at = _group(data, at, left)
                 groups.append(group)
                 left -= len(group.chunks)
-                if left < 0:
-                    raise TooLarge(f"{path}: more than {CHUNKS:,} columns in all row groups; write larger row groups")
+                count -= 1
         else:
             _, at = _value(data, at, kind, 0)
-        number, kind, at = _field(data, at, number)
-    return _Footer(columns, groups)
+        if left >= 0:
+            number, kind, at = _field(data, at, number)
+    return _Footer(columns, groups), left
 
 
 def _described(elements: Iterator[dict[int, Any]]) -> list[_Described]:
