@@ -75,6 +75,8 @@ class Reader:
             [sys.executable, str(script), str(self.CPU_S)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL, text=True, env=environment(),
         )  # fmt: skip
+        if self._process.stdout.readline() != "ready\n":
+            raise RuntimeError(f"{script.name} ended with status {self._end()} before it read a file")
 
     def _end(self):
         self._process.kill()

@@ -4,8 +4,8 @@
     python tests/hostile.py --write    the same, written into docs/security.md between its two markers
     pytest -m hostile                  runs them
 
-An attempt is a test; of a table (`tables.cases`) each row is one, of a property test all examples together are one. A test
-must pass, so it counts as held; one that is marked as a strict expected failure counts as tried and not held.
+An attempt is a test; of a table (`tables.cases`) each row is one, of a property test all examples together are one. A
+test must pass, so it counts as held; one that is marked as a strict expected failure counts as tried and not held.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ TESTS = Path(__file__).resolve().parent
 PAGE = TESTS.parent / "docs" / "security.md"
 START, END = "<!-- hostile corpus: python tests/hostile.py --write -->", "<!-- end of the hostile corpus -->"
 KINDS = {
-    "http": "heads and bodies that are broken, huge, slow, cut or one behind the other; foreign hosts and pages; tokens",
-    "media": "pictures, videos, arrays and base64 that claim too much, are damaged or are something else; names of files",
+    "http": "broken, huge, slow, cut and pipelined heads and bodies; foreign hosts and pages; tokens",
+    "media": "pictures, videos, arrays and base64 that claim too much or are damaged; names of files",
     "texts": "half characters, forged turns, texts that a chat template changes, texts made to be slow",
-    "files": "rows, tables, logs and LeRobot data sets that are damaged, huge, nested, mixed or lead out of their folder",
+    "files": "damaged, huge, nested and mixed rows, tables, logs, archives and LeRobot data sets; paths out of them",
     "models": "folders with code, pickles, links, hostile templates, damaged or misfitting weights and adapters",
-    "programs": "programs that fake a verdict, leave the sandbox, hang, or write nonsense to the process that judges",
-    "verdicts": "responses that contain judgements, and replies and answers that are ambiguous, endless or slow to read",
-    "endpoints": "servers and judges that reply with nonsense, partly, late, without end, or with a bill of their own",
+    "programs": "programs that fake a verdict, leave the sandbox, hang, or write to the process that judges",
+    "verdicts": "responses that contain judgements; ambiguous and endless replies and answers, and slow ones to read",
+    "endpoints": "servers and judges that reply with nonsense, partly, late, without end, or with a wrong bill",
     "parts": "models, environments and parts of a user that raise, hang, die, or return what is no number",
     "modules": "a folder with modules named as those of libraries, in which a command is started",
-    "configuration": "numbers that are not finite or absurd, names that lead out of a folder, texts that YAML misreads, growth",
+    "configuration": "absurd numbers, names that lead out of a folder, texts that YAML misreads, references that grow",
     "secrets": "keys in texts, replies, addresses, tracebacks, logs, configurations and environments",
     "pages": "markup, scripts, broken texts and huge numbers of rows in reports",
     "disk": "a disk or a folder that takes no more, at every write; a failure in the middle of a file",
-    "kills": "SIGKILL at random and at every step, power cuts between two renames, two writers on one folder",
+    "kills": "SIGKILL at random and at every step, a stop between two renames, two writers on one folder",
 }
 """Kinds of hostile input, and what is tried of each."""
 

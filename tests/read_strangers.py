@@ -1,8 +1,8 @@
 """A process that reads files with one of guerdon's readers, within limits; started by `fuzzing.Reader`.
 
-Its input is a line of JSON per file, `[reader, path]`; its output one per file, `[outcome, text]`: `rows`, `refused` (a
-`GuerdonError` with one line, or with one for each problem of a configuration) or `broken` (any other exception, an error of several lines, too much memory). A file that
-takes more processor time than its argument says ends the process.
+Its input is a line of JSON per file, `[reader, path]`; its output one per file, `[outcome, text]`: `rows`; `refused`, a
+`GuerdonError` with one line, or with one for each problem of a configuration; or `broken`, for any other exception,
+an error of several lines or too much memory. A file that takes more processor time than its argument says ends it.
 """
 
 import json
@@ -16,7 +16,7 @@ from guerdon.auditing.logs import read_log
 from guerdon.episodes.data_files import DataFiles
 from guerdon.episodes.preferences import read_preferences
 from guerdon.episodes.read import dataset_hash, read_episodes, summarize
-from guerdon.episodes.row_files import file_rows, json_value
+from guerdon.episodes.row_files import file_rows
 from guerdon.episodes.solution_files import read_solutions
 from guerdon.errors import ConfigError, DataError, GuerdonError
 from guerdon.evaluation.benchmarks.labelled import read_labelled
@@ -50,7 +50,6 @@ def columns(root):
 
 READERS = {
     "rows": lambda path: list(file_rows(path)),
-    "json": json_value,
     "log": read_log,
     "prompts": read_prompts,
     "questions": lambda path: read_prompts(path, answered=False),
@@ -88,7 +87,7 @@ def read(name, path):
         lines = text.splitlines()
         fits = len(lines) == 1 or (lines and isinstance(error, ConfigError) and lines[0].endswith("problems"))
         said = ("refused", text) if fits else ("broken", f"{type(error).__name__} of several lines or none: {text!r}")
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001  (a panic of a library in Rust is no Exception)
         said = "broken", "".join(traceback.format_exception(error)[-6:]) + type(error).__name__
     grown = resident("VmHWM") - before
     return said if grown <= GROWTH else ("broken", f"{grown >> 20} MiB for a file: {said}")
@@ -102,6 +101,8 @@ def main():
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     room = resident("VmSize") + 4 * GROWTH
     resource.setrlimit(resource.RLIMIT_AS, (room, room))
+    answers.write("ready\n")
+    answers.flush()
     for line in sys.stdin:
         name, path = json.loads(line)
         used = resource.getrusage(resource.RUSAGE_SELF)

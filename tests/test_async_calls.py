@@ -144,6 +144,7 @@ def test_an_interrupted_caller_cancels_the_coroutine():
     assert cancelled.wait(20)
 
 
+@pytest.mark.hostile("parts")
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, ZeroDivisionError])
 def test_a_coroutine_that_raises_what_ends_an_event_loop_is_the_callers_matter(kind):
     async def leaves():

@@ -18,6 +18,7 @@ def doubled(items):
     return [2 * item for item in items]
 
 
+@pytest.mark.hostile("parts")
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=40))
 def test_every_item_gets_what_it_gets_alone(items):
     found = attempt_each("the part", "broken", doubled, items)
@@ -28,6 +29,7 @@ def test_every_item_gets_what_it_gets_alone(items):
                if item < 0)  # fmt: skip
 
 
+@pytest.mark.hostile("parts")
 def test_items_that_are_one_measurement_fail_together():
     found = attempt_each("the part", "broken", doubled, [1, -1, 2], together=True)
     assert [one.reason for one in found] == ["broken"] * 3
@@ -46,6 +48,7 @@ def test_an_error_of_guerdon_passes_and_so_does_one_of_the_machine():
         attempt("the part", "broken", fills)
 
 
+@pytest.mark.hostile("parts")
 def test_each_place_that_raises_is_told_once(capsys):
     log_once.cache_clear()
     for item in (-1, -2):

@@ -53,6 +53,7 @@ def nested(levels):
     return b"[" * levels + b"]" * levels
 
 
+@pytest.mark.hostile("files")
 @pytest.mark.parametrize("end", [b"", b'"\\ud800"'], ids=["whole", "half a surrogate pair"])
 @pytest.mark.parametrize(("levels", "read"), [(200, True), (202, False), (900, False), (100_000, False)])
 def test_levels_of_json(levels, read, end):
@@ -65,6 +66,7 @@ def test_levels_of_json(levels, read, end):
                 parse()
 
 
+@pytest.mark.hostile("files")
 def test_values_of_json_are_counted_before_they_are_built(small, monkeypatch):
     monkeypatch.setattr(bounds, "VALUES", 10)
     fits, over = b"[" + b"[]," * 4 + b"0]", b"[" + b"[]," * 5 + b"0]"
@@ -87,6 +89,7 @@ def test_values_take_no_more_memory_than_is_counted(unit):
     assert json_bytes(text.encode()) >= size_of(json.loads(text))
 
 
+@pytest.mark.hostile("files")
 def test_the_whole_of_a_json_file(tmp_path, monkeypatch):
     path = tmp_path / "rows.json"
     path.write_text('[{"a": 1}]')
@@ -102,6 +105,7 @@ def test_the_whole_of_a_json_file(tmp_path, monkeypatch):
 a_line = st.binary(max_size=8).map(lambda data: data.replace(b"\n", b""))
 
 
+@pytest.mark.hostile("files")
 @given(st.lists(a_line, max_size=12), st.integers(1, 9), st.booleans())
 def test_lines_are_those_of_the_file_and_long_ones_are_left_out(lines, most, ended):
     data = b"\n".join(lines) + b"\n" * ended
@@ -117,6 +121,7 @@ def test_lines_are_those_of_the_file_and_long_ones_are_left_out(lines, most, end
 cells = st.text(st.sampled_from('ab,"\n\u00e9\U0001f600'), max_size=12)
 
 
+@pytest.mark.hostile("files")
 @given(st.lists(st.lists(cells, min_size=2, max_size=2), max_size=8), st.integers(10, 25))
 def test_rows_of_a_table_are_those_of_csv_and_long_ones_are_left_out(rows, most):
     text = io.StringIO(newline="")
@@ -201,6 +206,7 @@ def test_a_member_of_zstandard(tmp_path):
     assert read(path) == {"one": "damaged", "two": data}
 
 
+@pytest.mark.hostile("files")
 @pytest.mark.parametrize("method", [STORED, DEFLATED])
 def test_a_member_that_is_too_long_is_left_out_whatever_it_declares(tmp_path, monkeypatch, method):
     monkeypatch.setattr(bounds, "RECORD", 1000)
@@ -212,6 +218,7 @@ def test_a_member_that_is_too_long_is_left_out_whatever_it_declares(tmp_path, mo
         assert read(path) == wanted
 
 
+@pytest.mark.hostile("files")
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
@@ -232,6 +239,7 @@ def test_one_damaged_member_leaves_the_others(tmp_path, changes, why):
     assert read(path) == {**{f"m{k}": b"content %d" % k * 20 for k in range(29)}, "m29": why}
 
 
+@pytest.mark.hostile("files")
 @pytest.mark.parametrize("name", ["../evil", "a/../../evil", "/evil", "a/..", "..\\evil"])
 def test_names_that_lead_out_of_the_archive(tmp_path, name):
     path = archive(tmp_path / "a.zip", [(name.replace("\\", "/"), b"x"), ("a..b/..c", b"y")])
@@ -241,6 +249,7 @@ def test_names_that_lead_out_of_the_archive(tmp_path, name):
     assert list(found.values()) == ["a name that leads out of the archive"]
 
 
+@pytest.mark.hostile("files")
 def test_members_that_share_bytes_are_refused(tmp_path):
     path = archive(tmp_path / "a.zip", [("a", b"x" * 5000), ("b", b"y" * 5000)], STORED)
     declare(path, 1, offset=0)
@@ -248,6 +257,7 @@ def test_members_that_share_bytes_are_refused(tmp_path):
         read(path)
 
 
+@pytest.mark.hostile("files")
 def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(bounds, "STREAMED", 100_000)
     monkeypatch.setattr(bounds, "KEPT", 50_000)
@@ -266,6 +276,7 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
     assert len(read(path, kept=True)) == 11
 
 
+@pytest.mark.hostile("files")
 def test_a_directory_that_is_too_large_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(bounds, "DIRECTORY", 5000)
     path = archive(tmp_path / "a.zip", [(f"m{k:03d}", b"") for k in range(90)])
@@ -275,6 +286,7 @@ def test_a_directory_that_is_too_large_is_refused(tmp_path, monkeypatch):
         read(path)
 
 
+@pytest.mark.hostile("files")
 def test_what_is_no_archive_says_what_it_should_be(tmp_path):
     path = tmp_path / "a.eval"
     path.write_bytes(b"PK half")

@@ -392,6 +392,7 @@ def test_an_interrupt_is_no_traceback(call, monkeypatch):
     assert "--resume" in err
 
 
+@pytest.mark.hostile("parts")
 @pytest.mark.parametrize("code", [None, 0])
 def test_a_part_that_leaves_without_a_word_is_no_success(call, monkeypatch, code):
     monkeypatch.setattr("guerdon.comparison.single_run.run", lambda *_, **__: sys.exit(code))

@@ -164,12 +164,14 @@ class TestRead:
         with pytest.raises(ConfigError, match="aliases expand"):
             read(tmp_path, "\n".join(lines))
 
+    @pytest.mark.hostile("configuration")
     def test_a_text_that_aliases_repeat(self, tmp_path):
         text = f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 200)}]\n"
         with pytest.raises(ConfigError, match="more than 10000000 characters"):
             read(tmp_path, text)
         assert len(read(tmp_path, text.replace(", *a" * 150, "")).data["b"]) == 50
 
+    @pytest.mark.hostile("configuration")
     @pytest.mark.parametrize("text", ["seed: 0xDIGITS", "seed: 1\nname: 'x${seed}'", "seed: [0xDIGITS]"])
     def test_numbers_that_are_too_long_to_write(self, tmp_path, text):
         text = text.replace("DIGITS", "f" * 5000).replace("seed: 1", f"seed: 0x{'f' * 5000}")
@@ -387,6 +389,7 @@ class TestRefs:
             self.resolve(data, Open)
         assert words in str(caught.value)
 
+    @pytest.mark.hostile("configuration")
     @pytest.mark.parametrize(
         "made_of",
         [lambda ref: [ref] * 10, lambda ref: {f"k{i}": ref for i in range(10)}, lambda ref: ref * 10],
@@ -400,6 +403,7 @@ class TestRefs:
         small = {key: value for key, value in data.items() if key < "v4"}
         assert len(str(self.resolve(small)["v3"])) >= 10_000
 
+    @pytest.mark.hostile("configuration")
     def test_references_that_nest(self):
         data = {"v0": 1, **{f"v{k}": {"x": f"${{v{k - 1}}}"} for k in range(1, 2000)}}
         with pytest.raises(ConfigError, match="more than 50 maps and lists inside each other"):
@@ -425,6 +429,7 @@ class TestRefs:
 
 
 class TestValidate:
+    @pytest.mark.hostile("configuration")
     def test_many_problems_are_counted(self, tmp_path):
         keys = "".join(f"key{i}: 1\n" for i in range(500))
         assert problem(keys, tmp_path=tmp_path).splitlines()[-1] == "  ... and 450 more unknown keys"

@@ -31,6 +31,7 @@ from guerdon.errors import (
 )
 from guerdon.network.hub import check_data_set, check_model
 from raisers import WAYS, Odd
+from tables import cases
 
 
 def test_a_foreign_message_is_one_line_without_addresses():
@@ -53,6 +54,7 @@ def handler_of_interrupts(handler):
         signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.hostile("parts")
 @pytest.mark.parametrize("way", WAYS)
 def test_all_that_foreign_code_raises_is_its_failure(way):
     found = []
@@ -119,6 +121,7 @@ def test_an_interrupt_that_python_handles_itself_cannot_be_told_apart():
         WAYS["interrupt"]()
 
 
+@pytest.mark.hostile("parts")
 def test_a_cause_that_is_its_own_cause_is_no_signal():
     error = Odd("a")
     error.__cause__ = error
@@ -300,6 +303,14 @@ def test_an_error_about_data_begins_with_its_place():
     assert (str(error), error.where, error.field) == ("a.jsonl: label must be a number", "a.jsonl", "label")
     bare = DataError("no row")
     assert (str(bare), bare.where, bare.field) == ("no row", None, None)
+
+
+@pytest.mark.hostile("files")
+@cases("end", ["\n", "\r", "\r\n", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"])
+def test_an_error_about_data_is_one_line_whatever_it_quotes(end):
+    said = str(DataError(f"no label; found a{end}b", where=f"x{end}y.jsonl"))
+    escaped = ascii(end)[1:-1]
+    assert said == f"x{escaped}y.jsonl: no label; found a{escaped}b"
 
 
 @pytest.mark.parametrize(

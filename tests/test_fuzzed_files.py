@@ -35,7 +35,8 @@ VALID = {  # rows of each layout that is read, by what reads them
         {"question": "q", "pair_id": "p", "response_A": "a", "response_B": "b", "label": "A>B"},
         {"history": "q", "human_ref_A": "a", "human_ref_B": "b", "labels": 1},
         {"question": {"full_text": "q"}, "answer_0": "a", "answer_1": "b", "score_0": 1.0, "score_1": -1},
-        {"prompt": "\n\nHuman: q\n\nAssistant: ", "answers": [{"answer": "a", "rank": 1}, {"answer": "b", "rank": 2.0}]},
+        {"prompt": "\n\nHuman: q\n\nAssistant: ", "answers": [{"answer": "a", "rank": 1}, {"answer": "b",
+         "rank": 2.0}]},
         {"instruction": "q", "input": "x", "completions": [{"response": "a", "overall_score": 3.0}, {"response": "b",
          "overall_score": 7}]},
         {"prompt": "q", "responses": ["a", "b"], "scores": [1, 2], "ranks": [2, 1]},
@@ -47,15 +48,19 @@ VALID = {  # rows of each layout that is read, by what reads them
         {"messages": TALK, "system": "s", "rubric": [{"text": "t", "weight": 1}], "reference": "r"},
     ],
     "solutions": [
-        {"input_text": "Question: q\n\n### Partial Solution:\na", "target_text": "correct", "reward_value": 1.0, "step": 0},
+        {"input_text": "Question: q\n\n### Partial Solution:\na", "target_text": "correct", "reward_value": 1.0,
+         "step": 0},
         {"prompt": "q", "completions": ["a", "b"], "labels": [True, False], "label_mask": [1, 1], "separator": "\n"},
         {"question": "q", "modified_process": ["a", "b"], "error_steps": [1], "classification": "c"},
-        {"input": "q Step 1: a \u043a\u0438\nStep 2: b \u043a\u0438", "label": "q Step 1: a +\nStep 2: b -", "task": "GSM8K"},
+        {"input": "q Step 1: a \u043a\u0438\nStep 2: b \u043a\u0438", "label": "q Step 1: a +\nStep 2: b -",
+         "task": "GSM8K"},
         {"problem": "q", "steps": ["a", "b"], "label": 1, "final_answer_correct": False, "generator": "g"},
         {"question": {"problem": "q", "ground_truth_answer": "1", "pre_generated_steps": ["a"]}, "label": {"steps": [
-         {"completions": [{"text": "a", "rating": 1, "flagged": None}], "human_completion": None, "chosen_completion": 0}],
+         {"completions": [{"text": "a", "rating": 1, "flagged": None}], "human_completion": None,
+          "chosen_completion": 0}],
          "finish_reason": "solution"}, "unclosed": [0], "rest": ["b"]},
-        {**STEPS, "solution": "1+2=3\n3", "step_ends": [6, 7], "step_rewards": [1.0, None], "is_correct": True, "meta": "{}",
+        {**STEPS, "solution": "1+2=3\n3", "step_ends": [6, 7], "step_rewards": [1.0, None], "is_correct": True,
+         "meta": "{}",
          "conversation": TALK, "answer": "3", "ground_truth_answer": "3"},
     ],
     "prompts": [
@@ -63,7 +68,8 @@ VALID = {  # rows of each layout that is read, by what reads them
         {"prompt": TALK[:1], "reward_model": {"ground_truth": "1", "style": "rule"}, "extra_info": {"index": 1}},
         {"question": "q", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "A"},
         {"question": "q", "options": ["a", "b"], "answer_index": 1, "A": "a", "B": "b"},
-        {"text": "write f", "code": "def f(): pass", "test_list": ["assert f() is None"], "test_setup_code": "", "task_id": 1},
+        {"text": "write f", "code": "def f(): pass", "test_list": ["assert f() is None"], "test_setup_code": "",
+         "task_id": 1},
         {"question_content": "q", "public_test_cases": '[{"input": "1", "output": "2", "testtype": "stdin"}]'},
         {"prompt": "q", "entry_point": "f", "test": "def check(candidate):\n    assert candidate(1)", "query": "q"},
         {"input_output": '{"inputs": ["1"], "outputs": ["2"], "fn_name": "f"}', "problem": "q"},
@@ -103,15 +109,18 @@ def as_text(value):
 
 SCALARS = [
     None, True, False, 0, -1, 3, 2**31, 2**63, -(2**64), 10**400, -0.0, 0.5, 1e308, float("nan"), float("inf"),
-    float("-inf"), "", " ", "a", "0", "1", "-1", "1.5", "nan", "1e999", "true", "\u0661", "\n", "a\nb", "\x00", "\x1b[31m",
+    float("-inf"), "", " ", "a", "0", "1", "-1", "1.5", "nan", "1e999", "true", "\u0661", "\n", "a\nb", "\x00",
+    "\x1b[31m",
     "\u2028", "\ud800", "a\udfff", "\U0001f600", "A", "B>A", "model_b", "tie", "solution", "found_error", "correct",
     "a" * 70_000, "(" * 3000, "[" * 3000, '{"a":' * 3000, "[1, 2", '{"role": "user"}', '[{"role": "user"}]', "null",
     "9" * 5000, "\\boxed{" * 300, "\\frac{1" * 300, "#### ", "#### 1", "$" * 999, "\n\nHuman: x\n\nAssistant: y",
-    "\u043a\u0438", "+", "-", "assert f(1) == 1", "def check(c): pass", "../../etc/passwd", "{problem}", "%s", "=1+1", '"', ",",
+    "\u043a\u0438", "+", "-", "assert f(1) == 1", "def check(c): pass", "../../etc/passwd", "{problem}", "%s", "=1+1",
+    '"', ",",
 ]  # fmt: skip
 scalars = st.sampled_from(SCALARS) | st.text(max_size=8) | st.integers() | st.floats()
 names = st.sampled_from([*NAMES, "role", "content", "type", "text", "image_url", "tool_calls", "function", "name",
-                         "arguments", "parameters", "value", "from", "rank", "score", "", "a\nb", "\ud800"])  # fmt: skip
+                         "arguments", "parameters", "value", "from", "rank", "score", "", "a\nb",
+                         "\ud800"])  # fmt: skip
 messages = st.lists(st.dictionaries(st.sampled_from(["role", "content", "from", "value", "tool_calls", "name"]),
                                     st.sampled_from(["user", "assistant", "system", "tool", "x", ""]) | scalars,
                                     max_size=4), max_size=3)  # fmt: skip
@@ -225,7 +234,7 @@ READ_BY = {
     "solutions": ["solutions", "bad solutions", "score", "log"],
     "prompts": ["prompts", "questions", "score", "labelled"],
     "log": ["log", "score", "rows"],
-    "rubric": ["rubric", "json", "log"],
+    "rubric": ["rubric", "rows", "log"],
 }
 OF_ROWS = sorted({name for names in READ_BY.values() for name in names})
 FILES = [path for path in sorted(DATA.rglob("*")) if path.is_file() and path.stat().st_size < 30_000
@@ -237,7 +246,8 @@ PROGRESS = {"index": [0, 1], "episode_index": [0, 0], "frame_index": [0, 1], "pr
 changes = st.lists(
     st.tuples(
         st.sampled_from(["flip", "put", "cut", "repeat", "end", "number"]), st.floats(0, 1),
-        st.binary(min_size=1, max_size=8) | st.sampled_from([b"\xff" * 8, b"\x00" * 8, b"\xff\xff\xff\x7f", b"\n", b'"', b","]),
+        st.binary(min_size=1, max_size=8) | st.sampled_from([b"\xff" * 8, b"\x00" * 8, b"\xff\xff\xff\x7f", b"\n",
+        b'"', b","]),
         st.integers(1, 300),
     ),
     min_size=1, max_size=5,

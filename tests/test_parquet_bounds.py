@@ -147,6 +147,7 @@ def whys(path, **how):
     return [row.why if isinstance(row, BadRecord) else row for row in found]
 
 
+@pytest.mark.hostile("files")
 def test_rows_with_a_cell_or_a_sum_that_is_too_large_are_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(parquet_bounds, "CELL", 1000)
     monkeypatch.setattr(parquet_bounds, "RECORD", 1500)
@@ -159,6 +160,7 @@ def test_rows_with_a_cell_or_a_sum_that_is_too_large_are_left_out(tmp_path, monk
     assert whys(tmp_path / "a.parquet", columns=["b"]) == [{"b": one["b"]} for one in good]
 
 
+@pytest.mark.hostile("files")
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_long_text_that_is_repeated_is_held_once(tmp_path, nested):
     text, n = "x" * 30_000_000, 1000
@@ -179,6 +181,7 @@ def test_a_long_text_that_is_repeated_is_held_once(tmp_path, nested):
     assert file.table(columns=["b"])["b"].to_pylist() == list(range(n + 1))
 
 
+@pytest.mark.hostile("files")
 def test_pages_that_unpack_to_much_are_read_a_few_rows_at_a_time(tmp_path):
     path = tmp_path / "a.parquet"
     table = pa.table({"a": ["x" * 20_000_000] * 30})
@@ -190,6 +193,7 @@ def test_pages_that_unpack_to_much_are_read_a_few_rows_at_a_time(tmp_path):
     assert whys(path) == ["a cell longer than 16 MiB"] * 30
 
 
+@pytest.mark.hostile("files")
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 def test_a_row_that_would_fill_the_memory_refuses_the_file(tmp_path, version):
     numbers = pa.array(np.zeros(30_000_000, np.float32))
@@ -234,6 +238,7 @@ def in_footer(path, old, new):
     path.write_bytes(data[:start] + data[start:].replace(old, new))
 
 
+@pytest.mark.hostile("files")
 def test_sizes_in_the_footer_are_not_believed(tmp_path):
     path = tmp_path / "a.parquet"
     write_texts(pa.table({"a": repeated(["x" * 30_000_000], [0] * 500)}), path)
@@ -244,6 +249,7 @@ def test_sizes_in_the_footer_are_not_believed(tmp_path):
     assert whys(path) == ["a cell longer than 16 MiB"] * 500
 
 
+@pytest.mark.hostile("files")
 @pytest.mark.parametrize("said", [1, 900, 1100, 8000])
 def test_rows_in_the_footer_are_compared_with_the_pages(tmp_path, said):
     path = tmp_path / "a.parquet"
@@ -253,6 +259,7 @@ def test_rows_in_the_footer_are_compared_with_the_pages(tmp_path, said):
         whys(path)
 
 
+@pytest.mark.hostile("files")
 def test_a_file_with_too_many_columns_pages_or_too_large_a_footer(tmp_path, monkeypatch):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({f"c{k}": [k] for k in range(4096)}), path)
@@ -271,6 +278,7 @@ def test_a_file_with_too_many_columns_pages_or_too_large_a_footer(tmp_path, monk
         whys(path)
 
 
+@pytest.mark.hostile("files")
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 255))
 def test_a_damaged_file_is_one_error(tmp_path_factory, place, byte):

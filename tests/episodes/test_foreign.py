@@ -175,6 +175,25 @@ def test_a_column_of_another_shape_than_declared_is_reported(tmp_path):
 
 
 @pytest.mark.hostile("files")
+def test_a_column_that_is_not_declared_is_not_read(tmp_path):
+    foreign(tmp_path, ACTIONS, SUCCESS)
+    path = tmp_path / "meta/info.json"
+    info = json.loads(path.read_text())
+    del info["features"]["next.success"]
+    path.write_text(json.dumps(info))
+    assert [episode.outcome for episode in read_episodes(tmp_path)] == [None] * 3
+    assert summarize(tmp_path).successes == 0
+
+
+@pytest.mark.hostile("files")
+def test_the_hash_of_pictures_that_are_none_is_that_of_their_values(tmp_path):
+    names = {"a": "x", "b": "y"}
+    for folder, text in names.items():
+        foreign(tmp_path / folder, ACTIONS, {"observation.image": ([{"path": text}] * 9, IMAGE)})
+    assert len({dataset_hash(tmp_path / folder) for folder in names}) == 2
+
+
+@pytest.mark.hostile("files")
 def test_a_wrong_length_in_the_index_is_reported(tmp_path):
     foreign(tmp_path, ACTIONS)
     path = tmp_path / "meta/episodes/chunk-000/file-000.parquet"

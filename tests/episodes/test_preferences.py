@@ -162,6 +162,7 @@ def test_single_responses():
     assert rated.attributes == {"helpfulness": 4.0, "correctness": 3.0, "verbosity": 0.0}
 
 
+@pytest.mark.hostile("files")
 @cases(
     ("row", "reason"),
     [
@@ -174,6 +175,15 @@ def test_single_responses():
         ({"chosen": "blue", "rejected": "red"}, "no_prompt"),
         ({**Q, "chosen": "blue", "rejected": "red", "score_chosen": 1, "score_rejected": 2}, "chosen_scored_lower"),
         ({**Q, "responses": ["blue", "red"], "scores": [1, None]}, "no_rank"),
+        ({**Q, "responses": ["blue", "red"], "scores": [1, 10**400]}, "no_rank"),
+        ({**Q, "responses": [{"response": "blue", "rank": 1}, "red"]}, "no_rank"),
+        ({**Q, "responses": ["blue", {"response": "red", "rank": 1}]}, "no_rank"),
+        ({**TWO, "preference_strength": 10**400}, "unreadable_choice"),
+        ({"question": "q", "answer_0": "a", "answer_1": "b", "score_0": 1, "score_1": -(10**400)}, "unreadable_score"),
+        (
+            {"question": "q", "answer_0": "a", "answer_1": "b", "score_0": float("nan"), "score_1": 1},
+            "unreadable_score",
+        ),
         (
             {**Q, "chosen": [{"role": "assistant", "content": "x", "images": ["y"]}], "rejected": "red"},
             "unreadable_chat",
@@ -187,7 +197,10 @@ def test_what_says_nothing_is_left_out_with_its_reason(row, reason):
 @pytest.mark.hostile("files")
 @pytest.mark.parametrize(
     ("row", "words"),
-    [({"a": 1}, "columns: {chosen"), ({**Q, "chosen": 3, "rejected": "red"}, "chosen must be text")],
+    [
+        ({"a": 1}, "columns: {chosen"), ({**Q, "chosen": 3, "rejected": "red"}, "chosen must be text"),
+        ({**Q, "responses": ["blue", "red"], "scores": 5}, "scores must be a list of numbers"),
+    ],
 )  # fmt: skip
 def test_other_rows_are_errors_that_name_the_place(row, words):
     with pytest.raises(DataError, match="file:1") as caught:

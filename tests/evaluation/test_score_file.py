@@ -167,6 +167,7 @@ def score_command(folder, *words):
     )  # fmt: skip
 
 
+@pytest.mark.hostile("parts")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_row_at_which_the_model_raises_is_a_failure_and_the_others_are_scored(tmp_path, way):
     jsonl(tmp_path / "in.jsonl", POISONED)
@@ -181,12 +182,14 @@ def test_a_row_at_which_the_model_raises_is_a_failure_and_the_others_are_scored(
     assert said.count("the reward model raises raised") == 1
 
 
+@pytest.mark.hostile("parts")
 def test_a_model_that_raises_is_halved_to_the_row_that_does_it(tmp_path):
     model = Raises("value")
     score_file(jsonl(tmp_path / "in.jsonl", POISONED), model, tmp_path / "out.jsonl", name="m")
     assert model.calls == [5, 2, 1, 1, 3]
 
 
+@pytest.mark.hostile("parts")
 def test_a_model_that_compares_fails_as_a_whole(tmp_path):
     class Compares(Raises):
         info = Raises.info.__class__(**{**vars(Raises.info), "compares": True})

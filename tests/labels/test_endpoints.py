@@ -467,6 +467,7 @@ def test_a_judge_of_ones_own_may_use_any_word(tmp_path, stop, reason, calls):
     cache.close()
 
 
+@pytest.mark.hostile("parts")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_judge_of_ones_own_that_raises_fails_one_request(tmp_path, way):
     class Poisoned(Own):

@@ -11,8 +11,6 @@ import pytest
 from judge_server import judgements, steps_asked
 from label_studies import TINY
 
-pytestmark = pytest.mark.hostile("secrets")
-
 sys.path.append(str(Path(__file__).parents[1] / "serve"))
 
 from processes import start_server
@@ -25,6 +23,8 @@ from guerdon.errors import ConfigError
 from guerdon.network.retry import Clock, Retry
 from guerdon.serve.client import load_remote
 from guerdon.settings.remote import RemoteSettings
+
+pytestmark = pytest.mark.hostile("secrets")
 
 EXTRA = {"api_key": IN_BODY, "headers": {"Authorization": f"Bearer {IN_BODY}"}}
 

@@ -13,6 +13,8 @@ from guerdon.models.text.adapters import load_adapter
 from guerdon.policies.batches.tokens import TokenizerError, piece_ids, prompt_ids, prompt_lengths, response_ids
 from raisers import PANICS, panicking
 
+pytestmark = pytest.mark.hostile("parts")
+
 torch.set_num_threads(1)
 
 

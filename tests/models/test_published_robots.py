@@ -422,6 +422,7 @@ def test_a_roboreward_whose_heads_do_not_divide_its_width_is_refused(tmp_path, h
         load_reward_model("roboreward", folder, device="cpu", vlm=EXACT)
 
 
+@pytest.mark.hostile("models")
 @pytest.mark.parametrize("file", ["preprocessor_config.json", "video_preprocessor_config.json"])
 @pytest.mark.parametrize(
     "changes",

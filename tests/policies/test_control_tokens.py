@@ -117,6 +117,7 @@ def ids_or_error(read, *given):
     return [ids.tolist() for ids in found] if isinstance(found, list) else found.tolist()
 
 
+@pytest.mark.hostile("texts")
 @settings(deadline=None)
 @given(st.sampled_from(PAIRS), chats())
 def test_control_tokens_in_messages_are_plain_text(pair, chat):
@@ -126,6 +127,7 @@ def test_control_tokens_in_messages_are_plain_text(pair, chat):
     assert ids_or_error(conversation_ids, one, answered) == ids_or_error(conversation_ids, twin, answered)
 
 
+@pytest.mark.hostile("texts")
 @settings(deadline=None)
 @given(st.sampled_from(PAIRS), st.lists(TEXTS, max_size=4))
 def test_control_tokens_in_pieces_are_plain_text(pair, texts):
@@ -153,6 +155,7 @@ def control_free(text):
     return text.replace("|>", "|")  # which would make one of what remains
 
 
+@pytest.mark.hostile("texts")
 def test_a_forged_turn_is_the_text_of_the_answer():
     tokenizer = wrapped(byte_level(), NAMES)
     asked = {"role": "user", "content": "3+5=?"}
@@ -203,6 +206,7 @@ def test_tokens_that_are_normalized_keep_their_rules():
         assert one.decode(piece_ids(one, [text])[0]) == text.translate({0xFF1C: "<", 0xFF1E: ">"})
 
 
+@pytest.mark.hostile("texts")
 @pytest.mark.parametrize(
     "chat",
     [
@@ -219,6 +223,7 @@ def test_texts_that_become_a_control_token_only_together(chat):
     assert not set(prompt_ids(one, chat)) & set(control_tokens(one).ids.values())
 
 
+@pytest.mark.hostile("texts")
 def test_tools_and_their_calls_are_no_turns():
     def template(names):
         text = "{{ tools | tojson }}{% for m in messages %}{{ START + m.role + m.content }}"
@@ -241,6 +246,7 @@ def test_tools_and_their_calls_are_no_turns():
     assert [i for i in prompt_ids(one, chat, [tool]) if i in (start, end)] == [start, end] * 3
 
 
+@pytest.mark.hostile("texts")
 def test_a_template_that_looks_for_control_tokens_is_refused_one():
     template = "{% for m in messages %}{{ START + (m.content.split(END)[0] + m.content.split(END)[-1]) }}{% endfor %}"
     tokenizer = wrapped(byte_level(), NAMES, template + "{{ messages[0].content }}")
@@ -249,6 +255,7 @@ def test_a_template_that_looks_for_control_tokens_is_refused_one():
         prompt_ids(tokenizer, [{"role": "user", "content": "8<|im_end|>9"}])
 
 
+@pytest.mark.hostile("texts")
 def test_what_a_tokenizer_makes_a_control_token_of_any_text_is_refused():
     """Its model has the token in its own vocabulary, and finds it in plain text."""
     words = Tokenizer(models.WordLevel({"<unk>": 0, "</s>": 1, "8": 2, "9": 3}, unk_token="<unk>"))
@@ -270,6 +277,7 @@ def test_what_a_tokenizer_makes_a_control_token_of_any_text_is_refused():
                 read(tokenizer, text)
 
 
+@pytest.mark.hostile("texts")
 def test_a_tokenizer_in_python_cannot_read_them(tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]))
     tokenizer = BertTokenizerLegacy(str(tmp_path / "vocab.txt"))
@@ -288,6 +296,7 @@ def test_tiny_tokenizers():
     assert piece_ids(characters, ["<|eos|>1"])[0].tolist() != [2, *piece_ids(characters, ["1"])[0]]
 
 
+@pytest.mark.hostile("texts")
 def test_many_control_tokens_are_found_at_once():
     core = byte_level()
     names = {**NAMES, **{f"R{i}": f"<|reserved_{i}|>" for i in range(300)}}

@@ -238,6 +238,7 @@ REPEATED = {
 }
 
 
+@pytest.mark.hostile("models")
 @pytest.mark.parametrize("name", REPEATED)
 @pytest.mark.parametrize("zipped", [True, False])
 def test_an_import_copies_no_more_than_a_file_holds(model, tmp_path, name, zipped):
@@ -249,6 +250,7 @@ def test_an_import_copies_no_more_than_a_file_holds(model, tmp_path, name, zippe
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.hostile("models")
 def test_an_import_of_one_tensor_under_many_names(model, tmp_path):
     shared = torch.arange(2_000_000.0)
     torch.save({f"w{i}": shared for i in range(200)}, model / "pytorch_model.bin")
@@ -262,6 +264,7 @@ def test_an_import_of_one_tensor_under_many_names(model, tmp_path):
     assert found["p"].shape == (1, 9)
 
 
+@pytest.mark.hostile("models")
 def test_an_import_of_compressed_parts(model, tmp_path):
     file = model / "pytorch_model.bin"
     torch.save({"a": torch.zeros(1_000_000)}, file)
@@ -482,6 +485,7 @@ GROWING = {
 }  # fmt: skip
 
 
+@pytest.mark.hostile("models")
 @pytest.mark.parametrize("name", GROWING)
 def test_templates_that_grow_with_a_conversation_are_refused_in_one_line(name, monkeypatch):
     monkeypatch.setattr(chat_template, "SECONDS", 1.5)
@@ -491,6 +495,7 @@ def test_templates_that_grow_with_a_conversation_are_refused_in_one_line(name, m
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.hostile("models")
 def test_what_a_template_may_write_is_limited(monkeypatch):
     tokenizer = byte_tokenizer()
     long = [{"role": "user", "content": "x" * 300_000}]
@@ -678,6 +683,7 @@ def test_a_damaged_folder_is_refused_with_what_to_do_next(name, model):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.hostile("models")
 def test_tables_of_positions_without_end(tmp_path):
     """Of models that keep no weights for them; of others more positions need no memory."""
     tokenizer = byte_tokenizer()

@@ -41,6 +41,7 @@ GROWING = {
 }  # fmt: skip
 
 
+@pytest.mark.hostile("models")
 @pytest.mark.parametrize("name", GROWING)
 def test_rules_that_make_much_more_of_a_text(name):
     (part,) = GROWING[name]
@@ -55,6 +56,7 @@ SLOW = {
 }
 
 
+@pytest.mark.hostile("models")
 @pytest.mark.parametrize("name", SLOW)
 def test_expressions_that_do_not_end(name, monkeypatch):
     monkeypatch.setattr(tokenizer_rules, "SECONDS", 1.5)

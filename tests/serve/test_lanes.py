@@ -24,6 +24,8 @@ from guerdon.settings.serve import ServedModelSettings
 from guerdon.types import Episode, RewardInfo
 from raisers import WAYS, Raises
 
+pytestmark = pytest.mark.hostile("parts")
+
 
 async def until(condition):
     """Wait until something is the case."""

@@ -1,7 +1,7 @@
 """Whatever is sent, no 5xx and no growth: requests made from the interface's own description, and bytes made to hurt.
 
-The short runs belong to every change; the long ones (`-m slow`) send ten thousand. What is about speed is measured by
-`benchmarks/server.py`.
+The short runs belong to every change; the long ones (`-m slow`) send ten thousand, and go on for GUERDON_FUZZ_MINUTES.
+What is about speed is measured by `benchmarks/server.py`.
 """
 
 import json
@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 from processes import start_server
+
+from fuzzing import LIMIT_S, until_the_time_is_over
 
 pytestmark = pytest.mark.hostile("http")
 
@@ -210,5 +212,23 @@ def test_ten_thousand_fuzzed_bodies_and_no_growth(target):
     sent = fuzz(target, LONG)
     assert len(sent) >= settings(max_examples=LONG).max_examples  # GUERDON_FUZZ_SCALE changes it
     assert target.get("/ready").status_code == 200
+    grown = resident(target) / before - 1
+    assert grown < 0.05, f"resident memory grew by {grown:.1%}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S)
+def test_fuzzed_for_minutes_and_no_growth(target):
+    def once():
+        from_the_description(target, 10)
+        fuzz(target, 300)
+        fuzz_connections(target, 50)
+        assert target.get("/ready").status_code == 200
+
+    fuzz(target, 2000)  # as above
+    once()
+    before = resident(target)
+    until_the_time_is_over(once)
+    assert "Traceback" not in target.log
     grown = resident(target) / before - 1
     assert grown < 0.05, f"resident memory grew by {grown:.1%}"

@@ -110,6 +110,7 @@ def test_the_numbers_are_the_kernels(machine):
     assert written == {name: str(known.get(name, "-")) for name in written}
 
 
+@pytest.mark.hostile("programs")
 def test_what_reaches_beyond_a_program_is_not_in_the_list(machine):
     known = names_of(machine)
     names = REACHES_TOO_FAR.split()
@@ -122,6 +123,7 @@ def test_calls_that_are_not_known_are_missing_as_on_an_older_kernel(machine):
     assert {decided(machine, number) for number in range(453, 2000)} == {failed(errno.ENOSYS)}
 
 
+@pytest.mark.hostile("programs")
 @given(number=st.integers(0, 600), audit=st.integers(0, (1 << 32) - 1))
 def test_the_numbers_of_another_architecture_end_a_program(number, audit):
     for one in MACHINES.values():
@@ -145,6 +147,7 @@ LOW = st.integers(0, (1 << 32) - 1)
 HIGH = st.integers(0, (1 << 32) - 1).map(lambda high: high << 32)
 
 
+@pytest.mark.hostile("programs")
 @given(pid=LOW, high=HIGH)
 def test_limits_and_processors_of_no_other_process_are_set(pid, high):
     for machine in MACHINES:
@@ -157,6 +160,7 @@ def test_limits_and_processors_of_no_other_process_are_set(pid, high):
             assert decided(machine, priority[column], pid | high, 0) == wanted
 
 
+@pytest.mark.hostile("programs")
 @cases(
     ("call", "arguments", "wanted"),
     [
@@ -179,6 +183,7 @@ def test_calls_that_depend_on_their_arguments(call, arguments, wanted):
         assert decided(machine, call[one.column], *arguments) == wanted
 
 
+@pytest.mark.hostile("programs")
 def test_a_program_that_must_be_alone_is_ended_by_another_process_and_not_by_a_thread():
     for machine, one in MACHINES.items():
         clone = (56, 220)[one.column]

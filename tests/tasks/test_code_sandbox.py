@@ -160,6 +160,7 @@ HOSTILE = {
 }  # fmt: skip
 
 
+@pytest.mark.hostile("programs")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_program_reaches_nothing_beyond_itself(name, started):
     assert started.run(f"{HEAD}{HOSTILE[name]}\nprint('refused')") == {"state": "done", "output": "refused\n"}
@@ -190,6 +191,7 @@ LEAVES = {
 }  # fmt: skip
 
 
+@pytest.mark.hostile("programs")
 @pytest.mark.parametrize("name", LEAVES)
 def test_the_next_program_is_run_as_if_it_were_the_first(name, started):
     started.run(LEAVES[name], cpu=1)
@@ -253,6 +255,7 @@ def shared():
 """, 1)  # fmt: skip
 
 
+@pytest.mark.hostile("programs")
 @pytest.mark.parametrize("program", [CHILDREN_HOLD, MIXED], ids=["of their own", "shared"])
 def test_children_hold_no_more_together_than_the_limit(program, started):
     result = started.run(program, cpu=20)
@@ -396,6 +399,7 @@ FORKED = {
 }  # fmt: skip
 
 
+@pytest.mark.hostile("programs")
 @pytest.mark.parametrize("name", FORKED)
 def test_programs_with_processes_are_judged_where_there_are_no_control_groups(name, without_groups):
     tests, program = FORKED[name]

@@ -351,6 +351,7 @@ def test_the_data_section_describes_a_verifier():
         assert not verifier.check("#### 102", prompt("100")).correct
 
 
+@pytest.mark.hostile("parts")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_verifier_of_ones_own_that_raises_fails_one_response(way):
     class Checker:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -125,9 +126,14 @@ def _number(fields: RowFields, *keys: str) -> float | None:
     """The first of these columns that has a number."""
     for key in keys:
         value = fields.get(key, (int, float), "a number", default=None)
-        if value is not None and np.isfinite(value):
+        if _is_finite(value):
             return float(value)
     return None
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether a value is a number that a float can hold; JSON has whole numbers of any length."""
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
 
 
 def _chosen(fields: RowFields) -> _Row:
@@ -228,7 +234,7 @@ def _two(first: str, second: str, choice: str, seen_in: str, *, index: bool = Fa
         margin: float | None = None
         if word is not None and word in _FIRST | _SECOND | _TIED:
             sign = (word in _SECOND) - (word in _FIRST)
-        elif isinstance(given, str) or not np.isfinite(given) or (index and given not in (0, 1)):
+        elif not _is_finite(given) or (index and given not in (0, 1)):
             raise _LeftOut("unreadable_choice")
         elif index:
             sign = 1 if (given == 1) != flip else -1
@@ -245,6 +251,8 @@ def _two(first: str, second: str, choice: str, seen_in: str, *, index: bool = Fa
 def _scored_two(fields: RowFields) -> _Row:
     """Two responses with a score each."""
     a, b = (fields.get(key, (int, float), "a number") for key in ("score_0", "score_1"))
+    if not (_is_finite(a) and _is_finite(b)):
+        raise _LeftOut("unreadable_score")
     responses = [fields.row["answer_0"], fields.row["answer_1"]]
     return _Row(prompt_of(fields.row), responses, [int(b > a), int(a > b)], abs(float(a - b)))
 
@@ -269,13 +277,14 @@ def _listed(column: str, texts: tuple[str, ...], values: tuple[str, ...], seen_i
     def read(fields: RowFields) -> _Row:
         items = fields.get(column, (list, tuple), "a list of responses")
         beside = next((key for key in ("ranks", "scores", "ratings", "rating") if fields.row.get(key) is not None), "")
-        if items and isinstance(items[0], Mapping):
+        if items and all(isinstance(one, Mapping) for one in items):
             given = [next((one[k] for k in texts if one.get(k) is not None), None) for one in items]
             named = next((k for k in values if items[0].get(k) is not None), "")
             numbers = [one.get(named) for one in items]
         else:
-            given, named, numbers = list(items), beside, list(fields.row.get(beside) or ())
-        if len(numbers) != len(given) or not all(isinstance(v, int | float) and np.isfinite(v) for v in numbers):
+            given, named = list(items), beside
+            numbers = list(fields.get(beside, (list, tuple), "a list of numbers", ()))
+        if len(numbers) != len(given) or not all(map(_is_finite, numbers)):
             raise _LeftOut("no_rank")
         order = numbers if "rank" in named else [-v for v in numbers]
         ranks = [sorted(set(order)).index(v) for v in order]

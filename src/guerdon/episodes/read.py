@@ -138,7 +138,7 @@ def _read(
 ) -> Iterator[Episode]:
     given, readable = 0, 0
     cameras = [*([] if key is None else [key]), *views.values()]
-    names = [*_ROW_COLUMNS, "timestamp", *cameras]
+    names = [name for name in (*_ROW_COLUMNS, "timestamp", *cameras) if name in info.features]
     for entry, table in _tables(root, info, entries, names, skip):
         try:
             columns = _row_columns(table, info)
@@ -412,8 +412,10 @@ def dataset_hash(root: str | Path) -> str:
 
 def _column_digest(table: pa.Table, info: Info, name: str) -> bytes:
     digest = hashlib.sha256(name.encode())
-    if info.features[name]["dtype"] == "image":
-        for blob in table[name].combine_chunks().field("bytes").to_pylist():
+    stored = table[name].combine_chunks()
+    encoded = pa.types.is_struct(stored.type) and stored.type.get_field_index("bytes") >= 0
+    if info.features[name]["dtype"] == "image" and encoded:
+        for blob in stored.field("bytes").to_pylist():
             digest.update(hashlib.sha256(blob or b"").digest())
         return digest.digest()
     column = None if info.features[name]["dtype"] == "string" else _regular(table, info, name)
