@@ -202,7 +202,7 @@ def test_a_server_lists_the_forecast_of_its_models(call):
         "constant": ServedModelSettings(backend="constant"),
     }
     models = ServedModels({name: model_loader(name, one) for name, one in settings.items()})
-    with TestClient(build_app(models, ServeSettings(models=settings))) as client:
+    with TestClient(build_app(models, ServeSettings(models=settings)), base_url="http://localhost") as client:
         client.portal.call(models.loaded)
         listed = {one["id"]: one["forecast"] for one in client.get("/v1/models").json()["data"]}
         assert listed["constant"] is None

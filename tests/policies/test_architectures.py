@@ -281,7 +281,7 @@ def served(path):
     given = ServeSettings(models={"rm": {"model_path": path}})
     engine = ServedModels({"rm": model_loader("rm", given.models["rm"])}, default=None, batch=given.batch,
                           limits=given.limits)  # fmt: skip
-    with TestClient(build_app(engine, given)) as client:
+    with TestClient(build_app(engine, given), base_url="http://localhost") as client:
         yield client
 
 

@@ -51,7 +51,6 @@ def test_rules_that_make_much_more_of_a_text(name):
 
 SLOW = {
     "too many tries": splitting("(a+)+b"),
-    "tries without end": splitting(r"(?=(a+))\1*b"),
     "as part of others": in_a_row({"type": "Whitespace"}, splitting("(a+)+b"), kind="pretokenizers"),
 }
 
@@ -61,7 +60,7 @@ SLOW = {
 def test_expressions_that_do_not_end(name, monkeypatch):
     monkeypatch.setattr(tokenizer_rules, "SECONDS", 1.5)
     with pytest.raises(
-        CheckpointError, match=r"its regular expressions .* for a text of 30,000 characters; correct"
+        CheckpointError, match=r"its regular expressions .* for a text of 3,000 characters; correct"
     ) as error:
         check_rules({"pre_tokenizer": SLOW[name]}, "a/b")
     assert "\n" not in str(error.value)

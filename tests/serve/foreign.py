@@ -88,7 +88,7 @@ def serving(found=None, **settings):
     given = ServeSettings(models={name: {"backend": "constant"} for name in found}, **settings)
     sources = {name: ModelLoader(lambda model=model: model) for name, model in found.items()}
     engine = ServedModels(sources, default=given.default, batch=given.batch, limits=given.limits)
-    with TestClient(build_app(engine, given), raise_server_exceptions=False) as client:
+    with TestClient(build_app(engine, given), base_url="http://localhost", raise_server_exceptions=False) as client:
         yield client, found
 
 

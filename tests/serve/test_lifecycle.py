@@ -273,7 +273,7 @@ from guerdon.serve.served_models import ServedModels
 from guerdon.settings.serve import ServedModelSettings, ServeSettings
 settings = ServeSettings(models={"rm": ServedModelSettings(backend="resnet", model_path="nowhere")})
 engine = ServedModels({name: model_loader(name, model) for name, model in settings.models.items()})
-client = TestClient(build_app(engine, settings))
+client = TestClient(build_app(engine, settings), base_url="http://localhost")
 assert client.get("/health").json()["loaded_backends"] == []
 assert client.get("/ready").status_code == 503
 assert client.get("/metrics").status_code == 200

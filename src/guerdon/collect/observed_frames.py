@@ -307,16 +307,24 @@ def cut_into_segments(
             lost = finished and bool(lost_B_T[stream, end])
             if not picked and not len(taken) and not lost:
                 continue
+            own = [rows[n] for n in picked]
+            left = np.array([row.steps_left for row in own], dtype=np.float32)
             segments.append(
                 Segment(
                     stream=stream,
+                    number=own[0].number if own else None,
                     task=tasks_T[first][stream],
                     start=first + int(taken[0]) if len(taken) else end + 1,
                     end=end,
                     terminated=finished and bool(terminated_B_T[stream, end]),
                     finished=finished,
+                    steps_F=np.array([row.step for row in own], dtype=np.int64),
+                    rows_F=np.array([row.row for row in own], dtype=np.int64),
+                    last_F=np.array([row.last for row in own], dtype=np.bool_),
+                    success_F=tuple(row.success for row in own),
                     frames_F=frames_N[picked],
-                    **_columns_of([rows[n] for n in picked], *parts),
+                    **_columns_of(own, *parts),
+                    steps_left_F=None if np.isnan(left).all() else left,
                     lost=lost,
                 )
             )
@@ -335,23 +343,15 @@ def _stretches(ended_T: BoolArray) -> Iterator[tuple[int, int, int]]:
 def _columns_of(
     own: Sequence[ObservedRow], keys: tuple[tuple[str, int], ...], values: tuple[int, ...]
 ) -> dict[str, Any]:
-    """What rows of one episode show besides the pictures of the first camera, as fields of a `Segment`."""
-    left = np.array([row.steps_left for row in own], dtype=np.float32)
+    """What rows of one episode show besides the pictures of the first camera: fields of `Segment` and of `SeenRows`."""
     columns: dict[str, Any] = {
-        "number": None,
-        "steps_F": np.array([row.step for row in own], dtype=np.int64),
-        "rows_F": np.array([row.row for row in own], dtype=np.int64),
-        "last_F": np.array([row.last for row in own], dtype=np.bool_),
-        "success_F": tuple(row.success for row in own),
         "states_F": np.zeros((0, 0), np.float32),
         "state_keys": keys,
         "actions_F": np.zeros((0, 0), np.float32),
         "action_values": values,
         "views_F": {},
-        "steps_left_F": None if np.isnan(left).all() else left,
     }
     if own:
-        columns["number"] = own[0].number
         columns["states_F"] = np.stack([row.state for row in own])
         columns["actions_F"] = np.stack([row.action for row in own])
         for name in own[0].views:

@@ -44,14 +44,22 @@ def halve_linear(model: nn.Module) -> bool:
 
 
 class PaddedConv2d(nn.Conv2d):
-    """A convolution that pads by itself what is narrower than its stride.
+    """A convolution that is right on maps that are narrower than its kernel, also in bfloat16.
 
-    In bfloat16 oneDNN's gradient of the weight of such a convolution (a stride of 2 on a map of 1 pixel) holds memory
-    that nobody wrote, numbers up to 1e35; on a map that is padded already it is right.
+    On such maps oneDNN's bfloat16 results hold memory that nobody wrote, numbers up to 1e38: gradients of the weight
+    where the stride is larger than the map, and with AMX whole results where the map is one row or column behind it. So
+    they are computed in float32 there; and padded before, where the stride is larger.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, C, H, W) to (N, C', H', W')."""
+        narrow = x.shape[-1] < self.kernel_size[1] or x.shape[-2] < self.kernel_size[0]
+        if narrow and x.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+            with torch.autocast("cpu", enabled=False):
+                return self._padded(x.float()).to(torch.get_autocast_dtype("cpu"))
+        return self._padded(x)
+
+    def _padded(self, x: Tensor) -> Tensor:
         if x.shape[-1] >= self.stride[1] and x.shape[-2] >= self.stride[0]:
             return super().forward(x)
         padded = F.pad(x, self._reversed_padding_repeated_twice)
