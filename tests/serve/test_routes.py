@@ -100,7 +100,7 @@ def test_one_text_said_in_several_ways(toy_server, item):
             "items[0]",
         ),
         ({"task": "open"}, "items[0]"),
-        ({"prompt": "q", "npy_base64": "AAAA"}, "items[0]"),
+        ({"prompt": "q", "npy_base64": "AAAA"}, "items[0].prompt"),
         ({"task": "open", "npy_base64": "AAAA", "video_base64": "AAAA"}, "items[0]"),
         ({"prompt": 3}, "items[0].prompt"),
     ],
