@@ -378,7 +378,7 @@ def test_models_that_cannot_be_averaged_are_refused(tmp_path):
     members = trained(tmp_path, pairs(20), max_steps=1, members=2, save_dir=str(tmp_path / "m"))
     for folders, said in (
         ([plain], "at least two"), ([plain, plain], "twice"), ([plain, other], "other shapes"),
-        ([plain, members], "other kind"),
+        ([plain, members], "other outputs"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=said):
             average_models([str(one.folder) for one in folders], tmp_path / "out")

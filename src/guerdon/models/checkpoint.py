@@ -71,4 +71,4 @@ def load_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     verify_folder(folder)
     with boundary(CheckpointError, f"{folder} cannot be read"):
-        return load_weights(folder / _TENSORS), json.loads((folder / _VALUES).read_text(encoding="utf-8"))
+        return load_weights(folder / _TENSORS, states=True), json.loads((folder / _VALUES).read_text(encoding="utf-8"))

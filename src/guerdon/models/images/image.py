@@ -253,7 +253,7 @@ def load_checkpoint(path: str | Path, **requested: Any) -> tuple[ImageScorer, Im
     misfit = f"{folder / WEIGHTS} does not fit {config.arch} with hidden_dim {config.hidden_dim}"
     with boundary(CheckpointError, misfit), torch.random.fork_rng(devices=[]):
         with torch.device("meta"):
-            make().load_state_dict(weights, strict=True)  # compares sizes, before memory is taken for them
+            make().load_state_dict(weights, strict=True, assign=True)  # compares sizes, before memory is taken for them
         scorer = make()
         scorer.load_state_dict(weights, strict=True)
     return scorer.eval(), config
