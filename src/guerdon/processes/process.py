@@ -29,6 +29,7 @@ from guerdon.processes.subprocess_worker import end_with_parent
 from guerdon.secrets import hide_in_tracebacks
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # typer re-exports only some of click's errors
+_SAFE_PATH = "PYTHONSAFEPATH"
 _LONGEST = 2000  # characters of a line that says why a command failed
 _UTF8 = "set PYTHONUTF8=1, or use other letters"
 _AGAIN = "--resume (of compare, label and search: the same command) continues"
@@ -66,8 +67,7 @@ def command() -> Iterator[Command]:
     done = Command()
     try:
         _check_words()
-        _offer_modules_here()
-        with _traced_interrupts():
+        with _modules_here(), _traced_interrupts():
             yield done
     except GuerdonError as error:
         _fail(str(error), error.exit_code)
@@ -104,16 +104,24 @@ def _check_words() -> None:
             ) from error
 
 
-def _offer_modules_here() -> None:
+@contextmanager
+def _modules_here() -> Iterator[None]:
     """Let `users_modules` find modules in the working directory, unless Python runs with `-P`.
 
     No process that this one starts imports from there by itself, also none that a library starts.
     """
-    os.environ["PYTHONSAFEPATH"] = "1"
-    if sys.flags.safe_path:
-        return
-    with suppress(OSError):  # the directory is gone, which `check_start` reports
-        os.environ[MODULES_FOLDER] = os.getcwd()
+    before = {name: os.environ.get(name) for name in (_SAFE_PATH, MODULES_FOLDER)}
+    os.environ[_SAFE_PATH] = "1"
+    if not sys.flags.safe_path:
+        with suppress(OSError):  # the directory is gone, which `check_start` reports
+            os.environ[MODULES_FOLDER] = os.getcwd()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def check_start() -> None:
