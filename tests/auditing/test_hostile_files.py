@@ -23,13 +23,23 @@ ROW = {"prompt": "p", "response": "r", "reward": 1.0}
 CELL = "a cell longer than 16 MiB"
 
 
+# a process starts with the largest memory of the one that started it, so a small one stands between
+MEASURE = """
+import os, subprocess, sys
+process = subprocess.Popen([sys.executable, *sys.argv[1:]])
+_, status, used = os.wait4(process.pid, 0)
+print(os.waitstatus_to_exitcode(status), used.ru_maxrss * 1024)
+"""
+
+
 def measured(arguments):
     """What a command wrote, its exit status, and the most memory that it took, in bytes."""
-    with subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-        written = process.stdout.read().decode()
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    return written, process.returncode, used.ru_maxrss * 1024
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    *written, numbers = done.stdout.splitlines(keepends=True)
+    status, memory = map(int, numbers.split())
+    return "".join(written), status, memory
 
 
 def read_in_a_process(how, files):
@@ -104,18 +114,18 @@ def parquets(folder):
     lists = pa.ListArray.from_arrays(pa.array([0, 1000, 1001], pa.int32()), named([LONG, "p"], [0] * 1000 + [1]))
     yield parquet(folder / "list.parquet", {"prompt": lists}), {"rows": 1, "bad": {CELL: 1}}
     plain = {"use_dictionary": False, "write_batch_size": 1}
-    pages = parquet(folder / "pages.parquet", {"prompt": [LONG] * 20 + ["p"]}, **plain)
-    yield pages, {"rows": 1, "bad": {CELL: 20}}
+    pages = parquet(folder / "pages.parquet", {"prompt": [LONG] * 10 + ["p"]}, **plain)
+    yield pages, {"rows": 1, "bad": {CELL: 10}}
     under = parquet(folder / "under.parquet", {"prompt": named(["y" * 16_000_000], [0] * 1000)})
     yield under, "bytes and unpacks to more than 4096 MiB, the limit for a file of this size; split it"
-    turns = [[{"role": "user", "content": "c" * 1_000_000}] * 1000]
-    yield parquet(folder / "turns.parquet", {"prompt": turns}, **plain), "to read a row may take 953 MiB"
-    numbers = pa.array(np.zeros(100_000_000, np.float32))
+    turns = [[{"role": "user", "content": "c" * 1_000_000}] * 650]
+    yield parquet(folder / "turns.parquet", {"prompt": turns}, **plain), "row group 0: to read a row may take"
+    numbers = pa.array(np.zeros(30_000_000, np.float32))
     many = pa.ListArray.from_arrays(pa.array([0, len(numbers)], pa.int32()), numbers)
     yield parquet(folder / "numbers.parquet", {"token_rewards": many}), "fewer rows in a row group (pyarrow: row_group"
     prefixes = {"column_encoding": {"prompt": "DELTA_BYTE_ARRAY"}, "use_dictionary": ["response"]}
-    shared = parquet(folder / "prefixes.parquet", {"prompt": [LONG] * 40}, **prefixes)
-    yield shared, "to read a row may take"
+    shared = parquet(folder / "prefixes.parquet", {"prompt": ["z" * 10_000_000] * 40}, **prefixes)
+    yield shared, {"rows": 40, "bad": {}}
 
 
 def texts(folder):
@@ -141,10 +151,10 @@ def texts(folder):
         file.write(b"[")
         file.truncate(2_000_000_000)
     yield large, "a .json file of more than 128 MiB would be read whole; write one row per line (.jsonl)"
-    for name, cell in (("cell.csv", b"x" * 300_000_000), ("lines.csv", b'"' + b"x\n," * 100_000_000 + b'"')):
+    for name, cell in (("cell.csv", b"x" * 300_000_000), ("lines.csv", b'"' + (b"x" * 98 + b"\n,") * 1_000_000 + b'"')):
         table = folder / name
         table.write_bytes(b"prompt,response,reward\np,r,1\np," + cell + b",0\np,r,1\n")
-        why = CELL if name == "lines.csv" else f"longer than {32} MiB"
+        why = CELL if name == "lines.csv" else "longer than 33,554,432 characters"
         yield table, {"rows": 2, "bad": {why: 1}}
     columns = folder / "columns.csv"
     columns.write_text(",".join(["prompt", "reward", *(f"c{k}" for k in range(10_000))]) + "\n" + "1," * 10_001 + "1\n")
@@ -260,7 +270,7 @@ def data_set(folder, columns):
 
 
 def test_a_data_set_whose_numbers_unpack_to_too_much(tmp_path):
-    count = 100_000_000
+    count = 70_000_000
     zeros, states = pa.array(np.zeros(count, np.int32)), pa.array(np.zeros(2, np.float32))
     one = pa.ListArray.from_arrays(pa.array([0, 2], pa.int32()), states)
     folder = data_set(tmp_path / "data", {"episode_index": zeros, "frame_index": zeros, "next.reward": zeros})

@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TextIO
 
+import numpy as np
 from pydantic_core import from_json
 
 from guerdon.errors import DataError, boundary, said_by
@@ -301,7 +302,7 @@ class _TableLines:
     """Lines for `csv.reader`; a row that has too many characters, in one line or several, is read to its end."""
 
     def __init__(self, file: TextIO) -> None:
-        self.file = file
+        self.file, self.rest = file, io.StringIO()  # what was read behind a row that was too long
         self.line, self.size, self.quotes = "", 0, 0  # the last line; characters and quotes of the row so far
 
     def start_row(self) -> None:
@@ -310,22 +311,33 @@ class _TableLines:
 
     def skip_row(self) -> None:
         """Read to the end of the row: to the first end of a line that is not between quotes."""
-        while self.line and not (self.line.endswith(("\n", "\r")) and self.quotes % 2 == 0):
-            self.line = self.file.readline(_PIECE)
-            self.quotes += self.line.count('"')
+        piece, inside = self.line[-1:], self.quotes % 2
+        if piece in ("\n", "\r") and not inside:
+            return
+        while piece := self.rest.read(_PIECE) or self.file.read(_PIECE):
+            letters_N = np.frombuffer(piece.encode("utf-32-le", "surrogatepass"), np.uint32)
+            quotes_N = np.cumsum(letters_N == ord('"')) + inside
+            ends = np.flatnonzero((letters_N == ord("\n")) & (quotes_N % 2 == 0))
+            if len(ends):
+                self.rest = io.StringIO(piece[ends[0] + 1 :] + self.rest.read(), newline="")
+                return
+            inside = int(quotes_N[-1]) % 2
 
     def __iter__(self) -> _TableLines:
         return self
 
     def __next__(self) -> str:
-        self.line = line = self.file.readline(_TABLE_ROW + 1)
+        line = self.rest.readline(_TABLE_ROW + 1)
+        if not line.endswith("\n"):
+            line += self.file.readline(_TABLE_ROW + 1 - len(line))
+        self.line = line
         if not line:
             raise StopIteration
         self.size += len(line)
         self.quotes += line.count('"')
         if self.size > _TABLE_ROW:
             self.skip_row()
-            raise Unparsed(too_long(_TABLE_ROW))
+            raise Unparsed(f"longer than {_TABLE_ROW:,} characters")
         return line
 
 

@@ -90,6 +90,7 @@ class BoundedParquet:
         self._plans: dict[tuple[int, tuple[str, ...] | None], _Plan] = {}
         self.schema = self._open(frozenset()).schema_arrow
         self.groups = self._footer.groups
+        self._as_dictionary = tuple(field.name for field in self.schema if "dictionary<" in str(field.type))
 
     def rows(
         self, *, kept: bool, columns: Sequence[str] | None = None, together: int = ROWS
@@ -227,9 +228,10 @@ class BoundedParquet:
         group, found, pages = self.groups[number], list[_Column](), 0
         for described, chunk in zip(self._footer.columns, group.chunks, strict=True):
             path = described.path
-            if names is not None and not any(path == name or path.startswith(f"{name}.") for name in names):
+            if names is not None and not _is_in(path, names):
                 continue
-            column = _Column(f"{where}, column {path[:80]}", file, described, _Chunk(*chunk.tolist()))
+            place, shared = f"{where}, column {path[:80]}", _is_in(path, self._as_dictionary)
+            column = _Column(place, file, described, _Chunk(*chunk.tolist()), shared=shared)
             pages += len(column.pages)
             if pages > PAGES:
                 raise TooLarge(f"{where}: it has more than {PAGES:,} pages; write larger pages")
@@ -240,6 +242,11 @@ class BoundedParquet:
                 )
             found.append(column)
         return found
+
+
+def _is_in(path: str, names: Iterable[str]) -> bool:
+    """Whether a column of values is one of these columns, or a part of one, by the rule of pyarrow."""
+    return any(path == name or path.startswith(f"{name}.") for name in names)
 
 
 class _Part(NamedTuple):
@@ -338,6 +345,7 @@ class _Page(NamedTuple):
         packed: bytes of its content in the file.
         levels: bytes of its content that say where rows begin, which are not compressed; None: they are, and their
             number stands in front of them.
+        in_runs: whether its levels are in the encoding of today.
     """
 
     kind: int
@@ -347,6 +355,12 @@ class _Page(NamedTuple):
     at: int
     packed: int
     levels: int | None
+    in_runs: bool
+
+    @property
+    def memory(self) -> int:
+        """Bytes that it takes while it is read: what is not compressed has as many as in the file."""
+        return max(self.size, self.packed)
 
 
 class _Column:
@@ -357,6 +371,7 @@ class _Column:
         file: open for reading.
         described: the column.
         chunk: where it stands.
+        shared: whether its type in Arrow is a dictionary.
 
     Attributes:
         path: its name, with those of the columns that it is part of.
@@ -371,29 +386,29 @@ class _Column:
         starts_R: (R,) values before each row; None: not known.
     """
 
-    def __init__(self, where: str, file: BinaryIO, described: _Described, chunk: _Chunk) -> None:
+    def __init__(self, where: str, file: BinaryIO, described: _Described, chunk: _Chunk, *, shared: bool) -> None:
         self.where, self.file, self.codec = where, file, chunk.codec
         self.path, self.flat = described.path, described.lists == 0
         self.lists, self.nullable = described.lists, described.nullable
         entries, self.pages = _pages(where, file, chunk)
-        dictionary = sum(page.size for page in entries)
+        dictionary = sum(page.memory for page in entries)
         values_P = np.array([page.values for page in self.pages], np.int64)
         self.values = int(values_P.sum())
-        self.page_bytes = dictionary + max((page.size for page in self.pages), default=0)
+        self.page_bytes = dictionary + max((page.memory for page in self.pages), default=0)
         texts = described.kind == _TEXTS
         # values of a dictionary that are in memory at once
         named = max((page.values for page in self.pages if page.encoding in _NAMED), default=0)
         named = min(named, ROWS) if self.flat else named
         longest = dictionary
-        if texts and entries and dictionary * named > SHARED:
+        if texts and entries and not shared and dictionary * named > SHARED:
             longest = self._longest(entries[0])
-        self.shared = texts and named * longest > SHARED
+        self.shared = texts and (shared or named * longest > SHARED)
         if self.shared:
             longest = 4
             self.page_bytes += 2 * dictionary  # with that of the batch, and the index of its texts
         width = described.width if described.kind == _FIXED else _WIDTHS[described.kind]
         found = [self._bytes_of(page, longest) if texts else (width, 0) for page in self.pages]
-        self.own_P, self.content_P = np.array(found, np.int64).reshape(-1, 2).T
+        self.own_P, self.content_P = np.array(found, np.float64).reshape(-1, 2).T  # products may exceed 64 bits
         self.own_P = self.own_P + (_VALUE if self.flat else _NESTED)
         self.first_P = np.concatenate([[0], np.cumsum(values_P)])
         self.starts_R: _Counts | None = None
@@ -423,7 +438,8 @@ class _Column:
 
     def find_rows(self) -> None:
         """Find out where rows begin, where a row is not a value."""
-        if self.flat or self.starts_R is not None or self.codec not in _CODECS:
+        known = self.codec in _CODECS and all(page.in_runs for page in self.pages)
+        if self.flat or self.starts_R is not None or not known:
             return
         runs, found = RUNS, [np.zeros(0, np.int64)]
         for page, before in zip(self.pages, self.first_P, strict=False):
@@ -457,15 +473,16 @@ class _Column:
         if page.encoding in _NAMED:
             return longest, 0
         if page.encoding == _PREFIXES:
-            return page.size, 0
-        if page.size > _LARGE and page.encoding == _PLAIN and page.kind == _DATA:
+            return page.memory, 0
+        if page.memory > _LARGE and page.encoding == _PLAIN and page.kind == _DATA:
             return self._longest(page), 0
-        return 0, page.size
+        return 0, page.memory
 
     def _longest(self, page: _Page) -> int:
         """Bytes of the longest text of a page or dictionary; all of them where that would take long to find out."""
-        if page.size > BATCH // 3 or page.values > _LOOKED_UP or self.codec not in _CODECS:
-            return page.size
+        known = self.codec in _CODECS and page.in_runs
+        if page.memory > BATCH // 3 or page.values > _LOOKED_UP or not known:
+            return page.memory
         content, at, longest = self._content(page), 0, 0
         if page.kind == _DATA:  # levels stand before the texts
             for _ in range((not self.flat) + self.nullable):
@@ -487,7 +504,7 @@ def _zeros(levels: bytes, width: int, values: int) -> Iterator[tuple[int, _Count
     """
     seen = at = 0
     while seen < values:
-        header, at = _number(levels, at)
+        header, at = _number(levels, at, 32)
         if header & 1:
             size = (header >> 1) * width
             if size > _LONGEST_RUN:
@@ -582,14 +599,16 @@ def _parsed_footer(data: bytes) -> tuple[_Footer, int]:
     columns, groups, left = list[_Described](), list[_Group](), CHUNKS
     number, kind, at = _field(data, 0, 0)
     while kind and left >= 0:
-        if number == 2:
+        if (number, kind) == (2, _LIST):
             count, at = _structs(data, at)
             elements = []
             for _ in range(count):
                 element, at = _struct(data, at, 0)
                 elements.append(element)
             columns = _described(iter(elements))
-        elif number == 4:
+        elif (number, kind) == (4, _LIST):
+            if groups:
+                raise ValueError("two lists of row groups")
             count, at = _structs(data, at)
             while count and left >= 0:
                 group, at = _group(data, at, left)
@@ -603,43 +622,49 @@ def _parsed_footer(data: bytes) -> tuple[_Footer, int]:
     return _Footer(columns, groups), left
 
 
-def _described(elements: Iterator[dict[int, Any]]) -> list[_Described]:
+def _described(elements: Iterator[dict[tuple[int, int], Any]]) -> list[_Described]:
     """The columns of values from the elements of a schema, in which those inside another follow it."""
     found = list[_Described]()
     root = next(elements, {})
-    above = [[root.get(5, 0), "", 0, False]]  # of the elements that go on: how many follow, path, lists, nullable
+    above = [[root.get((5, _I32), 0), "", 0, False]]  # elements that go on: how many follow, path, lists, nullable
     for element in elements:
         while above and not above[-1][0]:
             above.pop()
         if not above:
             break
         above[-1][0] -= 1
-        path = f"{above[-1][1]}{element[4].decode()}"
-        lists = above[-1][2] + (element.get(3) == 2)
-        nullable = above[-1][3] or element.get(3, 0) != 0
-        if element.get(5):
-            above.append([element[5], f"{path}.", lists, nullable])
+        name, repetition = element[4, _TEXT], element.get((3, _I32), 0)
+        if len(name) == _NAME:
+            raise ValueError("a name that is too long")
+        path = f"{above[-1][1]}{name.decode()}"
+        lists = above[-1][2] + (repetition == 2)
+        nullable = above[-1][3] or repetition != 0
+        if element.get((5, _I32)):
+            above.append([element[5, _I32], f"{path}.", lists, nullable])
         else:
-            found.append(_Described(path, element[1], element.get(2, 0), lists, nullable))
+            found.append(_Described(path, element[1, _I32], element.get((2, _I32), 0), lists, nullable))
     return found
 
 
 def _group(data: bytes, at: int, most: int) -> tuple[_Group, int]:
     """A row group, of whose columns at most one more than `most` are read, and where it ends."""
-    found, chunks = {}, list[list[int]]()
+    found, chunks = dict[tuple[int, int], Any](), list[list[int]]()
     number, kind, at = _field(data, at, 0)
     while kind:
-        if number == 1:
+        if (number, kind) == (1, _LIST):
             count, at = _structs(data, at)
+            if chunks:
+                raise ValueError("two lists of columns")
             if count > most:
                 return _Group(0, 0, np.zeros((most + 1, 5), np.int64)), at
             for _ in range(count):
                 chunk, at = _struct(data, at, 0)
-                chunks.append([chunk[3].get(field, 0) for field in (4, 5, 7, 9, 11)])
+                own = chunk[3, _STRUCT]
+                chunks.append([own.get(field, 0) for field in _OF_A_CHUNK])
         else:
-            found[number], at = _value(data, at, kind, 0)
+            found[number, kind], at = _value(data, at, kind, 0)
         number, kind, at = _field(data, at, number)
-    return _Group(found.get(3, 0), found.get(2, 0), np.array(chunks, np.int64).reshape(-1, 5)), at
+    return _Group(found.get((3, _I64), 0), found.get((2, _I64), 0), np.array(chunks, np.int64).reshape(-1, 5)), at
 
 
 def _pages(where: str, file: BinaryIO, chunk: _Chunk) -> tuple[list[_Page], list[_Page]]:
@@ -649,7 +674,8 @@ def _pages(where: str, file: BinaryIO, chunk: _Chunk) -> tuple[list[_Page], list
     entries, found = list[_Page](), list[_Page]()
     while at < end and seen < chunk.values:
         page = _page(file, at)
-        if page is None or min(page.size, page.packed, page.values) < 0 or len(found) > PAGES:
+        numbers = () if page is None else (page.size, page.packed, page.values)
+        if page is None or not all(0 <= number < 1 << 31 for number in numbers) or len(found) > PAGES:
             raise DataError(f"{where}: page {len(found)} is damaged, or there are more than {PAGES:,}")
         at = page.at + page.packed
         if page.kind == _DICTIONARY:
@@ -672,30 +698,42 @@ def _page(file: BinaryIO, at: int) -> _Page | None:
         break
     else:
         return None
-    kind, rest = header[1], {_DATA: 5, _DICTIONARY: 7, _DATA_2: 8}
-    own = header.get(rest.get(kind, 0), {})
-    second = kind == _DATA_2
-    levels = own[6] if second else None
-    return _Page(kind, own.get(1, 0), own.get(4 if second else 2, 0), header[2], at + length, header[3], levels)
+    kind, size, packed = header[1, _I32], header[2, _I32], header[3, _I32]
+    if kind == _DATA_2:
+        own = header[8, _STRUCT]
+        return _Page(kind, own[1, _I32], own[4, _I32], size, at + length, packed, own[6, _I32], in_runs=True)
+    if kind == _DATA:
+        own = header[5, _STRUCT]
+        in_runs = (own[3, _I32], own[4, _I32]) == (_IN_RUNS, _IN_RUNS)
+        return _Page(kind, own[1, _I32], own[2, _I32], size, at + length, packed, None, in_runs)
+    values = header[7, _STRUCT][1, _I32] if kind == _DICTIONARY else 0
+    return _Page(kind, values, _PLAIN, size, at + length, packed, None, in_runs=True)
 
 
-_BYTES_OF, _INTEGERS, _LISTS = {3: 1, 7: 8}, (4, 5, 6), (9, 10)  # types of Thrift's compact protocol
-_TRUE, _FALSE, _TEXT, _STRUCT = 1, 2, 8, 12
+_IN_RUNS = 3  # encoding of levels
+_BYTES_OF, _LISTS = {3: 1, 7: 8}, (9, 10)  # types of Thrift's compact protocol
+_TRUE, _FALSE, _I16, _I32, _I64, _TEXT, _LIST, _STRUCT = 1, 2, 4, 5, 6, 8, 9, 12
+_OF_A_CHUNK = ((4, _I32), (5, _I64), (7, _I64), (9, _I64), (11, _I64))  # as the fields of `_Chunk`
 _NAME = 10_000  # bytes of a text that are kept
 _DEEPEST = 8  # structs in a struct; headers of pages have three
 
 
-def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
-    """The integers and structs of a struct by the numbers of their fields, and where it ends.
+def _struct(data: bytes, at: int, depth: int) -> tuple[dict[tuple[int, int], Any], int]:
+    """The fields of a struct by their number and type, and where it ends.
+
+    Readers that Thrift made leave out a field of another type than they know, and take the last that stands twice; so a
+    field is looked up by both, and none may stand twice.
 
     Raises:
         IndexError: it goes on behind the data.
         ValueError: it is none.
     """
-    found: dict[int, Any] = {}
+    found: dict[tuple[int, int], Any] = {}
     number, kind, at = _field(data, at, 0)
     while kind:
-        found[number], at = _value(data, at, kind, depth)
+        if (number, kind) in found:
+            raise ValueError("a field stands twice")
+        found[number, kind], at = _value(data, at, kind, depth)
         number, kind, at = _field(data, at, number)
     return found, at
 
@@ -704,10 +742,14 @@ def _field(data: bytes, at: int, before: int) -> tuple[int, int, int]:
     """Number and type of the field behind that with the number `before`, and where it begins; type 0: there is none."""
     head = data[at]
     at += 1
-    if head == 0 or head >> 4:
-        return before + (head >> 4), head & 15, at
-    number, at = _number(data, at)
-    return (number >> 1) ^ -(number & 1), head & 15, at
+    if head & 15 == 0:
+        return 0, 0, at
+    number = before + (head >> 4)
+    if not head >> 4:
+        number, at = _integer(data, at, 16)
+    if not 0 <= number < 1 << 15:
+        raise ValueError("there is no such field")
+    return number, head & 15, at
 
 
 def _structs(data: bytes, at: int) -> tuple[int, int]:
@@ -715,20 +757,19 @@ def _structs(data: bytes, at: int) -> tuple[int, int]:
     head, at = data[at], at + 1
     if head & 15 != _STRUCT:
         raise ValueError("no list of structs")
-    return (head >> 4, at) if head >> 4 < 15 else _number(data, at)
+    return (head >> 4, at) if head >> 4 < 15 else _number(data, at, 31)
 
 
 def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
-    """A value of a struct, and where it ends; of texts and lists only the latter."""
+    """A value of a struct, and where it ends; of lists only the latter."""
     if kind in (_TRUE, _FALSE):
         return kind == _TRUE, at
-    if kind in _INTEGERS:
-        number, at = _number(data, at)
-        return (number >> 1) ^ -(number & 1), at
+    if kind in (_I16, _I32, _I64):
+        return _integer(data, at, {_I16: 16, _I32: 32, _I64: 64}[kind])
     if kind in _BYTES_OF:
         return None, at + _BYTES_OF[kind]
     if kind == _TEXT:
-        length, at = _number(data, at)
+        length, at = _number(data, at, 31)
         if at + length > len(data):
             raise IndexError
         return data[at : at + min(length, _NAME)], at + length
@@ -740,7 +781,7 @@ def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
         head, at = data[at], at + 1
         count = head >> 4
         if count == 15:
-            count, at = _number(data, at)
+            count, at = _number(data, at, 31)
         for _ in range(count):
             if head & 15 in (_TRUE, _FALSE):
                 at += 1
@@ -752,14 +793,27 @@ def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
     raise ValueError(f"there is no type {kind}")
 
 
-def _number(data: bytes, at: int) -> tuple[int, int]:
-    """An integer of as many bytes as it needs, seven bits in each, and where it ends."""
+def _integer(data: bytes, at: int, bits: int) -> tuple[int, int]:
+    """An integer with a sign, which is its last bit, and where it ends."""
+    number, at = _number(data, at, bits)
+    return (number >> 1) ^ -(number & 1), at
+
+
+def _number(data: bytes, at: int, bits: int) -> tuple[int, int]:
+    """A number of as many bytes as it needs, seven bits in each, and where it ends.
+
+    Raises:
+        IndexError: the data end before.
+        ValueError: it has more bits, of which readers would leave some out.
+    """
     found = shift = 0
-    while shift < 64:
+    while shift < 70:
         byte = data[at]
         at += 1
         found |= (byte & 127) << shift
         if byte < 128:
+            if found >> bits:
+                break
             return found, at
         shift += 7
-    raise ValueError("a number of more than 64 bits")
+    raise ValueError(f"a number of more than {bits} bits")
