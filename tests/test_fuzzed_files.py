@@ -10,6 +10,7 @@ import json
 import shutil
 import tempfile
 import zipfile
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -107,9 +108,12 @@ def as_text(value):
     return json.dumps(value, default=str)
 
 
-SCALARS = [
+NUMBERS = [
     None, True, False, 0, -1, 3, 2**31, 2**63, -(2**64), 10**400, -0.0, 0.5, 1e308, float("nan"), float("inf"),
-    float("-inf"), "", " ", "a", "0", "1", "-1", "1.5", "nan", "1e999", "true", "\u0661", "\n", "a\nb", "\x00",
+    float("-inf"),
+]  # fmt: skip
+TEXTS = [
+    "", " ", "a", "0", "1", "-1", "1.5", "nan", "1e999", "true", "\u0661", "\n", "a\nb", "\x00",
     "\x1b[31m",
     "\u2028", "\ud800", "a\udfff", "\U0001f600", "A", "B>A", "model_b", "tie", "solution", "found_error", "correct",
     "a" * 70_000, "(" * 3000, "[" * 3000, '{"a":' * 3000, "[1, 2", '{"role": "user"}', '[{"role": "user"}]', "null",
@@ -117,6 +121,7 @@ SCALARS = [
     "\u043a\u0438", "+", "-", "assert f(1) == 1", "def check(c): pass", "../../etc/passwd", "{problem}", "%s", "=1+1",
     '"', ",",
 ]  # fmt: skip
+SCALARS = [*NUMBERS, *TEXTS]
 scalars = st.sampled_from(SCALARS) | st.text(max_size=8) | st.integers() | st.floats()
 names = st.sampled_from([*NAMES, "role", "content", "type", "text", "image_url", "tool_calls", "function", "name",
                          "arguments", "parameters", "value", "from", "rank", "score", "", "a\nb",
@@ -137,7 +142,8 @@ def changed(draw, value, depth=0):
     """A value in which one place has another one."""
     inside = isinstance(value, list | dict) and value and depth < 6
     if not inside or draw(st.integers(0, 2)) == 0:
-        return draw(cells)
+        alike = NUMBERS if isinstance(value, int | float) else TEXTS
+        return draw(cells | st.sampled_from(alike))
     place = draw(st.sampled_from(sorted(value) if isinstance(value, dict) else range(len(value))))
     copy = dict(value) if isinstance(value, dict) else list(value)
     action = draw(st.integers(0, 5))
@@ -223,11 +229,19 @@ FORMS = {
     ".jsonl": lambda given: "".join(json.dumps(row) + "\n" for row in given).encode(),
     ".json": lambda given: json.dumps(given).encode(),
     "object.json": lambda given: json.dumps(given[0]).encode(),
+    "metrics.jsonl": lambda given: "".join(json.dumps(row) + "\n" for row in given).encode(),
     ".csv": lambda given: table(given, ","),
     ".tsv": lambda given: table(given, "\t"),
     ".parquet": parquet,
     ".eval": archive,
 }
+
+
+def file_name(form):
+    """The name of a file of a form, some of which are known by their whole name."""
+    return f"x{form}" if form.startswith(".") else form
+
+
 READ_BY = {
     "preferences": ["preferences", "choices", "labelled", "score"],
     "labelled": ["labelled", "score", "preferences", "log"],
@@ -310,7 +324,7 @@ def test_rows_with_known_columns_and_any_values(reader, folder):
     def read(given, form, more):
         kind, content = given
         with folder as place:
-            path = place / f"x{form}"
+            path = place / file_name(form)
             path.write_bytes(FORMS[form](content))
             for name in [*READ_BY[kind], more]:
                 check(reader, name, path)
@@ -322,7 +336,7 @@ def test_valid_files_with_changed_bytes(reader, folder):
     def read(given, form, source, changes, more):
         kind, content = given
         with folder as place:
-            path = place / (f"x{form}" if source is None else source.name)
+            path = place / (file_name(form) if source is None else source.name)
             path.write_bytes(mutated(FORMS[form](content) if source is None else source.read_bytes(), changes))
             for name in [*READ_BY[kind], more] if source is None else ["log", more]:
                 check(reader, name, path)
@@ -334,6 +348,42 @@ def test_valid_files_with_changed_bytes(reader, folder):
         read, given=valid, form=st.sampled_from(list(FORMS)), source=st.none() | st.sampled_from(FILES),
         changes=changes, more=st.sampled_from(OF_ROWS),
     )  # fmt: skip
+
+
+def places(value, path=()):
+    """Paths to the values in a row, and to the row itself."""
+    yield path
+    if isinstance(value, dict | list):
+        for key in list(value) if isinstance(value, dict) else range(len(value)):
+            yield from places(value[key], (*path, key))
+
+
+def with_other(value, path, new):
+    """A copy of a row with another value at a path."""
+    if not path:
+        return new
+    copy = value.copy()
+    copy[path[0]] = with_other(value[path[0]], path[1:], new)
+    return copy
+
+
+OTHERS = [*SCALARS, [], {}, ["a"], [1], {"a": 1}, TALK, [TALK], nested(150, "[", 1), nested(150, "{", "a")]
+
+
+@pytest.mark.parametrize("kind", VALID)
+def test_every_value_in_every_place(kind, reader, folder):
+    broken = {}
+    for row in VALID[kind]:
+        for path in islice(places(row), 40):
+            for new in OTHERS:
+                with folder as place:
+                    file = place / "x.jsonl"
+                    file.write_text(json.dumps(with_other(row, path, new)) + "\n")
+                    for name in READ_BY[kind]:
+                        outcome, said = reader.read(name, file)
+                        if outcome == "broken":
+                            broken.setdefault(said[-300:], (name, path, ascii(new)[:60]))
+    assert not broken
 
 
 @st.composite

@@ -506,6 +506,19 @@ def test_columns_that_hold_something_else_do_not_stop_the_reading(tmp_path):
     assert (rows.texts.tokens, rows.texts.token_rewards) == (None, None)
 
 
+@pytest.mark.hostile("files")
+def test_whole_numbers_beyond_a_float_are_no_numbers(tmp_path):
+    row = {"prompt": "p", "response": "a b", "tokens": ["a", " b"], "token_rewards": [0.5, 10**400], "reward": 1}
+    rows = read_log(jsonl(tmp_path / "log.jsonl", [row, {**row, "reward": 10**400}]))
+    assert (rows.reward_N.tolist(), rows.bad) == ([1], {"reward is not a number": 1})
+    assert rows.texts.token_rewards is None
+    curves = [{"step": 1, "loss": 0.5, "grad": 10**400}, {"step": 10**30, "loss": 1}, {"step": 2, "loss": 0.25}]
+    found = read_log(jsonl(tmp_path / "metrics.jsonl", curves)).curves
+    assert {name: [column.tolist() for column in curve] for name, curve in found.items()} == {
+        "loss": [[1, 2], [0.5, 0.25]]
+    }
+
+
 def test_a_reward_may_be_missing_in_the_first_rows(tmp_path):
     log = [{"prompt": "p", "response": "r"}, {"prompt": "p", "response": "r", "reward": 1}]
     np.testing.assert_array_equal(read_log(jsonl(tmp_path / "log.jsonl", log)).reward_N, [np.nan, 1])

@@ -49,6 +49,7 @@ RED = [("Which colour?", "blue", 1), ("Which colour?", "red", 0)]
 TIE = [("Which colour?", "blue", 0), ("Which colour?", "red", 0)]
 Q = {"prompt": "Which colour?"}
 TWO = {**Q, "response_1": "blue", "response_2": "red"}
+SCORED = {"question": "Which colour?", "answer_0": "blue", "answer_1": "red", "score_0": 1, "score_1": 2}
 BATTLE = {"conversation_a": ASKED + said("blue"), "conversation_b": ASKED + said("red")}
 
 
@@ -178,8 +179,7 @@ def test_single_responses():
         ({**Q, "responses": ["blue", "red"], "scores": [1, 10**400]}, "no_rank"),
         ({**Q, "responses": [{"response": "blue", "rank": 1}, "red"]}, "no_rank"),
         ({**Q, "responses": ["blue", {"response": "red", "rank": 1}]}, "no_rank"),
-        ({**TWO, "preference_strength": 10**400}, "unreadable_choice"),
-        ({"question": "q", "answer_0": "a", "answer_1": "b", "score_0": 1, "score_1": -(10**400)}, "unreadable_score"),
+        ({**TWO, "preference_strength": float("inf")}, "unreadable_choice"),
         (
             {"question": "q", "answer_0": "a", "answer_1": "b", "score_0": float("nan"), "score_1": 1},
             "unreadable_score",
@@ -200,6 +200,9 @@ def test_what_says_nothing_is_left_out_with_its_reason(row, reason):
     [
         ({"a": 1}, "columns: {chosen"), ({**Q, "chosen": 3, "rejected": "red"}, "chosen must be text"),
         ({**Q, "responses": ["blue", "red"], "scores": 5}, "scores must be a list of numbers"),
+        ({**TWO, "preference_strength": 10**400}, "preference_strength must be a name or a number, this is '1000"),
+        ({**SCORED, "score_1": -(10**400)}, "score_1 must be a number, this is '-1000"),
+        ({**Q, "chosen": "blue", "rejected": "red", "margin": 10**400}, "margin must be a number, this is '1000"),
     ],
 )  # fmt: skip
 def test_other_rows_are_errors_that_name_the_place(row, words):

@@ -62,6 +62,7 @@ def test_labels_of_other_layouts(tmp_path):
         ([{"judge_score": 1}], "no row has a label of a person"),
         ([{"judge_score": 1, "oracle_label": "high"}], r"oracle_label must be a finite number or null, this is 'high'"),
         ([{"judge_score": 1, "oracle_label": math.inf}], "oracle_label must be a finite number"),
+        ([{"judge_score": 1, "oracle_label": 10**400}], "oracle_label must be a finite number"),
         ([{"prompt": "p", "chosen": "a", "rejected": "b"}], r"evaluate\.pairs"),
         ([3], "a row must be a map"),
     ],

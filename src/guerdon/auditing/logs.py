@@ -34,7 +34,7 @@ from guerdon.episodes.rollout_logs import (
     log_files,
     log_records,
 )
-from guerdon.episodes.row_files import numbered_rows
+from guerdon.episodes.row_files import is_beyond_float, numbered_rows
 from guerdon.errors import DataError, boundary, did_you_mean
 from guerdon.files.bounds import RECORD, BadRecord, TooLarge, Unparsed, table_rows, too_long
 
@@ -52,6 +52,8 @@ _POSITION = ("episode_index", "frame_index", "task_index")  # columns of every L
 _CONTACT = re.compile(r"contact|force|tactile|touch", re.IGNORECASE)
 _HEAD = 100_000  # characters of the first line of a monitor file
 _SHOWN = re.compile(r"Sample:(?:\\n|\n)(.*)(?:\\n|\n){2}Reward: (\S+)$", re.DOTALL)
+
+_STEPS = 1 << 63  # of int64
 
 Curves = dict[str, tuple[Codes, Numbers]]
 
@@ -91,11 +93,14 @@ def read_metrics(file: Path) -> Curves:
     """The numbers of a `metrics.jsonl` of guerdon or prime-rl, by the kind of row and their name."""
     found: dict[str, list[tuple[float, float]]] = {}
     for _, row in numbered_rows(file):
-        if isinstance(row, Mapping) and isinstance(row.get("step"), int):
-            kind = f"{row['kind']}/" if isinstance(row.get("kind"), str) else ""
-            for name, value in row.items():
-                if name not in ("step", "time", "kind") and isinstance(value, int | float):
-                    found.setdefault(f"{kind}{name}", []).append((row["step"], value))
+        step = row.get("step") if isinstance(row, Mapping) else None
+        if not isinstance(step, int) or abs(step) >= _STEPS:
+            continue
+        kind = f"{row['kind']}/" if isinstance(row.get("kind"), str) else ""
+        for name, value in row.items():
+            is_number = isinstance(value, int | float) and not is_beyond_float(value)
+            if name not in ("step", "time", "kind") and is_number:
+                found.setdefault(f"{kind}{name}", []).append((step, value))
     return _curves(found)
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from guerdon.auditing.association import strata, stratum_means
 from guerdon.auditing.rows import Codes, Flags, Numbers, Rows, Texts
 from guerdon.episodes.rollout_logs import RESCORED, Columns, columns_of, layout_of, messages_of, text_of, turns_of
+from guerdon.episodes.row_files import is_beyond_float
 from guerdon.errors import DataError, did_you_mean
 from guerdon.files.bounds import BadRecord, TooLarge
 
@@ -83,7 +84,7 @@ def _listed(value: Any, kind: type) -> list[Any]:
     if not isinstance(value, list | tuple):
         return []
     wanted = (int, float) if kind is float else str
-    if not all(isinstance(one, wanted) for one in value):
+    if not all(isinstance(one, wanted) and not is_beyond_float(one) for one in value):
         return []
     return [kind(one) for one in value]
 

@@ -11,8 +11,8 @@ names. What cannot be used is left out and counted by reason, never used in sile
 from __future__ import annotations
 
 import hashlib
+import math
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from guerdon.episodes.chats import ChatError, chat_messages, context_of, question_of, split_answer, tool_schemas
-from guerdon.episodes.row_files import ENDINGS, RowFields
+from guerdon.episodes.row_files import ENDINGS, RowFields, is_beyond_float
 from guerdon.episodes.solution_files import data_rows
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
@@ -132,8 +132,8 @@ def _number(fields: RowFields, *keys: str) -> float | None:
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether a value is a number that a float can hold; JSON has whole numbers of any length."""
-    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
+    """Whether a value is a finite number that a float can hold."""
+    return isinstance(value, int | float) and not is_beyond_float(value) and math.isfinite(value)
 
 
 def _chosen(fields: RowFields) -> _Row:

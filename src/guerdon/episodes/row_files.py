@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -181,7 +182,8 @@ class RowFields:
                 raise DataError(f"no {key}; found {', '.join(map(str, self.row))}", where=self.where, field=key)
             return default
         numeric = kind in (int, (int, float))
-        if not isinstance(value, kind) or (numeric and isinstance(value, bool)):
+        beyond = kind is not int and is_beyond_float(value)
+        if not isinstance(value, kind) or (numeric and isinstance(value, bool)) or beyond:
             raise DataError(f"{key} must be {wanted}, this is {str(value)[:80]!r}", where=self.where, field=key)
         return value
 
@@ -199,8 +201,11 @@ class RowFields:
 
     def numbers(self, key: str, default: Any = ...) -> Any:
         """A list of numbers, booleans (as 1 and 0) and nulls, as a tuple of floats and None."""
-        kind = "numbers, true and false"
-        values = self._items(key, kind, lambda v: v is None or isinstance(v, int | float), default)
+
+        def fits(value: Any) -> bool:
+            return value is None or (isinstance(value, int | float) and not is_beyond_float(value))
+
+        values = self._items(key, "numbers, true and false", fits, default)
         return values if values is None else tuple(None if v is None else float(v) for v in values)
 
     def _items(self, key: str, what: str, fits: Callable[[Any], bool], default: Any) -> Any:
@@ -212,7 +217,10 @@ class RowFields:
     def meta(self) -> dict[str, Any]:
         """The `meta` of a row: a map, or a map in JSON (Parquet)."""
         self.get("meta", (Mapping, str), "a map", default={})
-        return dict(self.from_json("meta") or {})
+        found = self.from_json("meta") or {}
+        if not isinstance(found, Mapping):
+            raise DataError(f"meta must be a map, this is {str(found)[:80]!r}", where=self.where, field="meta")
+        return dict(found)
 
     def from_json(self, key: str) -> Any:
         """The value of a key, or what it says in JSON."""
@@ -250,6 +258,11 @@ class RowFields:
             yield
         except ChatError as error:
             raise DataError(f"{key}: {error}", where=self.where, field=key) from error
+
+
+def is_beyond_float(value: Any) -> bool:
+    """Whether a value is a whole number that no float can hold; those of JSON may have any length."""
+    return isinstance(value, int) and abs(value) > sys.float_info.max
 
 
 def json_line(row: Mapping[str, Any]) -> bytes:

@@ -284,7 +284,7 @@ def _number(row: Mapping[str, Any], key: str, where: str) -> float | None:
     value = row.get(key)
     try:
         found = None if value is None else float(_WORDS.get(str(value).strip().casefold(), value))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         found = np.nan
     if found is not None and not np.isfinite(found):
         raise DataError(f"{key} must be a finite number or null, this is {str(value)[:80]!r}", where=where, field=key)
