@@ -16,7 +16,6 @@ from guerdon.auditing.logs import read_log
 from guerdon.episodes.data_files import DataFiles
 from guerdon.episodes.preferences import read_preferences
 from guerdon.episodes.read import dataset_hash, read_episodes, summarize
-from guerdon.episodes.row_files import file_rows
 from guerdon.episodes.solution_files import read_solutions
 from guerdon.errors import ConfigError, DataError, GuerdonError
 from guerdon.evaluation.benchmarks.labelled import read_labelled
@@ -24,6 +23,7 @@ from guerdon.evaluation.benchmarks.reward_bench import read_choices
 from guerdon.evaluation.scoring.score_file import responses_to_score
 from guerdon.models.judges.rubric import read_rubric
 from guerdon.processes.process import shown
+from guerdon.reading.containers import file_rows
 from guerdon.tasks.prompt_files import read_prompts
 from guerdon.train.rabc import read_progress
 

@@ -19,8 +19,8 @@ SOURCE = Path(guerdon.__file__).parent
 ORDER = (  # a module imports only from its own place in this list and from those before it
     "secrets", "errors", "types",
     "config", "files", "processes", "network", "compute", "statistics", "pages",
-    "settings", "plan", "episodes", "tasks", "worlds", "policies", "endpoints", "collect", "labels", "models", "train",
-    "evaluation", "serve", "engines", "rewards", "rl", "comparison", "auditing", "integrations",
+    "settings", "plan", "reading", "episodes", "tasks", "worlds", "policies", "endpoints", "collect", "labels",
+    "models", "train", "evaluation", "serve", "engines", "rewards", "rl", "comparison", "auditing", "integrations",
     "doctor", "cli", "__main__",
 )  # fmt: skip
 ROOMS = {  # the folders of a folder: the same rule inside

@@ -327,6 +327,6 @@ def _row(episode: Episode, score: Score, aggregation: Aggregation) -> dict[str, 
 
 def _rows_of(path: Path) -> ResultTable:
     """The rows of a file that was written; of a folder none."""
-    from guerdon.episodes.row_files import numbered_rows
+    from guerdon.reading.containers import file_rows
 
-    return ResultTable([row for _, row in numbered_rows(path)] if path.is_file() else [])
+    return ResultTable([row for _, row in file_rows(path)] if path.is_file() else [])

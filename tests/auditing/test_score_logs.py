@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from guerdon.auditing.logs import read_log
-from guerdon.episodes.rollout_logs import eval_members, log_records
 from guerdon.errors import ConfigError, DataError
 from guerdon.evaluation.scoring.score_logs import check_paths, load_scoring_model, score_path
+from guerdon.reading.containers import eval_members, file_rows
 from guerdon.types import Failure, RewardInfo, Score
 from length_model import Length
 
@@ -70,7 +70,7 @@ def test_what_else_a_log_has_is_kept(tmp_path):
 def test_scores_of_inspect_ai(tmp_path, form):
     source, out = DATA / "inspect" / form / f"sums.{form}", tmp_path / f"sums.{form}"
     score_path(source, Length(broken="is 9"), out, name="m")
-    before, after = ([r for _, r in log_records(path)] for path in (source, out))
+    before, after = ([r for _, r in file_rows(path)] for path in (source, out))
     for old, new in zip(before, after, strict=True):
         said = old["output"].get("completion", "")
         failed = "late: 30 s" if "is 9" in said else new["guerdon_failure"]
@@ -86,7 +86,7 @@ def test_scores_of_inspect_ai(tmp_path, form):
         assert {k: v for k, v in new.items() if k != "samples"} == {k: v for k, v in old.items() if k != "samples"}
     again = score_path(out, Length(), out, name="m", only_failed=True)
     assert "rows scored" in again
-    assert [r["guerdon_failure"] for _, r in log_records(out)][:5] == [None] * 5
+    assert [r["guerdon_failure"] for _, r in file_rows(out)][:5] == [None] * 5
 
 
 def test_other_layouts_of_text(tmp_path):

@@ -24,7 +24,6 @@ from guerdon.auditing.text_rows import RowReader
 from guerdon.episodes.data_files import DataFiles
 from guerdon.episodes.layout import DONE, REWARD, STATE, SUCCESS
 from guerdon.episodes.rollout_logs import (
-    LOG_ENDINGS,
     NAMES,
     PLAIN,
     RESCORED,
@@ -32,11 +31,11 @@ from guerdon.episodes.rollout_logs import (
     columns_of,
     layout_of,
     log_files,
-    log_records,
 )
-from guerdon.episodes.row_files import is_beyond_float, numbered_rows
 from guerdon.errors import DataError, boundary, did_you_mean
 from guerdon.files.bounds import RECORD, BadRecord, TooLarge, Unparsed, table_rows, too_long
+from guerdon.reading.containers import ROWS, Part, file_rows, has_rows, parts_of
+from guerdon.reading.fields import is_beyond_float
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Logs without texts: LeRobot data sets, monitor files of Stable-Baselines3, scalars of TensorBoard and of runs.
@@ -58,9 +57,9 @@ _STEPS = 1 << 63  # of int64
 Curves = dict[str, tuple[Codes, Numbers]]
 
 
-def monitor_records(files: Sequence[Path]) -> Iterator[tuple[Path, list[tuple[int, Any]]]]:
+def monitor_records(files: Sequence[Path]) -> Iterator[tuple[Part, list[tuple[int, Any]]]]:
     """Episodes of monitor files with their lines; steps are those of all environments together, in order of time."""
-    read: list[tuple[Path, list[tuple[int, Any]]]] = []
+    read: list[tuple[Part, list[tuple[int, Any]]]] = []
     for file in files:
         with boundary(DataError, f"{file}: cannot be read as a monitor file"), file.open(newline="") as lines:
             started = float(json.loads(lines.readline(_HEAD).removeprefix("#")).get("t_start", 0.0))
@@ -70,7 +69,7 @@ def monitor_records(files: Sequence[Path]) -> Iterator[tuple[Path, list[tuple[in
                 raise DataError(f"{file}: the line with the names of the columns is {names}")
             written = (cells for cells in found if cells)
             rows = [(n, _episode(cells, names, started, f"{file}:{n}")) for n, cells in enumerate(written, start=2)]
-        read.append((file, rows))
+        read.append((Part(file), rows))
     episodes = sorted((row for _, rows in read for _, row in rows if isinstance(row, dict)), key=lambda r: r.pop("at"))
     for row, step in zip(episodes, accumulate(row["length"] for row in episodes), strict=True):
         row["step"] = step
@@ -92,7 +91,7 @@ def _episode(cells: list[str] | Unparsed, names: Sequence[str], started: float, 
 def read_metrics(file: Path) -> Curves:
     """The numbers of a `metrics.jsonl` of guerdon or prime-rl, by the kind of row and their name."""
     found: dict[str, list[tuple[float, float]]] = {}
-    for _, row in numbered_rows(file):
+    for _, row in file_rows(file):
         step = row.get("step") if isinstance(row, Mapping) else None
         if not isinstance(step, int) or abs(step) >= _STEPS:
             continue
@@ -279,7 +278,7 @@ def _first_of(wanted: Sequence[str], names: Sequence[str]) -> str | None:
 _LOOKED_FOR = (
     "completions of TRL, dumps of verl, traces of verifiers and prime-rl, logs of inspect_ai, rollouts of NeMo-Gym, "
     "events of TensorBoard, monitor.csv of Stable-Baselines3, a LeRobot data set, a run of guerdon, and "
-    f"{', '.join(LOG_ENDINGS)} with a column of rewards"
+    f"{', '.join(ROWS)} with a column of rewards, also packed"
 )
 
 
@@ -291,14 +290,14 @@ class _Files(NamedTuple):
         monitors: of Stable-Baselines3.
         metrics: of runs of guerdon or prime-rl.
         runs: episodes of a run of guerdon, one file at most.
-        others: files of rows, whose content says what wrote them; none beside a run.
+        others: files of rows and members of archives, whose content says what wrote them; none beside a run.
     """
 
     events: list[Path]
     monitors: list[Path]
     metrics: list[Path]
     runs: list[Path]
-    others: list[Path]
+    others: list[Part]
 
 
 def _files_of(path: Path) -> _Files:
@@ -310,8 +309,22 @@ def _files_of(path: Path) -> _Files:
     if len(runs) > 1:
         raise DataError(f"{len(runs)} runs of guerdon; pass one of them, such as {runs[0].parent}", where=path)
     known = {*events, *monitors, *metrics}
-    others = [f for f in files if f.suffix in LOG_ENDINGS and f not in known]
-    return _Files(events, monitors, metrics, runs, [] if runs else others)
+    others = [f for f in files if has_rows(f) and f not in known and not runs]
+    return _Files(events, monitors, metrics, runs, _parts(path, others))
+
+
+def _parts(path: Path, files: Sequence[Path]) -> list[Part]:
+    """The parts of files; in a folder, archives without rows are none of a log."""
+    found = []
+    for file in files:
+        try:
+            found += parts_of(file)
+        except TooLarge:
+            raise
+        except DataError:
+            if path == file:
+                raise
+    return found
 
 
 def read_log(path: Path, *, columns: Mapping[str, str] = {}, sample: int = 50_000, seed: int = 0) -> Rows:
@@ -346,23 +359,23 @@ def read_log(path: Path, *, columns: Mapping[str, str] = {}, sample: int = 50_00
         notes.append(f"not read, since they have no column of rewards: {', '.join(skipped)[:300]}")
     reader = RowReader(columns, sample=sample, seed=seed)
     layout = kind or "scalars"
-    for file, records in monitor_records(files.monitors) if files.monitors else _once(those, notes):
-        reader.read(file, records)
+    for part, records in monitor_records(files.monitors) if files.monitors else _once(those, notes):
+        reader.read(part, records)
     if not kind and shown:
         layout = "responses and scalars in TensorBoard"
-        reader.read(files.events[0], enumerate(shown))
+        reader.read(Part(files.events[0]), enumerate(shown))
     return reader.finish(layout, path, notes, curves)
 
 
 def _kind_of(
     path: Path, files: _Files, columns: Mapping[str, str], notes: list[str]
-) -> tuple[str, list[Path], dict[str, str]]:
+) -> tuple[str, list[Part], dict[str, str]]:
     """What wrote the rows of a log, "" where it has none; their files; and those without rewards, as `_kinds`."""
     kinds, skipped = _kinds(path, _trained_on(path, files.others, notes), columns)
     if files.monitors:
-        kinds["monitor files of Stable-Baselines3"] = files.monitors
+        kinds["monitor files of Stable-Baselines3"] = list(map(Part, files.monitors))
     if files.runs:
-        kinds["a run of guerdon"] = files.runs
+        kinds["a run of guerdon"] = list(map(Part, files.runs))
     if len(kinds) > 1:
         found = "; ".join(f"{len(those)} with {kind} ({those[0].relative_to(path)})" for kind, those in kinds.items())
         raise DataError(f"files of several kinds: {found}; pass a folder or a file of one kind", where=path)
@@ -379,37 +392,37 @@ def _lacks(skipped: Mapping[str, str]) -> str:
 
 
 def _kinds(
-    path: Path, files: Sequence[Path], columns: Mapping[str, str]
-) -> tuple[dict[str, list[Path]], dict[str, str]]:
+    path: Path, parts: Sequence[Part], columns: Mapping[str, str]
+) -> tuple[dict[str, list[Part]], dict[str, str]]:
     """Files with rewards by what wrote them, and those without by name with the columns that they have."""
-    kinds: dict[str, list[Path]] = {}
+    kinds: dict[str, list[Part]] = {}
     skipped: dict[str, str] = {}
-    for file in files:
+    for part in parts:
         try:
-            layout, named = _first_records(file)
+            layout, named = _first_records(part)
         except TooLarge:
             raise
         except DataError:
-            if path == file:
+            if path == part.path:
                 raise
             continue
         if layout.name != PLAIN or {"reward", "token_rewards"} & columns_of(named, layout, columns).keys.keys():
-            kinds.setdefault(layout.name, []).append(file)
+            kinds.setdefault(layout.name, []).append(part)
         elif named:
-            skipped[file.name] = ", ".join(named)
-        elif path == file:
-            kinds[PLAIN] = [file]  # what is wrong with its rows is counted
+            skipped[part.name] = ", ".join(named)
+        elif path == part.path:
+            kinds[PLAIN] = [part]  # what is wrong with its rows is counted
     return kinds, skipped
 
 
-def _first_records(file: Path) -> tuple[LogLayout, dict[str, None]]:
+def _first_records(part: Part) -> tuple[LogLayout, dict[str, None]]:
     """The layout of a file; in plain columns, their names in its first twenty records, none where it has no record.
 
     Raises:
         DataError: the file cannot be read.
     """
     layout, named = None, dict[str, None]()
-    for record in islice((r for _, r in log_records(file) if isinstance(r, Mapping)), 20):
+    for record in islice((r for _, r in part.rows() if isinstance(r, Mapping)), 20):
         layout = layout or layout_of(record)
         if layout.name != PLAIN:
             break
@@ -417,41 +430,41 @@ def _first_records(file: Path) -> tuple[LogLayout, dict[str, None]]:
     return layout or layout_of({}), named
 
 
-def _trained_on(path: Path, files: Sequence[Path], notes: list[str]) -> list[Path]:
+def _trained_on(path: Path, parts: Sequence[Part], notes: list[str]) -> list[Part]:
     """Of what prime-rl writes twice, the rollouts that were trained on."""
-    kept = list(files)
+    kept = list(parts)
     for preferred, other in (("effective", "all"), ("train", "eval")):
-        folders = [set(f.relative_to(path).parts[:-1]) for f in kept]
-        if any(preferred in one for one in folders) and any(other in one for one in folders):
-            kept = [f for f, one in zip(kept, folders, strict=True) if other not in one]
+        folders = [set(one.path.relative_to(path).parts[:-1]) for one in kept]
+        if any(preferred in names for names in folders) and any(other in names for names in folders):
+            kept = [part for part, names in zip(kept, folders, strict=True) if other not in names]
             notes.append(f"files in folders {preferred} are read, and those in folders {other} are not")
     return kept
 
 
-def _once(files: Sequence[Path], notes: list[str]) -> Iterator[tuple[Path, Iterable[tuple[int, Any]]]]:
+def _once(parts: Sequence[Part], notes: list[str]) -> Iterator[tuple[Part, Iterable[tuple[int, Any]]]]:
     """Files with their records, without those in which TRL logged the batch of the file before again."""
     before, again = "", 0
-    for file in files:
-        records: Iterable[tuple[int, Any]] = log_records(file)
+    for part in parts:
+        records: Iterable[tuple[int, Any]] = part.rows()
         batch = ""
-        if file.name.startswith("completions_"):
-            records, batch = _batch(file)
+        if part.name.startswith("completions_"):
+            records, batch = _batch(part)
         if batch and batch == before:
             again += 1
         else:
-            yield file, records
+            yield part, records
         before = batch
     if again:
-        notes.append(f"TRL logged batches again: {again} of {len(files)} files are left out")
+        notes.append(f"TRL logged batches again: {again} of {len(parts)} files are left out")
 
 
-def _batch(file: Path) -> tuple[Iterable[tuple[int, Any]], str]:
+def _batch(part: Part) -> tuple[Iterable[tuple[int, Any]], str]:
     """The records of a file, and a hash of them without their step; an empty one where they are too many to be kept."""
     digest = blake2b()
     try:
-        records = list(log_records(file, kept=True))
+        records = list(part.rows(kept=True))
     except DataError:
-        return log_records(file), ""
+        return part.rows(), ""
     for _, row in records:
         if isinstance(row, Mapping):
             digest.update(repr({**row, "step": None}).encode("utf-8", "surrogatepass"))

@@ -1,7 +1,7 @@
 """Rows of responses from the records of logs: numbers of all rows, texts of a sample whose groups stay whole.
 
 reader = RowReader({}, sample=50_000, seed=0)
-reader.read(Path("10.jsonl"), log_records(Path("10.jsonl")))
+reader.read(part := Part(Path("10.jsonl")), part.rows())
 rows = reader.finish("a dump of verl", Path("."), [], {})
 """
 
@@ -21,9 +21,10 @@ import numpy as np
 from guerdon.auditing.association import strata, stratum_means
 from guerdon.auditing.rows import Codes, Flags, Numbers, Rows, Texts
 from guerdon.episodes.rollout_logs import RESCORED, Columns, columns_of, layout_of, messages_of, text_of, turns_of
-from guerdon.episodes.row_files import is_beyond_float
 from guerdon.errors import DataError, did_you_mean
 from guerdon.files.bounds import BadRecord, TooLarge
+from guerdon.reading.containers import Part
+from guerdon.reading.fields import is_beyond_float
 
 LONGEST = 200_000  # characters of a text that are kept
 _BYTES = 200_000_000  # of all texts that are kept
@@ -159,7 +160,7 @@ class RowReader:
 
     def __init__(self, given: Mapping[str, str], *, sample: int, seed: int) -> None:
         self.given, self.sample = given, _Sample(sample, seed)
-        self.files: list[Path] = []
+        self.files: list[Part] = []
         self.columns: dict[tuple[str, str], array[float]] = {}  # by kind (`what` or `part`) and name
         self.codes = {what: array("q") for what in ("file", "line", "prompt", "group")}
         self.bad, self.odd = Counter[str](), Counter[str]()  # rows that are left out, by reason; values, by column
@@ -174,15 +175,15 @@ class RowReader:
     def __len__(self) -> int:
         return len(self.codes["file"])
 
-    def read(self, file: Path, records: Iterable[tuple[int, Any]]) -> None:
+    def read(self, part: Part, records: Iterable[tuple[int, Any]]) -> None:
         """Add the rows of a file; what cannot be read is counted.
 
         Raises:
             TooLarge: the file holds more than is allowed.
         """
         layout, plans = None, dict[tuple[str, ...], Columns]()
-        first = 0 if file.suffix in (".jsonl", ".ndjson") else 1
-        self.files.append(file)
+        first = 0 if part.by_line else 1
+        self.files.append(part)
         try:
             for line, record in records:
                 if not isinstance(record, Mapping):
@@ -206,7 +207,7 @@ class RowReader:
         except TooLarge:
             raise
         except DataError as error:  # of the file as a whole
-            self.bad[f"{file.name} cannot be read further ({str(error).rpartition(': ')[2]})"] += 1
+            self.bad[f"{part.name} cannot be read further ({str(error).rpartition(': ')[2]})"] += 1
 
     def _add(self, line: int, row: Mapping[str, Any], plan: Columns) -> None:
         """Add a row of the last file."""
@@ -313,7 +314,7 @@ class RowReader:
         given = {name: values for (kind, name), values in columns.items() if kind == "what"}
         parts = {name: values for (kind, name), values in columns.items() if kind == "part"}
         reward_N = given.get("reward", np.full(n, _NAN))
-        names = tuple(str(f.relative_to(root)) if f != root else f.name for f in self.files)
+        names = tuple(str(part.relative_to(root)) for part in self.files)
         file_N, prompt_N = np.asarray(self.codes["file"], np.int64), strata(self.codes["prompt"])
         step_N, more = self._steps(given.get("step"), names, file_N), list(notes)
         group_N, grouped_by = self._groups(prompt_N, step_N, more)

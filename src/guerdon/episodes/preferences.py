@@ -21,11 +21,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from guerdon.episodes.chats import ChatError, chat_messages, context_of, question_of, split_answer, tool_schemas
-from guerdon.episodes.row_files import ENDINGS, RowFields, is_beyond_float
-from guerdon.episodes.solution_files import data_rows
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
+from guerdon.reading.chats import ChatError, chat_messages, context_of, question_of, split_answer, tool_schemas
+from guerdon.reading.containers import has_rows
+from guerdon.reading.data_sets import data_parts
+from guerdon.reading.fields import RowFields, is_beyond_float
 from guerdon.types import Failure
 
 ATTRIBUTES = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")  # HelpSteer2 (2406.08673)
@@ -361,7 +362,7 @@ def benchmark_of(data: str, row: Any) -> str | None:
         isinstance(row[key], list | tuple) and len(row[key]) == 3 for key in ("chosen", "rejected")
     ):
         return "RM-Bench"
-    own = Path(data).stem if Path(data).suffix in ENDINGS else Path(data).name.partition(":")[0]
+    own = Path(data).stem if has_rows(Path(data)) else Path(data).name.partition(":")[0]
     return next((name for name, known in _BENCHMARKS.items() if re.search(known, own, re.IGNORECASE)), None)
 
 
@@ -416,14 +417,14 @@ def read_preferences(data: str, *, columns: Mapping[str, str] | None = None, tra
     left_out: Counter[str] = Counter()
     renamed = {own: name for name, own in (columns or {}).items()}
     benchmark = None
-    for subset, name, rows in data_rows(data, train=train):
-        for number, (where, row) in enumerate(rows):
+    for part in data_parts(data, train=train):
+        for number, (where, row) in enumerate(part.rows()):
             if isinstance(row, DataError):
                 raise row
             benchmark = benchmark or benchmark_of(data, row)
             if renamed and isinstance(row, Mapping):
                 row = {renamed.get(key, key): value for key, value in row.items()}
-            one = comparison(row, where, f"{name}-{number}", subset or "")
+            one = comparison(row, where, f"{part.name}-{number}", part.subset or "")
             if isinstance(one, str):
                 left_out[one] += 1
             else:

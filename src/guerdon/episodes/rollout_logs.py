@@ -12,27 +12,22 @@
 
 Any other file has its columns, under the names of `NAMES` or under those that are passed.
 
-    for number, record in log_records(Path("rollouts/10.jsonl")):
+    for number, record in Part(Path("rollouts/10.jsonl")).rows():
         for row in layout_of(record).rows(record):          # columns: prompt, response, reward and others
             print(row["input"], row["output"], row["score"])
 """
 
 from __future__ import annotations
 
-import io
 import json
 import re
-import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from guerdon.episodes.preferences import PROMPTS, prompt_of
-from guerdon.episodes.row_files import ENDINGS, numbered_rows
-from guerdon.errors import DataError
-from guerdon.files.bounds import BadRecord, Unpacked, Unparsed, json_bytes, json_of, read_json, zip_members
+from guerdon.reading.containers import has_rows
 
-LOG_ENDINGS = (*ENDINGS, ".eval")
 NAMES: Mapping[str, tuple[str, ...]] = {  # what a column holds, and how it is usually called; the first that is there
     "prompt": PROMPTS,
     "response": ("response", "completion", "output", "generation", "generated_text", "responses", "answer", "text"),
@@ -76,26 +71,6 @@ class LogLayout(NamedTuple):
     rescored: Callable[[Mapping[str, Any], Sequence[float | None]], Mapping[str, Any]] | None = None
 
 
-def log_records(path: Path, *, kept: bool = False) -> Iterator[tuple[int, Any]]:
-    """The records of a file with their numbers, lines of JSON counted from 1 and others from 0.
-
-    A record that cannot be read is a `DataError` in its place.
-
-    Args:
-        path: the file.
-        kept: whether the caller keeps all records in memory.
-
-    Raises:
-        DataError: the file cannot be read as a whole.
-    """
-    if path.suffix == ".eval":
-        yield from enumerate(_samples(path, kept=kept))
-    elif path.suffix == ".json" and isinstance(found := read_json(path), dict):
-        yield from enumerate(_inside_json(found, path))
-    else:
-        yield from numbered_rows(path, kept=kept)
-
-
 def log_files(path: Path, *more: str) -> list[Path]:
     """The files that may be a log, numbers in names in their order; those of checkpoints and hidden folders are not.
 
@@ -107,18 +82,10 @@ def log_files(path: Path, *more: str) -> list[Path]:
         return [path]
     found = [
         file for file in path.rglob("*")
-        if (file.suffix.lower() in LOG_ENDINGS or any(part in file.name for part in more)) and file.is_file()
+        if (has_rows(file) or any(part in file.name for part in more)) and file.is_file()
         and not any(p.startswith(".") or p in ("wandb", "checkpoints") for p in file.relative_to(path).parts[:-1])
-        and (file.suffix != ".json" or _may_be_log(file))
     ]  # fmt: skip
     return sorted(found, key=lambda f: [int(p) if k % 2 else p for k, p in enumerate(re.split(r"(\d+)", str(f)))])
-
-
-def _may_be_log(file: Path) -> bool:
-    """Whether a file of JSON among others is worth reading whole."""
-    with file.open("rb") as opened:
-        head = opened.read(500).lstrip()
-    return head[:1] == b"[" or any(key in head for key in (b'"status"', b'"columns"', b'"responses"'))
 
 
 def layout_of(record: Mapping[str, Any]) -> LogLayout:
@@ -126,75 +93,7 @@ def layout_of(record: Mapping[str, Any]) -> LogLayout:
     return next(one for one in LAYOUTS if one.fits(record))
 
 
-def _inside_json(found: Mapping[str, Any], path: Path) -> Sequence[Any]:
-    """The records of a JSON object: an inspect_ai log, a table of Weights & Biases, responses that guerdon shows."""
-    if isinstance(found.get("samples"), list) and isinstance(found.get("eval"), dict):
-        return list(found["samples"])
-    if isinstance(found.get("columns"), list) and isinstance(found.get("data"), list):
-        return [dict(zip(map(str, found["columns"]), row, strict=False)) for row in found["data"]]
-    if isinstance(found.get("responses"), list) and "step" in found:
-        return [{**_map(one), "step": found["step"]} for one in found["responses"]]
-    raise DataError(f"a JSON object without samples of inspect_ai, found {', '.join(found)[:200]}", where=path)
-
-
-def with_records(path: Path, records: Sequence[Mapping[str, Any]]) -> bytes | None:
-    """An archive or a JSON object with other records in the place of its own; None for other files.
-
-    Args:
-        path: of the file.
-        records: as many as `log_records` yields.
-    """
-    if path.suffix == ".eval":
-        changed, archive = iter(records), io.BytesIO()
-        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
-            for name, data in eval_members(path):
-                out.writestr(name, json.dumps(next(changed), ensure_ascii=False) if is_sample(name) else data)
-        return archive.getvalue()
-    if path.suffix != ".json" or not isinstance(found := read_json(path), dict):
-        return None
-    if "columns" in found:
-        names = list(dict.fromkeys(name for record in records for name in record))
-        found |= {"columns": names, "data": [[record.get(name) for name in names] for record in records]}
-    else:
-        found["samples" if "samples" in found else "responses"] = list(records)
-    return json.dumps(found, ensure_ascii=False, indent=1).encode()
-
-
-# inspect_ai's archives.
-
-_ARCHIVE = "a log of inspect_ai"
-
-
-def _samples(path: Path, *, kept: bool) -> Iterator[Any]:
-    """The samples of an `.eval` archive; of one that cannot be read the error."""
-    memory = Unpacked(path, kept=True)
-    for name, data in zip_members(path, Unpacked(path, kept=kept), wanted=is_sample, kind=_ARCHIVE):
-        if isinstance(data, BadRecord):
-            yield data
-            continue
-        if kept:
-            memory.add(json_bytes(data))
-        try:
-            yield json_of(data)
-        except Unparsed as error:
-            yield BadRecord(str(error), error.why, where=f"{path}: {name[:200]}")
-
-
-def eval_members(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Names and contents of the files in an `.eval` archive, in their order.
-
-    Raises:
-        DataError: it is not one, or one of them cannot be read.
-    """
-    for name, data in zip_members(path, Unpacked(path, kept=True), kind=_ARCHIVE):
-        if isinstance(data, BadRecord):
-            raise data
-        yield name, data
-
-
-def is_sample(name: str) -> bool:
-    """Whether a file of an `.eval` archive is a sample."""
-    return name.startswith("samples/") and name.endswith(".json")
+# inspect_ai's samples.
 
 
 def _rescored_sample(record: Mapping[str, Any], values: Sequence[float | None]) -> Mapping[str, Any]:

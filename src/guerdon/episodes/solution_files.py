@@ -19,14 +19,14 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from guerdon.episodes import solution_formats as formats
-from guerdon.episodes.row_files import file_rows, json_line, rows_by_split, rows_to_train_on, write_parquet
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
-from guerdon.files.atomic import write_bytes
+from guerdon.files.atomic import write_bytes, write_parquet
+from guerdon.files.json_files import json_line
+from guerdon.reading.containers import file_rows
+from guerdon.reading.data_sets import RECORDS, data_parts
 
 Format = Literal["seed", "training", "trl", "prm800k", "math_shepherd", "process_bench", "prmbench"]
-
-RECORDS = "records.jsonl"  # the file of a folder that holds everything
 
 
 class _Codec(NamedTuple):
@@ -188,30 +188,20 @@ def published_solutions(paths: Sequence[str], left_out: Counter[str], *, train: 
     solutions: list[Solution] = []
     for given in paths:
         before = len(solutions)
-        for subset, name, rows in data_rows(given, train=train):
-            for _, one in solutions_from_rows(rows, name):
+        for part in data_parts(given, train=train):
+            for _, one in solutions_from_rows(part.rows(), part.name):
                 if isinstance(one, formats.NoLabelsError):
                     left_out[one.reason] += 1
                 elif isinstance(one, DataError):
                     raise one
                 else:
-                    solutions.append(one if subset is None else replace(one, meta={"subset": subset, **one.meta}))
+                    solutions.append(
+                        one if part.subset is None else replace(one, meta={"subset": part.subset, **one.meta})
+                    )
         if len(solutions) == before:
             why = f"; left out: {', '.join(f'{n} {r}' for r, n in left_out.items())}" if left_out else ""
             raise DataError(f"there is no solution in it{why}", where=given)
     return solutions
-
-
-def data_rows(given: str, *, train: bool = False) -> Iterator[tuple[str | None, str, Iterable[tuple[str, Any]]]]:
-    """Subset, name and rows with their places of each part of a file, folder or data set; with `train` of one split."""
-    path = Path(given)
-    if path.is_file():
-        yield path.stem, path.stem, file_rows(path)
-    elif (path / RECORDS).is_file():
-        yield None, Path(RECORDS).stem, file_rows(path / RECORDS)
-    else:
-        for split, rows in (rows_to_train_on if train else rows_by_split)(given).items():
-            yield split, split, [(f"{given}: {split} row {k + 1}", row) for k, row in enumerate(rows)]
 
 
 def _write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -25,10 +25,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
-from guerdon.episodes.chats import beyond_question
-from guerdon.episodes.row_files import RowFields
 from guerdon.episodes.solutions import Solution, until_first_error
 from guerdon.errors import DataError
+from guerdon.reading.chats import beyond_question
+from guerdon.reading.fields import RowFields
 
 TARGETS = {True: "CORRECT (+1)", False: "INCORRECT (-1)"}
 QUESTION, PARTIAL, EVALUATE = "### Question:\n", "\n\n### Partial Solution:\n", "\n\n### Evaluate this step:\n"

@@ -13,11 +13,12 @@ from typing import Any, Literal
 
 from guerdon.config.loading import load
 from guerdon.episodes.preferences import LAYOUTS, benchmark_of, comparison, is_preference
-from guerdon.episodes.solution_files import data_rows, format_of
+from guerdon.episodes.solution_files import format_of
 from guerdon.errors import ConfigError, DataError
 from guerdon.evaluation.benchmarks.labelled import LABEL, SCORE, label_figures, label_lines, read_labelled
 from guerdon.models.load import ROBOT_KINDS, is_factory, kind_at, load_reward_model
 from guerdon.models.scores import write_record
+from guerdon.reading.data_sets import data_parts
 from guerdon.settings.remote import remote_at
 from guerdon.settings.study import Study
 from guerdon.types import RewardModel
@@ -34,7 +35,7 @@ def kind_of(data: str) -> Kind:
     """
     if (Path(data) / "meta" / "info.json").is_file():
         return "episodes"
-    where, row = next((one for _, _, rows in data_rows(data) for one in rows), (data, None))
+    where, row = next((one for part in data_parts(data) for one in part.rows()), (data, None))
     if row is None or isinstance(row, DataError):
         raise row or DataError("there is no row in it", where=data)
     columns = row if isinstance(row, Mapping) else {}

@@ -17,11 +17,11 @@ import numpy as np
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from guerdon.episodes.chats import chat_messages, check_characters, tool_schemas
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions, ParseStatus, Scale
 from guerdon.models.judges.rubric import REFERENCE, RUBRIC
 from guerdon.models.scores import info_record
 from guerdon.policies.batches.tokens import split_steps
+from guerdon.reading.chats import chat_messages, check_characters, tool_schemas
 from guerdon.serve.errors import ERRORS, BadRequest, ErrorAnswer, ServeError
 from guerdon.serve.media import Media
 from guerdon.serve.metrics import CONTENT_TYPE

@@ -17,12 +17,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from guerdon.episodes.chats import ChatError, chat_messages, question_of, tool_schemas
 from guerdon.episodes.preferences import is_preference, responses_in
-from guerdon.episodes.row_files import ENDINGS, good_rows, rows_to_train_on
 from guerdon.errors import DataError, MissingDependencyError, boundary, needs
 from guerdon.network.hub import check_data_set
 from guerdon.processes.progress import log_once
+from guerdon.reading.chats import ChatError, chat_messages, question_of, tool_schemas
+from guerdon.reading.containers import good_rows, has_rows
+from guerdon.reading.data_sets import data_parts
 from guerdon.settings.data import VERIFIERS, DataSettings, FilesDataSettings, GSM8KDataSettings, HubDataSettings
 from guerdon.tasks.answers import final_answer, last_boxed
 from guerdon.tasks.choices import is_blank, read_choices
@@ -92,7 +93,7 @@ def check_here(data: DataSettings) -> None:
     Raises:
         MissingDependencyError: `data.path` does not exist here.
     """
-    if data.type == "files" or data.type == "generated" or Path(data.path).suffix in ENDINGS:
+    if data.type == "files" or data.type == "generated" or has_rows(Path(data.path)):
         return
     if not Path(data.path).exists():
         raise MissingDependencyError(f"data.path {data.path} does not exist on this machine; the run reads its rows")
@@ -158,12 +159,7 @@ def _asked(path: str) -> tuple[Prompt, ...]:
 
     Of a row of preferences without a prompt of its own it is what the responses answer.
     """
-    rows: Iterable[tuple[str, Any]]
-    if Path(path).is_file():
-        rows = good_rows(Path(path))
-    else:
-        found = rows_to_train_on(path)
-        rows = [(f"{path}: {split} row {k + 1}", row) for split, own in found.items() for k, row in enumerate(own)]
+    rows = [pair for part in data_parts(path, train=True) for pair in part.good_rows()]
 
     def asked(where: str, row: Any) -> Any:
         if not is_preference(row) or any(row.get(key) for key in _QUESTIONS):

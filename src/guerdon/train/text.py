@@ -31,7 +31,7 @@ from guerdon.compute import distributed
 from guerdon.compute.devices import resolve_device, seeded, show_only, wait_for_gpu
 from guerdon.compute.finite import refuse_to_read
 from guerdon.compute.packaged import local_model
-from guerdon.episodes.solution_files import RECORDS, published_solutions
+from guerdon.episodes.solution_files import published_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import CheckpointError, ConfigError, DataError, boundary, needs
 from guerdon.files.atomic import write_json
@@ -48,6 +48,7 @@ from guerdon.policies.language.text import TextPolicy, add_policy
 from guerdon.policies.language.text_files import check_disk, give_template, load_policy
 from guerdon.policies.pretrained.reading import read_tokenizer
 from guerdon.processes.progress import doing, log_line
+from guerdon.reading.data_sets import RECORDS
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings

@@ -21,13 +21,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from guerdon.episodes.preferences import ATTRIBUTES, comparison, is_preference
-from guerdon.episodes.row_files import RowFields
-from guerdon.episodes.solution_files import data_rows
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.evaluation.metrics import Table, classification_metrics, figure_table, number
 from guerdon.evaluation.scoring.score_file import responses_to_score
 from guerdon.models.scores import failure_line
+from guerdon.reading.data_sets import data_parts
+from guerdon.reading.fields import RowFields
 from guerdon.statistics.classification import ratio
 from guerdon.statistics.intervals import LEVEL, Float64, Interval, bootstrap_weighted, widen_at_edge
 from guerdon.types import Failure, IntArray
@@ -252,8 +252,8 @@ def read_labelled(data: str) -> LabelledResponses:
     rows: list[tuple[str, Mapping[str, Any]]] = []
     labels: list[float] = []
     prompts: list[str] = []
-    for _, _, found in data_rows(data):
-        for where, row in found:
+    for part in data_parts(data):
+        for where, row in part.rows():
             if isinstance(row, DataError):
                 raise row
             value = _label(RowFields(row, where).row, where)

@@ -39,11 +39,11 @@ from guerdon.episodes.preferences import (
     read_response,
     responses_of,
 )
-from guerdon.episodes.row_files import rows_by_split
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.evaluation.metrics import figure_table
 from guerdon.processes.progress import log_line
+from guerdon.reading.data_sets import data_parts
 from guerdon.statistics.classification import ReliabilityBin, ece, ratio, reliability_bins
 from guerdon.statistics.intervals import (
     Float64,
@@ -100,10 +100,12 @@ def read_choices(data: str) -> tuple[list[PreferenceChoice], Counter[str], float
         DataError: it cannot be read, or has no comparison that can be used.
     """
     choices, left_out = list[PreferenceChoice](), Counter[str]()
-    splits = rows_by_split(data)
-    splits = {"filtered": splits["filtered"]} if splits.get("filtered") else splits
-    for split, rows in splits.items():
-        choices += choices_from_rows(rows, data, split, left_out)
+    parts = data_parts(data)
+    for part in [one for one in parts if one.name == "filtered"] or parts:
+        rows = [row for _, row in part.good_rows()]
+        choices += choices_from_rows(rows, data, part.subset or part.name, left_out)
+    if not (choices or left_out):
+        raise DataError("there is no row in it", where=data)
     judged = {
         k: Comparison(one.id, tuple(responses), (0, 1))
         for k, one in enumerate(choices)

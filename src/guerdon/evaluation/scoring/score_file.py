@@ -11,9 +11,6 @@ and `reward_failure` says why.
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
@@ -23,19 +20,19 @@ from typing import Any, NamedTuple
 
 from guerdon.episodes import rollout_logs as logs
 from guerdon.episodes.preferences import PROMPTS, is_preference, prompt_of, read_response, responses_in
-from guerdon.episodes.row_files import json_line, write_parquet
 from guerdon.episodes.solution_files import solutions_from_rows
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError, boundary
+from guerdon.evaluation.scoring.rewritten import write_rows
 from guerdon.files.append_log import AppendLog
-from guerdon.files.atomic import sha256, write_bytes
-from guerdon.files.parquet_bounds import BoundedParquet
+from guerdon.files.atomic import sha256
 from guerdon.models.judges.judge import JudgeModel
 from guerdon.models.judges.rubric import REFERENCE, RUBRIC
 from guerdon.models.load import JUDGE, TEXT, is_factory, is_rubric, load_reward_model
 from guerdon.models.scores import score_solutions, solution_value
 from guerdon.plan.estimate import readable
 from guerdon.processes.progress import ProgressBar, log_line
+from guerdon.reading.containers import endings, parts_of
 from guerdon.settings.evaluate import Aggregation
 from guerdon.types import Failure, RewardModel
 
@@ -71,8 +68,9 @@ def check_files(file: Path, out: Path, *, only_failed: bool) -> None:
     """
     if not file.is_file():
         raise DataError("there is no such file", where=file)
-    if out.suffix.lower() != file.suffix.lower():
-        raise DataError(f"rows are written in the format they came in; end it in {file.suffix}", where=out)
+    wanted = endings(file.name)
+    if endings(out.name) != wanted:
+        raise DataError(f"rows are written in the format they came in; end it in {wanted}", where=out)
     if only_failed and not out.exists():
         raise DataError(f"{out} does not exist; leave out --only-failed")
     if not only_failed and out.exists():
@@ -125,7 +123,7 @@ def score_file(
     part = out.with_name(f"{out.name}.part")
     check_files(file, out, only_failed=only_failed)
     given = out if only_failed else file
-    rows = _rows(given)
+    rows, counts = _rows(given)
     failed = [k for k, (_, row) in enumerate(rows) if not only_failed or _why_failed(row)]
     if model.info.compares:
         items = {k: _item(row, where, f"{k}") for k, (where, row) in enumerate(rows)}
@@ -141,7 +139,8 @@ def score_file(
     begun = {"source": sha256(given), "model": name, "aggregation": aggregation} | _identity(name, options or {})
     asked = {k: items[k] for k in wanted}
     found = _scored_rows(asked, model, part, begun, aggregation=aggregation, batch_size=batch_size)
-    _write(out, given, [row for _, row in rows], found)
+    whole = [_rescored(row, found[k]) if k in found else row for k, (_, row) in enumerate(rows)]
+    write_rows(out, given, whole, counts, [name for name in _COLUMNS if any(name in row for row in whole)])
     part.unlink()
     return _summary(f"wrote {out}: {len(wanted)} of {len(rows)} rows scored", found.values())
 
@@ -156,20 +155,21 @@ def _summary(done: str, found: Iterable[Mapping[str, Any]]) -> str:
     return f"{done} ({reasons}); --only-failed scores them again"
 
 
-def _rows(given: Path) -> list[tuple[str, Mapping[str, Any]]]:
-    """The rows of a file, each with its place for error messages."""
-    by_line = given.suffix in (".jsonl", ".ndjson")
-    rows = []
-    for number, row in logs.log_records(given, kept=True):
-        where = f"{given}:{number}" if by_line else f"{given}: row {number}"
-        if isinstance(row, DataError):
-            raise row
-        if not isinstance(row, Mapping):
-            raise DataError("a row must be a map of columns", where=where)
-        rows.append((where, row))
+def _rows(given: Path) -> tuple[list[tuple[str, Mapping[str, Any]]], list[int]]:
+    """The rows of a file, each with its place for error messages, and how many each of its parts has."""
+    rows, counts = list[tuple[str, Mapping[str, Any]]](), list[int]()
+    for part in parts_of(given):
+        before = len(rows)
+        for number, row in part.rows(kept=True):
+            if isinstance(row, DataError):
+                raise row
+            if not isinstance(row, Mapping):
+                raise DataError("a row must be a map of columns", where=part.place(number))
+            rows.append((part.place(number), row))
+        counts.append(len(rows) - before)
     if not rows:
         raise DataError("there is no row in it", where=given)
-    return rows
+    return rows, counts
 
 
 def _scored_rows(
@@ -387,51 +387,3 @@ def _rescored(row: Mapping[str, Any], new: Mapping[str, Any]) -> Mapping[str, An
     if layout.rescored is None:
         return {**row, **new}
     return {**layout.rescored(row, new[logs.RESCORED]), logs.FAILURE: new[logs.FAILURE]}
-
-
-def _write(out: Path, given: Path, rows: Sequence[Mapping[str, Any]], found: Mapping[int, Mapping[str, Any]]) -> None:
-    """The rows with their new columns, in one piece."""
-    whole = [_rescored(row, found[k]) if k in found else row for k, row in enumerate(rows)]
-    names = [name for name in _COLUMNS if any(name in row for row in whole)]
-    ending = out.suffix.lower()
-    changed = logs.with_records(given, whole)
-    if changed is not None:
-        write_bytes(out, changed)
-    elif ending == ".parquet":
-        _write_parquet(out, given, whole, names)
-    elif ending in (".csv", ".tsv"):
-        columns = [*dict.fromkeys(key for row in rows for key in row if key not in names), *names]
-        write_bytes(out, _table_text(whole, columns, delimiter="," if ending == ".csv" else "\t").encode())
-    elif ending == ".json":
-        write_bytes(out, (json.dumps(whole, ensure_ascii=False, indent=1, allow_nan=False) + "\n").encode())
-    else:
-        write_bytes(out, b"".join(map(json_line, whole)))
-
-
-def _write_parquet(out: Path, given: Path, whole: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
-    """The table of a file with the new columns at its end; its other columns keep their types."""
-    import pyarrow as pa
-
-    with boundary(DataError, f"{given}: cannot be read as Parquet"):
-        table = BoundedParquet(given).table()
-    table = table.drop_columns([name for name in names if name in table.column_names])
-    for name in names:
-        column = [row.get(name) for row in whole]
-        if name in (logs.FAILURE, "reward_failure"):
-            kind = pa.string()
-        elif any(isinstance(value, list) for value in column):
-            kind = pa.list_(pa.float64())
-        else:
-            kind = pa.float64()
-        table = table.append_column(name, pa.array(column, kind))
-    write_parquet(out, table)
-
-
-def _table_text(whole: Sequence[Mapping[str, Any]], columns: Sequence[str], *, delimiter: str) -> str:
-    """The rows as CSV or TSV, lists in them as JSON."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, delimiter=delimiter, lineterminator="\n")
-    writer.writeheader()
-    for row in whole:
-        writer.writerow({key: json.dumps(value) if isinstance(value, list) else value for key, value in row.items()})
-    return text.getvalue()

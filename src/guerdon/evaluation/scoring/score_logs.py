@@ -18,8 +18,7 @@ import numpy as np
 from guerdon.episodes.index import load_index
 from guerdon.episodes.layout import INFO_PATH, camera_for, load_info
 from guerdon.episodes.read import dataset_hash, read_episodes
-from guerdon.episodes.rollout_logs import RESCORED, log_files, log_records
-from guerdon.episodes.row_files import write_parquet
+from guerdon.episodes.rollout_logs import RESCORED, log_files
 from guerdon.errors import ConfigError, DataError, boundary
 from guerdon.evaluation.scoring.score_file import (
     check_files,
@@ -28,11 +27,12 @@ from guerdon.evaluation.scoring.score_file import (
     score_file,
 )
 from guerdon.files.append_log import AppendLog
-from guerdon.files.atomic import write_json
+from guerdon.files.atomic import write_json, write_parquet
 from guerdon.files.parquet_bounds import BoundedParquet
 from guerdon.models.load import is_factory, kind_at, load_reward_model
 from guerdon.models.scores import score_episodes
 from guerdon.processes.progress import log_line
+from guerdon.reading.containers import file_rows
 from guerdon.settings.evaluate import Aggregation
 from guerdon.train.rabc import by_row, row_values
 from guerdon.types import Episode, FloatArray, RewardModel
@@ -169,7 +169,7 @@ def score_path(path: Path, model: RewardModel, out: Path, **how: Any) -> str:
 
 def _has_responses(file: Path) -> bool:
     try:
-        first = next((row for _, row in log_records(file) if isinstance(row, Mapping)), {})
+        first = next((row for _, row in file_rows(file) if isinstance(row, Mapping)), {})
         return bool(responses_to_score(first, str(file), ""))
     except DataError:
         return False

@@ -4,7 +4,10 @@ import json
 
 import pytest
 
-from guerdon.episodes.chats import (
+from guerdon.episodes.solution_files import read_solutions, write_solutions
+from guerdon.episodes.solutions import Solution
+from guerdon.errors import DataError
+from guerdon.reading.chats import (
     ChatError,
     asked_key,
     beyond_question,
@@ -14,9 +17,6 @@ from guerdon.episodes.chats import (
     split_answer,
     tool_schemas,
 )
-from guerdon.episodes.solution_files import read_solutions, write_solutions
-from guerdon.episodes.solutions import Solution
-from guerdon.errors import DataError
 from tables import cases
 
 USER, ANSWER = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
