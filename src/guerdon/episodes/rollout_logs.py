@@ -25,11 +25,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from guerdon.episodes.preferences import PROMPTS, prompt_of
 from guerdon.reading.containers import has_rows
+from guerdon.reading.roles import ROLES
 
 NAMES: Mapping[str, tuple[str, ...]] = {  # what a column holds, and how it is usually called; the first that is there
-    "prompt": PROMPTS,
+    "prompt": (*ROLES["prompt"], "context", "history", "conversations", "conversation", "messages"),
     "response": ("response", "completion", "output", "generation", "generated_text", "responses", "answer", "text"),
     "reward": ("reward", "score", "total_reward", "reward_score", "rewards"),
     "truth": ("truth", "is_correct", "correct", "correctness", "acc", "accuracy", "success", "is_success", "passed"),
@@ -48,6 +48,14 @@ NAMES: Mapping[str, tuple[str, ...]] = {  # what a column holds, and how it is u
 
 PLAIN = "plain columns"  # the name of the layout that any other record has
 RESCORED, FAILURE = "guerdon_reward", "guerdon_failure"  # columns that `guerdon score` adds to a log
+
+
+PROMPTS = (*ROLES["prompt"], "problem", "context", "history", "conversations", "conversation", "messages")
+
+
+def prompt_of(row: Mapping[str, Any]) -> Any:
+    key = next((key for key in PROMPTS if row.get(key)), None)
+    return None if key is None else row[key]
 
 
 class LogLayout(NamedTuple):

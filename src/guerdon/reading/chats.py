@@ -13,6 +13,7 @@ is refused, because nothing here could read it. Tools are JSON schemas of functi
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -226,6 +227,82 @@ def question_of(messages: Sequence[Message]) -> str:
         if message["role"] == "user":
             return str(message["content"])
     raise ChatError("there is no turn of a user")
+
+
+_TURN = re.compile(r"(?:\A|\n\n)(Human|Assistant): ?")
+
+
+def turns_of(text: str) -> Any:
+    """Messages of a text with the turns of HH-RLHF (Human: and Assistant: after a blank line); else the text itself.
+
+    The open turn of the assistant at the end of a prompt (Nectar) is not a message.
+    """
+    parts = _TURN.split(text)
+    if parts[0] or len(parts) < 4:
+        return text
+    roles = {"Human": "user", "Assistant": "assistant"}
+    found = [{"role": roles[who], "content": said} for who, said in zip(parts[1::2], parts[2::2], strict=True)]
+    return found[:-1] if not found[-1]["content"].strip() else found
+
+
+def asked_of(roles: Mapping[str, Any]) -> Any:
+    """What was asked, by roles: a text, messages, or None; earlier turns, a passage and an input are part of it.
+
+    Args:
+        roles: `prompt`, `input`, `passage`, `messages`, `history`.
+
+    Raises:
+        ChatError: turns before the question cannot be read.
+    """
+    asked, messages = roles.get("prompt"), roles.get("messages")
+    more = roles.get("input")
+    if isinstance(more, str) and more.strip() and isinstance(asked, str):
+        asked = f"{asked}\n{more}"
+    passage = roles.get("passage")
+    if passage and isinstance(asked, str):
+        asked = f"{_passage(passage)}\n\n{asked}"
+    before = [*earlier_turns(roles.get("history")), *(messages if isinstance(messages, list | tuple) else ())]
+    if asked is None or not before:
+        return asked if asked is not None else before or None
+    return [*before, *([{"role": "user", "content": asked}] if isinstance(asked, str) else asked)]
+
+
+def _passage(given: Any) -> str:
+    """A passage, or several as retrieval gives them, as one text."""
+    texts = given if isinstance(given, list | tuple) else [given]
+    return "\n\n".join(str(one.get("text", one)) if isinstance(one, Mapping) else str(one) for one in texts)
+
+
+def earlier_turns(history: Any) -> list[dict[str, Any]]:
+    """Turns before a question as messages: pairs of question and answer, messages, or texts in turn.
+
+    Raises:
+        ChatError: it is something else.
+    """
+    if not history:
+        return []
+    if isinstance(history, str):
+        found = turns_of(history)
+        return found if isinstance(found, list) else [{"role": "user", "content": history}]
+    if all(isinstance(one, Mapping) for one in history):
+        return list(history)
+    if all(isinstance(one, list | tuple) and len(one) == 2 for one in history):
+        return [{"role": role, "content": str(text)} for pair in history
+                for role, text in zip(("user", "assistant"), pair, strict=True)]  # fmt: skip
+    if all(isinstance(one, str) for one in history):
+        return [{"role": ("user", "assistant")[k % 2], "content": text} for k, text in enumerate(history)]
+    raise ChatError(f"history holds earlier turns as pairs, messages or texts, this is {str(history)[:80]!r}")
+
+
+def cut_after(messages: Sequence[Any], turn: int) -> list[Any]:
+    """A conversation up to the assistant's answer with this number, counted from 1."""
+    answers = [k for k, one in enumerate(messages) if isinstance(one, Mapping) and _role_of(one) == "assistant"]
+    return list(messages) if not 0 < turn <= len(answers) else list(messages[: answers[turn - 1] + 1])
+
+
+def _role_of(message: Mapping[str, Any]) -> str:
+    named = str(message.get("role", message.get("from")))
+    return _ALIASES.get(named, named)
 
 
 def context_of(messages: Sequence[Message]) -> tuple[Message, ...]:

@@ -1,0 +1,99 @@
+"""What a user says of columns: `--columns ROLE=NAME[:CODING],...`, the same as a map, or a function of their own.
+
+given = said_columns("prompt=question,winner=vote:1/2,reward=rewards.accuracy")
+given.uses["winner"]                    # Said(column="vote", coding=...)
+said_columns("my_package.rows:roles").function({"q": "1+1?"})      # {"prompt": "1+1?"}, or None
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+from guerdon.config.registry import Registry
+from guerdon.errors import ConfigError, did_you_mean
+from guerdon.reading.codings import Coding, said
+from guerdon.reading.roles import ROLES, Role
+
+FUNCTIONS = Registry("function of columns", "guerdon.columns", {})
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_CODED: tuple[Role, ...] = ("winner", "label", "rating", "truth", "reward", "margin")
+"""Roles whose columns have a coding."""
+
+
+class Said(NamedTuple):
+    """A column, and how its cells are read; None: as they are, or as the column shows."""
+
+    column: str
+    coding: Coding | None = None
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What a user said.
+
+    Attributes:
+        uses: columns by role.
+        renamed: names of the data by those that a layout has: today's `response_1=answer_a`.
+        function: gives the roles of a row, or None for a row that is left out.
+    """
+
+    uses: Mapping[Role, Said] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    function: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] | None = None
+
+
+NOTHING = Columns()
+
+
+def said_columns(given: str | Mapping[str, str] | None, *, layouts: Mapping[str, object] = {}) -> Columns:
+    """What a user said, understood.
+
+    Args:
+        given: `ROLE=NAME[:CODING],...`, a map of the same, or `package.module:function`.
+        layouts: names of columns that layouts have, which may stand in the place of a role.
+
+    Raises:
+        ConfigError: it is none of these, a role or a coding is unknown, or a role is said twice.
+    """
+    if given is None:
+        return NOTHING
+    if isinstance(given, str) and "=" not in given and _FUNCTION.fullmatch(given.strip()):
+        return Columns(function=FUNCTIONS.factory(given.strip()))
+    pairs = _pairs(given) if isinstance(given, str) else list(given.items())
+    uses: dict[Role, Said] = {}
+    renamed: dict[str, str] = {}
+    for role, column in pairs:
+        if role in ROLES and role not in uses:
+            uses[cast(Role, role)] = _said(cast(Role, role), column)
+        elif role in uses:
+            raise ConfigError(f"columns: {role} is said twice; one column has a role", key="columns")
+        elif role in layouts:
+            renamed[role] = column
+        else:
+            near = did_you_mean(role, ROLES) or f"; there are {', '.join(ROLES)}"
+            raise ConfigError(f"columns: {role}={column}: no column is for {role!r}{near}", key="columns")
+    return Columns(uses, renamed)
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    """`prompt=a,winner=b:1/2` as pairs."""
+    found = []
+    for part in filter(str.strip, text.split(",")):
+        role, sign, column = (word.strip() for word in part.partition("="))
+        if not (role and sign and column):
+            raise ConfigError(
+                f"--columns {text}: write what a column is for and its name, as in reward=score,winner=vote:1/2",
+                key="columns",
+            )
+        found.append((role, column))
+    return found
+
+
+def _said(role: Role, column: str) -> Said:
+    name, colon, coding = column.partition(":")
+    if not colon or role not in _CODED:
+        return Said(column)
+    return Said(name, said(coding, role))

@@ -1,0 +1,162 @@
+"""Layouts that tools and data sets are known to write, recognised by their columns.
+
+A layout names the columns that tell it, and what they are for where the table of names (`roles.py`) would say something
+else or nothing. Where rows are nested, a function unwraps a record into rows whose keys are roles (`nested.py`).
+
+    layout = layout_of({"history", "human_ref_A", "human_ref_B", "labels"})
+    layout.name, layout.roles["winner"]                    # "SHP", "labels:1/0"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from guerdon.reading import nested
+from guerdon.reading.roles import Role
+
+Row = Mapping[str, Any]
+Kind = Literal["pairs", "labels", "steps", "prompts", "log"]
+
+
+class Layout(NamedTuple):
+    """How the rows of a tool or a data set are read.
+
+    Attributes:
+        name: of what wrote it, in words.
+        kind: what its rows are.
+        keys: columns that all of its files have; `a.b` is a key of a map.
+        roles: column by role, `column:coding` where the coding is known; others are found by their names.
+        unwrap: a record as rows whose keys are roles, and `parts`, a map of further rewards; None: it is a row itself.
+        whole: all records of a file as such rows, where one row needs others.
+        without: columns that none of its files has.
+        parts: further columns of numbers that are rewards: those named like one, or all; `sum`: all, and the reward is
+            their sum.
+        rescored: a record with new rewards of its rows; None: they are a column of the record.
+        refused: why it is not read.
+    """
+
+    name: str
+    kind: Kind
+    keys: tuple[str, ...]
+    roles: Mapping[Role, str] = {}
+    unwrap: Callable[[Row], list[Row]] | None = None
+    whole: Callable[[Iterable[Row]], Iterable[Row]] | None = None
+    without: tuple[str, ...] = ()
+    parts: Literal["named", "all", "sum"] = "named"
+    rescored: Callable[[Row, Sequence[float | None]], Row] | None = None
+    refused: str = ""
+
+
+PLAIN = Layout("plain columns", "log", ())
+"""Of rows that no layout of the table has: their columns are found by their names."""
+
+
+def layout_of(columns: Collection[str]) -> Layout:
+    """The first layout of the table whose columns are all there, `PLAIN` where there is none.
+
+    Args:
+        columns: names, and those of keys of maps behind a dot.
+    """
+    return next((one for one in LAYOUTS if _fits(one, columns)), PLAIN)
+
+
+def _fits(layout: Layout, columns: Collection[str]) -> bool:
+    return all(key in columns for key in layout.keys) and not any(key in columns for key in layout.without)
+
+
+_SCORED = ("reward", "score")  # what makes rows of a log of those of a data set
+
+LAYOUTS: tuple[Layout, ...] = (
+    # logs of trainers and evaluations
+    Layout("completions logged by TRL", "log", ("step", "prompt", "completion", "advantage"),
+           {"response": "completion"}, without=("reward",), parts="sum"),
+    Layout("a dump of verl", "log", ("input", "output", "score", "step"),
+           {"prompt": "input", "response": "output", "reward": "score"}, parts="all"),
+    Layout("traces of verifiers or prime-rl", "log", ("traces",), unwrap=nested.traces, rescored=nested.rescored_trace),
+    Layout("traces of verifiers or prime-rl", "log", ("nodes", "rewards"), unwrap=nested.traces,
+           rescored=nested.rescored_trace),
+    Layout("results of verifiers", "log", ("example_id", "completion", "reward"), unwrap=nested.results),
+    Layout("a log of inspect_ai", "log", ("epoch", "input", "target", "messages"), unwrap=nested.inspect_sample,
+           rescored=nested.rescored_sample),
+    Layout("rollouts of NeMo-Gym", "log", ("responses_create_params", "response"), unwrap=nested.gym),
+    Layout("inputs of a reward function of OpenRLHF", "log", ("query", "prompt", "reward"), unwrap=nested.query),
+    Layout("responses of a run of guerdon", "log", ("tokens", "rewards", "outcome"), unwrap=nested.shown),
+    Layout("a run of guerdon", "log", ("return/combined", "success"), unwrap=nested.episode),
+    Layout("groups of Atropos", "log", ("tokens", "masks", "scores", "messages"), unwrap=nested.atropos),
+    Layout("batches of NeMo-RL", "log", ("content", "rewards", "token_loss_mask"), unwrap=nested.nemo_rl),
+    Layout("results of tau-bench", "log", ("task_id", "trial", "traj", "reward"), {"messages": "traj"}),
+    Layout("simulations of tau2-bench", "log", ("task_id", "trial", "messages", "reward_info"),
+           {"reward": "reward_info.reward", "truncated": "termination_reason"}),
+    Layout("trajectories of SWE-smith", "log", ("messages", "instance_id", "resolved"),
+           {"reward": "resolved", "truth": "resolved", "group": "instance_id"}),
+    Layout("trajectories of SWE-agent", "log", ("instance_id", "trajectory", "target", "exit_status"),
+           unwrap=nested.swe_agent),
+    Layout("samples of lm-eval", "log", ("doc_id", "doc", "resps", "target"), unwrap=nested.lm_eval),
+    Layout("an evaluation of reasoning-gym", "log", ("name", "datasets"), unwrap=nested.reasoning_gym),
+    Layout("the harness of Qwen2.5-Math", "log", ("question", "gt", "code", "pred", "score"), unwrap=nested.qwen_math),
+    Layout("results of promptfoo", "log", ("prompt.raw", "response.output", "score"),
+           {"prompt": "prompt.raw", "response": "response.output", "reward": "score", "truth": "success"}),
+    Layout("an export of Langfuse", "log", ("input", "output", "scores", "timestamp"), unwrap=nested.langfuse),
+    Layout("completions with rewards", "log", ("prompt", "completions", "rewards"), unwrap=nested.listed),
+    Layout("responses with rewards", "log", ("responses", "rewards"), unwrap=nested.listed, without=("reward",)),
+    Layout("spans of Phoenix", "log", ("attributes.input.value", "attributes.output.value"), unwrap=nested.phoenix),
+    Layout("runs of LangSmith", "log", ("inputs", "outputs", "feedback_stats"), unwrap=nested.langsmith),
+    Layout("output of OpenAI's batches", "log", ("custom_id", "response.body"),
+           refused="it has no prompt: join it with the input file on custom_id"),
+    Layout("single judgments of MT-Bench", "log", ("judge", "user_prompt", "judgment", "turn"),
+           refused="it has no response: join it with the model's answers on question_id"),
+    Layout("an evaluation of SkyRL", "log", ("input_prompt", "output_response", "score", "env_class"),
+           {"prompt": "input_prompt", "response": "output_response", "reward": "score", "truncated": "stop_reason"}),
+    Layout("an evaluation of ragas", "log", ("user_input", "retrieved_contexts", "response"),
+           {"prompt": "user_input", "passage": "retrieved_contexts"}, parts="all"),
+    # preferences
+    Layout("HelpSteer3", "pairs", ("context", "response1", "response2", "overall_preference"),
+           {"messages": "context", "winner": "overall_preference:below 0: first"}),
+    Layout("HelpSteer2 preference", "pairs", ("response_1", "response_2", "preference_strength"),
+           {"winner": "preference_strength:below 0: first"}),
+    Layout("PKU-SafeRLHF", "pairs", ("response_0", "response_1", "better_response_id"),
+           {"winner": "better_response_id:0/1"}),
+    Layout("Chatbot Arena", "pairs", ("conversation_a", "conversation_b", "winner"),
+           {"first": "conversation_a", "second": "conversation_b"}),
+    Layout("PPE", "pairs", ("response_1", "response_2", "winner", "conv_metadata")),
+    Layout("PPE, best of K", "pairs", ("response_1", "response_2", "scores"), unwrap=nested.numbered),
+    Layout("LMSYS on Kaggle", "pairs", ("prompt", "response_a", "response_b", "winner_model_a", "winner_model_b"),
+           unwrap=nested.lmsys),
+    Layout("JudgeBench", "pairs", ("pair_id", "response_A", "response_B", "label"), {"winner": "label"}),
+    Layout("SHP", "pairs", ("history", "human_ref_A", "human_ref_B", "labels"),
+           {"prompt": "history", "winner": "labels:1/0"}),
+    Layout("WebGPT comparisons", "pairs", ("question", "answer_0", "answer_1", "score_0", "score_1"),
+           {"first_score": "score_0", "second_score": "score_1"}),
+    Layout("AlpacaFarm", "pairs", ("instruction", "output_1", "output_2", "preference", "raw_preference"),
+           {"winner": "preference:1/2"}),
+    Layout("AlpacaEval", "pairs", ("instruction", "output_1", "output_2", "preference"), {"winner": "preference:1..2"}),
+    Layout("distilabel", "pairs", ("instruction", "generations", "ratings"), without=("chosen",)),
+    Layout("preference fine-tuning of OpenAI", "pairs", ("input", "preferred_output", "non_preferred_output"),
+           {"messages": "input.messages", "tools": "input.tools"}),
+    Layout("ms-swift", "pairs", ("messages", "rejected_response"), unwrap=nested.last_is_chosen, without=("chosen",)),
+    Layout("ms-swift", "pairs", ("messages", "rejected_messages"), {"chosen": "messages", "rejected": "rejected_messages"}),
+    Layout("LLaMA-Factory", "pairs", ("conversations", "chosen", "rejected"), {"messages": "conversations"}),
+    Layout("Argilla", "pairs", ("preference.responses",), unwrap=nested.argilla),
+    Layout("Label Studio", "pairs", ("data", "annotations"), unwrap=nested.label_studio),
+    Layout("Label Studio, JSON_MIN", "pairs", ("comparison.selected",), {"winner": "comparison.selected"}),
+    Layout("trees of OASST", "pairs", ("message_id", "parent_id", "text", "role"), whole=nested.oasst),
+    Layout("trees of OASST", "pairs", ("message_tree_id", "prompt.replies"), unwrap=nested.oasst_tree),
+    Layout("UltraFeedback binarized", "pairs", ("prompt", "prompt_id", "chosen", "rejected", "messages"),
+           {"prompt": "prompt", "messages": ""}),
+    # labels
+    Layout("HelpSteer2", "labels", ("prompt", "response", "helpfulness"), {}),
+    Layout("BeaverTails", "labels", ("prompt", "response", "is_safe"), {"label": "is_safe"}),
+    Layout("CJE", "labels", ("oracle_label",), {"label": "oracle_label:number"}),
+    # steps
+    Layout("TRL, steps", "steps", ("prompt", "completions", "labels"),
+           {"steps": "completions", "step_labels": "labels"}),
+    Layout("PRM800K", "steps", ("question.problem", "label.steps"), {}),
+    Layout("Math-Shepherd", "steps", ("input", "label", "task"), {}),
+    Layout("ProcessBench", "steps", ("problem", "steps", "label"), {}),
+    Layout("PRMBench", "steps", ("modified_process", "error_steps"), {}),
+    # prompts
+    Layout("PRIME and verl", "prompts", ("prompt", "reward_model"), {"reference": "reward_model.ground_truth"}),
+    Layout("GPQA", "prompts", ("Question", "Correct Answer", "Incorrect Answer 1"), {"prompt": "Question"}),
+    Layout("Dolly", "prompts", ("instruction", "context", "response", "category"), {"passage": "context"}),
+)  # fmt: skip

@@ -1,0 +1,655 @@
+"""The rows of a data set, read: which column is for what was decided once over all of them, and is shown.
+
+reading = read("votes.csv", columns="winner=vote:1/2")
+reading.read_as()                       # [{"column": "question", "role": "prompt", "coding": null, ...}, ...]
+for record in reading.records():        # a row by roles, or why it is left out
+    print(record.roles["prompt"], record.roles["winner"])
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, cast, get_args
+
+from guerdon.errors import DataError, did_you_mean
+from guerdon.files.bounds import BadRecord
+from guerdon.reading.codings import (
+    NUMBER,
+    SIGNED,
+    TIES,
+    Coding,
+    by_columns,
+    label_codings,
+    named_by_row,
+    said,
+    winner_codings,
+)
+from guerdon.reading.columns import NOTHING, Columns, said_columns
+from guerdon.reading.data_sets import DataPart, data_parts, split_word
+from guerdon.reading.layouts import LAYOUTS, PLAIN, Layout, Row, layout_of
+from guerdon.reading.roles import MODELS, OUTCOMES, SCORES, Role, beside, named, plain_name
+from guerdon.reading.values import MISSING, MOST_FIT, Sketch, canonical, nested
+
+Source = Literal["given", "model", "layout", "name"]
+_NAMES_OF_LAYOUTS = {plain_name(key): key for layout in LAYOUTS for key in layout.keys}
+_RATINGS: tuple[Role, ...] = ("rating",)
+_LOOKED_AT = 100  # rows from whose columns a first layout is taken
+_DEEP_KEYS = 64  # keys of a map in a cell that count as columns
+
+
+class Use(NamedTuple):
+    """What a column is for.
+
+    Attributes:
+        role: of the table of roles.
+        column: name, `a.b` for a key of a map.
+        coding: how its cells are read; None: as they are.
+        source: who says so.
+    """
+
+    role: Role
+    column: str
+    coding: Coding | None
+    source: Source
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the columns of a data set are for.
+
+    Attributes:
+        layout: of its rows.
+        uses: by role.
+        ratings: further columns of ratings by name.
+        unclear: roles that could be two things, each with both in words.
+        unused: columns without a role.
+        nested: columns whose texts are lists or maps, all of them.
+        listed: whether each of several responses has its rank or score in itself.
+    """
+
+    layout: Layout
+    uses: Mapping[Role, Use]
+    ratings: tuple[str, ...] = ()
+    unclear: Mapping[Role, str] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+    nested: frozenset[str] = frozenset()
+    listed: bool = False
+
+    def has(self, *roles: Role) -> bool:
+        """Whether there is a column for each of these."""
+        return all(role in self.uses for role in roles)
+
+
+class Record(NamedTuple):
+    """A row that was read.
+
+    Attributes:
+        where: its place.
+        row: as it is in the file.
+        roles: values by role.
+        name: of its part, and its number there.
+        subset: its part of the data; empty: it has none.
+        left_out: why it cannot be used; empty: it can.
+    """
+
+    where: str
+    row: Row
+    roles: Mapping[str, Any]
+    name: str
+    subset: str = ""
+    left_out: str = ""
+
+
+class Reading:
+    """A data set whose columns are understood.
+
+    Args:
+        data: what messages call it.
+        parts: of the data.
+        columns: what the user said.
+        stored: what a model was trained on: columns by role, with codings.
+        train: whether rows whose column `split` names another split than `train` are left out, where one names it, and
+            rows that stand in several parts count once.
+
+    Attributes:
+        plan: what each column is for.
+        sketches: of each column.
+        rows: how many there are, and by reason those that are none.
+
+    Raises:
+        DataError: there is no row, or a column that the user said is not there.
+    """
+
+    def __init__(
+        self,
+        data: str,
+        parts: Sequence[DataPart],
+        columns: Columns = NOTHING,
+        stored: Columns = NOTHING,
+        *,
+        train: bool = False,
+    ) -> None:
+        self.data, self.parts, self.columns, self.train = data, parts, columns, train
+        self.bad: Counter[str] = Counter()
+        self.rows = 0
+        self.sketches: dict[str, Sketch] = {}
+        layout = self._layout = _first_layout(parts, columns)
+        self._look(layout)
+        self.plan = _Planner(self, stored, layout).plan()
+
+    def _look(self, layout: Layout) -> None:
+        """Count what the cells of every row are."""
+        for _, _, row in self._mapped(layout):
+            for name, cell in row.items():
+                sketch = self.sketches.get(name)
+                if sketch is None:
+                    sketch = self.sketches[name] = Sketch()
+                sketch.add(cell)
+                if type(cell) is dict and len(cell) <= _DEEP_KEYS:
+                    self._look_inside(name, cell)
+            self.rows += 1
+
+    def _look_inside(self, name: str, cell: Row) -> None:
+        """The keys of a map in a cell are columns, too."""
+        for key, value in cell.items():
+            inner = f"{name}.{key}"
+            if inner not in self.sketches:
+                self.sketches[inner] = Sketch()
+            self.sketches[inner].add(value)
+
+    def _mapped(self, layout: Layout) -> Iterator[tuple[str, str, Row]]:
+        """Place, name and columns of every row that can be read, unwrapped where the layout says so."""
+        self.bad.clear()
+        for part in self.parts:
+            if layout.whole is not None:
+                rows = layout.whole([record for _, record in self._maps(part)])
+                yield from ((part.where, f"{part.name}-{number}", row) for number, row in enumerate(rows))
+                continue
+            for number, (where, record) in enumerate(self._maps(part)):
+                for row in self._unwrapped(layout, record):
+                    yield where, f"{part.name}-{number}", row
+
+    def _maps(self, part: DataPart) -> Iterator[tuple[str, Row]]:
+        """The rows of a part that can be read; the others are counted."""
+        for where, record in part.rows(kept=False):
+            if isinstance(record, Mapping):
+                yield where, record
+            else:
+                self.bad[record.why if isinstance(record, BadRecord) else "a row that is no map of columns"] += 1
+
+    def _unwrapped(self, layout: Layout, record: Row) -> Sequence[Row]:
+        """The rows in a record, with the names of columns that the layout has."""
+        if self.columns.renamed:
+            own = {column: name for name, column in self.columns.renamed.items()}
+            record = {own.get(name, name): cell for name, cell in record.items()}
+        if self.columns.function is not None:
+            found = self.columns.function(record)
+            return [] if found is None else [found]
+        if layout.unwrap is None:
+            return [record]
+        try:
+            return layout.unwrap(record)
+        except (TypeError, AttributeError, LookupError, ValueError):
+            self.bad[f"a row that is not like {layout.name}"] += 1
+            return []
+
+    def records(self) -> Iterator[Record]:
+        """The rows by roles, in order; those that cannot be used have a reason."""
+        subsets = {part.name: part.subset or "" for part in self.parts}
+        own = "subset" in self.plan.uses
+        has_train = self._has_train()
+        seen: dict[int, str] = {}  # the part in which a row was seen first
+        for where, name, row in self._mapped(self.plan.layout):
+            roles, left_out = self._roles(row)
+            part = name.rpartition("-")[0]
+            if self.train and _is_of_other_split(roles.get("split"), has_train=has_train):
+                continue
+            if self.train and len(self.parts) > 1 and seen.setdefault(hash(repr(row)), part) != part:
+                continue
+            subset = str(roles["subset"]) if own and roles.get("subset") else subsets[part]
+            yield Record(where, row, roles, name, subset, left_out)
+
+    def _has_train(self) -> bool:
+        """Whether the column `split` names the split to train on."""
+        use = self.plan.uses.get("split")
+        values = self.sketches[use.column].values if use else None
+        return any(split_word(value) == "train" for value in values or ())
+
+    def _roles(self, row: Row) -> tuple[dict[str, Any], str]:
+        """The values of a row by role, and why it is left out."""
+        found: dict[str, Any] = {}
+        left_out = ""
+        for role, use in self.plan.uses.items():
+            cell = cell_of(row, use.column)
+            if use.coding is not None:
+                value = None if _is_missing(cell) else use.coding.read(cell, row)
+                if value is None and not _is_missing(cell):
+                    left_out = left_out or f"{role}: no value of {use.coding.name}"
+                cell = value
+            elif use.column in self.plan.nested and isinstance(cell, str):
+                cell = nested(cell)
+            found[role] = cell
+        return found, left_out
+
+    def all_rows(self, holds: Callable[[Row], bool]) -> bool:
+        """Whether something holds for every row."""
+        return all(holds(row) for _, _, row in self._mapped(self._layout))
+
+    def read_as(self) -> list[dict[str, Any]]:
+        """What was taken for what: `column`, `role`, `coding`, `example` and `from` of each, unused columns last."""
+        used = [
+            {"column": use.column, "role": use.role, "coding": use.coding and use.coding.name,
+             "example": self._example(use.column), "from": use.source}
+            for use in self.plan.uses.values()
+        ]  # fmt: skip
+        rest = [
+            {"column": name, "role": None, "coding": None, "example": self._example(name), "from": None}
+            for name in self.plan.unused
+        ]
+        return [*used, *rest]
+
+    def _example(self, column: str) -> str:
+        sketch = self.sketches.get(column)
+        return "" if sketch is None else sketch.shown()
+
+    def need(self, *roles: Role) -> None:
+        """Refuse data in which one of these could be two things.
+
+        Raises:
+            DataError: with both, and the `--columns` for each.
+        """
+        for role in roles:
+            if role in self.plan.unclear:
+                raise DataError(self.plan.unclear[role], where=self.data, field=role)
+
+
+def read(
+    data: str,
+    *,
+    columns: str | Mapping[str, str] | None = None,
+    stored: Mapping[str, str] | None = None,
+    train: bool = False,
+) -> Reading:
+    """Read a data set.
+
+    Args:
+        data: a file, a folder, PATH:SPLIT or a hub id.
+        columns: as of `said_columns`.
+        stored: the same, of the data that a model was trained on; of columns that are not there nothing is taken.
+        train: without the parts of other splits than `train`.
+
+    Raises:
+        ConfigError: as `said_columns`.
+        DataError: as `data_parts` and `Reading`.
+    """
+    said_by_user = said_columns(columns, layouts=_NAMES_OF_LAYOUTS)
+    return Reading(data, data_parts(data, train=train), said_by_user, said_columns(stored), train=train)
+
+
+def cell_of(row: Row, column: str) -> Any:
+    """The cell of a column, or the value of a key below it."""
+    if column in row or "." not in column:
+        return row.get(column)
+    cell: Any = row
+    for key in column.split("."):
+        cell = cell.get(key) if isinstance(cell, Mapping) else None
+    return cell
+
+
+def _has_texts(whole: Any, others: Sequence[Any]) -> bool:
+    """Whether the texts of other cells stand in one, which may be chat messages."""
+    text = whole if isinstance(whole, str) else repr(whole)
+    return all(
+        other is None or (isinstance(other, str) and (other in text or repr(other)[1:-1] in text)) for other in others
+    )
+
+
+def _is_of_other_split(value: Any, *, has_train: bool) -> bool:
+    """Whether a row is of another split than the one that is trained on."""
+    if not isinstance(value, str) or not value.strip():
+        return False
+    split = split_word(value)
+    return has_train if split is None else split != "train"
+
+
+def _is_missing(cell: Any) -> bool:
+    """Whether a cell of a coded column says nothing."""
+    return cell is None or cell != cell or (isinstance(cell, str) and canonical(cell) in MISSING)
+
+
+def _first_layout(parts: Sequence[DataPart], columns: Columns) -> Layout:
+    """The layout of the columns that the first rows have together."""
+    if columns.function is not None:
+        return PLAIN
+    there: set[str] = set()
+    for number, record in enumerate(_records(parts)):
+        there.update(key for key, value in record.items() if value is not None)
+        inner = ((key, value) for key, value in record.items() if isinstance(value, Mapping))
+        there.update(f"{key}.{name}" for key, value in inner for name in value)
+        if number >= _LOOKED_AT:
+            break
+    renamed = {column: name for name, column in columns.renamed.items()}
+    found = layout_of({renamed.get(name, name) for name in there})
+    if found.refused:
+        raise DataError(f"{found.name}: {found.refused}", where=parts[0].where)
+    return found
+
+
+def _records(parts: Iterable[DataPart]) -> Iterator[Row]:
+    return (record for part in parts for _, record in part.rows(kept=False) if isinstance(record, Mapping))
+
+
+class _Planner:
+    """Decides what each column is for: what was said, then what the layout says, then names and values.
+
+    Args:
+        reading: the data set, whose rows were looked at.
+        stored: what a model was trained on.
+        layout: of the rows.
+    """
+
+    def __init__(self, reading: Reading, stored: Columns, layout: Layout) -> None:
+        self.reading, self.stored, self.layout = reading, stored, layout
+        self.data, self.sketches, self.columns = reading.data, reading.sketches, reading.columns
+        self.uses: dict[Role, Use] = {}
+        self.ignored: list[str] = []  # columns that repeat what others say
+        self.unclear: dict[Role, str] = {}
+
+    def plan(self) -> Plan:
+        """What each column is for.
+
+        Raises:
+            DataError: a column that the user said is not there.
+        """
+        self._take_said()
+        self._take_layout()
+        if self.columns.function is not None or self.layout.unwrap or self.layout.whole:
+            self._take_roles()
+        if self.columns.function is None:
+            self._take_named()
+        ratings = tuple(
+            name for name in named("rating", self._free()) if self.sketches[name].numbers == self.sketches[name].filled
+        )
+        taken = {part for use in self.uses.values() for part in (use.column, use.column.partition(".")[0])}
+        unused = tuple(n for n in self.sketches if n not in taken and n not in ratings and not self._is_inner(n))
+        texts = frozenset(name for name, sketch in self.sketches.items() if sketch.is_nested_text)
+        several = self.uses.get("responses")
+        listed = several is not None and bool(self.sketches[several.column].item_keys & _RANKED)
+        return Plan(self.layout, self.uses, ratings, self.unclear, unused, texts, listed)
+
+    def _is_inner(self, name: str) -> bool:
+        """Whether a name is that of a key below a column."""
+        return "." in name and name.partition(".")[0] in self.sketches
+
+    def _take_said(self) -> None:
+        for role, said_column in self.columns.uses.items():
+            if said_column.column not in self.sketches:
+                near = did_you_mean(said_column.column, self.sketches) or f"; found {', '.join(self.sketches)[:200]}"
+                raise DataError(
+                    f"--columns {role}={said_column.column}: there is no such column{near}",
+                    where=self.data,
+                    field=said_column.column,
+                )
+            self._use(role, said_column.column, said_column.coding, "given")
+        for name, column in self.columns.renamed.items():
+            if name not in self.sketches:
+                near = did_you_mean(column, self.sketches)
+                raise DataError(f"columns: {name}={column}: no such column{near}", where=self.data, field=column)
+        for role, stored in self.stored.uses.items():
+            if role not in self.uses and stored.column in self.sketches:
+                self._use(role, stored.column, stored.coding, "model")
+
+    def _take_layout(self) -> None:
+        for role, column in self.layout.roles.items():
+            name, _, coding = column.partition(":")
+            if role not in self.uses and not name:
+                self.ignored += named(role, self.sketches)
+            elif role not in self.uses:
+                self._use(role, name, _coding(coding, role) if coding else None, "layout")
+
+    def _take_roles(self) -> None:
+        """Rows that a function made: their keys are roles."""
+        for name in self.sketches:
+            if name in _ALL_ROLES and name not in self.uses:
+                role = _ALL_ROLES[name]
+                coding = SIGNED if role == "winner" else None
+                self._use(role, name, coding, "layout")
+        self._code("winner", "label")
+
+    def _use(self, role: Role, column: str, coding: Coding | None, source: Source) -> None:
+        self.uses[role] = Use(role, column, coding, source)
+
+    def _free(self) -> list[str]:
+        """Columns without a role, in which something is; keys below a column are none."""
+        taken = {use.column for use in self.uses.values()}
+        return [
+            name
+            for name, sketch in self.sketches.items()
+            if name not in taken and name not in self.ignored and sketch.filled and not self._is_inner(name)
+        ]
+
+    def _take_named(self) -> None:
+        """Roles by the names of columns, and by what is in them."""
+        self._take_question()
+        if not self._take_chosen() and not self._take_pair() and not self._take_list():
+            self._take_response()
+        for role in _FURTHER:
+            if role not in self.uses:
+                self._take_first(role)
+
+    def _take_first(self, role: Role) -> None:
+        """The first column with a name of a role."""
+        for name in named(role, self._free())[:1]:
+            self._use(role, name, None, "name")
+
+    def _take_alone(self, role: Role, columns: Sequence[str]) -> bool:
+        """The one column of a role; of several the first, which is unclear. Whether there is one."""
+        if role in self.uses or not columns:
+            return role in self.uses
+        self._use(role, columns[0], None, "name")
+        if len(columns) > 1:
+            readings = " or ".join(f"{name} ({self.sketches[name].shown()!r})" for name in columns)
+            choices = " or ".join(f"--columns {role}={name}" for name in columns)
+            self.unclear[role] = f"the {role} could be {readings}; say which: {choices}"
+        return True
+
+    def _take_question(self) -> None:
+        """What was asked: the prompt, turns before it, and what belongs to it."""
+        plain = {plain_name(name): name for name in self._free()}
+        if "prompt" not in self.uses and {"instruction", "input"} <= plain.keys():
+            self._use("prompt", plain["instruction"], None, "name")  # Alpaca: two columns are one prompt
+            self._use("input", plain["input"], None, "name")
+        elif "input" in plain and {"output"} <= plain.keys() and "instruction" in plain:
+            self._use("input", plain["input"], None, "name")
+        asked = [self._text_in(name) for name in named("prompt", self._free()) if not self.sketches[name].is_number]
+        asked = [name for name in asked if name]
+        if "prompt" not in self.uses and asked:
+            self._take_alone("prompt", self._widest(asked))
+        for name in named("passage", self._free()):
+            if self.sketches[name].is_talk and "messages" not in self.uses:
+                self._use("messages", name, None, "name")
+            elif "prompt" not in self.uses:
+                self._use("prompt", name, None, "name")
+            elif "passage" not in self.uses:
+                self._use("passage", name, None, "name")
+        self._take_alone("messages", named("messages", self._free()))
+        for name in named("history", self._free()):
+            self._use("history" if "prompt" in self.uses else "prompt", name, None, "name")
+
+    def _text_in(self, name: str) -> str:
+        """A column, or the key of its maps that has a text; empty: its maps have none."""
+        if not self.sketches[name].kinds["dict"]:
+            return name
+        return next((inner for key in _TEXT_KEYS if (inner := f"{name}.{key}") in self.sketches), "")
+
+    def _widest(self, columns: list[str]) -> list[str]:
+        """The column whose text has those of the others in it, in every row; all where there is none."""
+        if len(columns) == 1:
+            return columns
+        for widest in columns:
+            others = [name for name in columns if name != widest]
+            if self.reading.all_rows(
+                lambda row, one=widest, rest=others: _has_texts(row.get(one), [row.get(n) for n in rest])
+            ):
+                return [widest]
+        return columns
+
+    def _take_chosen(self) -> bool:
+        """A better and a worse response, by name."""
+        if {"chosen", "rejected"} <= self.uses.keys():
+            return True
+        better, worse = named("chosen", self._free()), named("rejected", self._free())
+        if not (better and worse):
+            return False
+        self._take_alone("chosen", better)
+        self._take_alone("rejected", worse)
+        for role in ("margin", "chosen_score", "rejected_score"):
+            self._take_first(cast(Role, role))
+        return True
+
+    def _take_pair(self) -> bool:
+        """Two responses side by side, and a column that says which is better."""
+        if not {"first", "second"} <= self.uses.keys():
+            pairs = [pair for pair in beside(self._free()) if not any(self.sketches[n].is_number for n in pair)]
+            if not pairs:
+                return False
+            self._use("first", pairs[0][0], None, "name")
+            self._use("second", pairs[0][1], None, "name")
+        self._take_winner(self.uses["first"].column, self.uses["second"].column)
+        return True
+
+    def _take_winner(self, first: str, second: str) -> None:
+        """The column that says which of two is better; columns for each; or a score for each."""
+        if "winner" in self.uses:
+            self._code("winner")
+            return
+        free = self._free()
+        for a, b in beside(free, OUTCOMES):
+            self._use("winner", a, by_columns(a, b), "name")
+            return
+        found = {
+            name: codings for name in named("winner", free) if (codings := self._winner_codings(name, first, second))
+        }
+        if self._take_alone("winner", list(found)):
+            self._decide("winner", found[self.uses["winner"].column])
+            return
+        for a, b in beside(free, SCORES):
+            self._use("first_score", a, NUMBER, "name")
+            self._use("second_score", b, NUMBER, "name")
+            return
+
+    def _winner_codings(self, name: str, first: str, second: str) -> list[Coding]:
+        found = winner_codings(self.sketches[name], (first, second))
+        if found:
+            return found
+        for a, b in beside(self.sketches, MODELS):
+            names = {*(self.sketches[a].values or ()), *(self.sketches[b].values or ())}
+            values = {value for value in self.sketches[name].values or () if value not in MISSING}
+            if values and len(values - names - TIES) <= (1 - MOST_FIT) * len(values):
+                return [named_by_row(a, b)]
+        return []
+
+    def _code(self, *roles: Role) -> None:
+        """Find the coding of columns whose role is known."""
+        for role in roles:
+            use = self.uses.get(role)
+            if use is None or use.coding is not None:
+                continue
+            sketch = self.sketches[use.column]
+            if role == "winner":
+                pair = tuple(self.uses[one].column for one in _PAIR if one in self.uses)
+                self._decide(role, self._winner_codings(use.column, *(pair if len(pair) == 2 else ("first", "second"))))
+            else:
+                self._decide(role, label_codings(sketch))
+
+    def _decide(self, role: Role, codings: Sequence[Coding]) -> None:
+        """The one coding of a column; of none or two its role is unclear."""
+        use = self.uses[role]
+        if len(codings) == 1:
+            self.uses[role] = use._replace(coding=codings[0])
+            return
+        values = self.sketches[use.column].shown_values()
+        if codings:
+            choices = " or ".join(f"--columns {role}={use.column}:{one.name}" for one in codings)
+            meaning = " or ".join(map(_meaning(role), codings))
+            self.unclear[role] = f"{use.column} holds {values}, which is {meaning}; say which: {choices}"
+        else:
+            self.unclear[role] = (
+                f"{use.column} holds {values}, which is no known coding of a {role}; say how it is read, as in "
+                f"--columns {role}={use.column}:{_EXAMPLES.get(role, 'yes/no')}"
+            )
+
+    def _take_list(self) -> bool:
+        """A list of responses, with a rank or a score for each: inside, or in a list beside it."""
+        lists = [name for name in named("responses", self._free()) if self.sketches[name].is_list]
+        if "responses" not in self.uses and not lists:
+            return False
+        self._take_alone("responses", lists)
+        for role in ("ranks", "scores"):
+            beside_it = [name for name in named(cast(Role, role), self._free()) if self.sketches[name].is_list]
+            if beside_it:
+                self._use(cast(Role, role), beside_it[0], None, "name")
+                break
+        return True
+
+    def _take_response(self) -> None:
+        """One response, and whether it is good."""
+        found = [name for name in named("response", self._free()) if not self.sketches[name].is_number]
+        others = [name for name in found if plain_name(name) not in ("answer", "text")]
+        if others:
+            found = others
+        elif found and self._is_gold(found[0]):
+            found = []
+        self._take_alone("response", found)
+        if "label" in self.uses:
+            self._code("label")
+        elif not named("reward", self._free()):
+            coded = {n: codings for n in named("label", self._free()) if (codings := label_codings(self.sketches[n]))}
+            if self._take_alone("label", list(coded)):
+                self._decide("label", coded[self.uses["label"].column])
+
+    def _is_gold(self, column: str) -> bool:
+        """Whether all rows of a prompt have the same answer: it is the true one, and no response."""
+        asked = self.uses.get("prompt")
+        answers: dict[int, int] = {}
+
+        def same(row: Row) -> bool:
+            answer = hash(repr(row.get(column)))
+            return answers.setdefault(hash(repr(cell_of(row, asked.column))) if asked else 0, answer) == answer
+
+        return asked is not None and self.reading.all_rows(same)
+
+
+_TEXT_KEYS = ("full_text", "raw", "text", "content", "problem", "question")  # of a question that is a map
+_RANKED = {"rank", "score", "overall_score", "rating", "reward"}  # keys of a response in a list
+_PAIR: tuple[Role, ...] = ("first", "second")
+_FURTHER: tuple[Role, ...] = (
+    "system", "tools", "images", "videos", "audio", "turn", "margin", "steps", "step_labels", "reward", "truth",
+    "reference", "tests", "rubric", "solution", "options", "token_rewards", "advantage", "step", "group", "tokens",
+    "length", "truncated", "failed", "id", "split", "subset", "model", "person", "weight",
+)  # fmt: skip
+_ALL_ROLES: Mapping[str, Role] = {role: role for role in get_args(Role)}
+_EXAMPLES = {"winner": "A/B/tie", "label": "yes/no", "rating": "1..5"}
+
+
+def _coding(text: str, role: Role) -> Coding:
+    """The coding that a layout names."""
+    known = {SIGNED.name: SIGNED, NUMBER.name: NUMBER}
+    return known.get(text) or said(text, role)
+
+
+def _meaning(role: Role) -> Callable[[Coding], str]:
+    """What a coding says, in words."""
+
+    def words(coding: Coding) -> str:
+        low, sign, high = coding.name.partition("..")
+        if sign:
+            return f"{low} for the first and {high} for the second"
+        first, _, second = coding.name.partition("/")
+        if role == "winner":
+            return f"{first} for the first and {second} for the second"
+        return f"{first} for good and {second} for bad"
+
+    return words
