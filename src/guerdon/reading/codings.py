@@ -10,6 +10,7 @@ A coding is decided for a whole column by its `Sketch`, or said by the user: `1/
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -168,7 +169,7 @@ def _end(name: str) -> str:
 
 def _name_in(sketch: Sketch, first: Sequence[str], second: Sequence[str]) -> str:
     """A coding by the words that the column really has."""
-    seen = sketch.values or {}
+    seen = sketch.values or Counter()
     found = [next((word for word in side if word in seen), "") for side in (first, second)]
     return "/".join(found) if all(found) else ""
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, cast, get_args
+from functools import partial
+from typing import Any, Literal, NamedTuple, get_args
 
 from guerdon.errors import DataError, did_you_mean
 from guerdon.files.bounds import BadRecord
@@ -490,9 +491,7 @@ class _Planner:
             return columns
         for widest in columns:
             others = [name for name in columns if name != widest]
-            if self.reading.all_rows(
-                lambda row, one=widest, rest=others: _has_texts(row.get(one), [row.get(n) for n in rest])
-            ):
+            if self.reading.all_rows(partial(_has_texts, widest, others)):
                 return [widest]
         return columns
 
@@ -506,7 +505,7 @@ class _Planner:
         self._take_alone("chosen", better)
         self._take_alone("rejected", worse)
         for role in ("margin", "chosen_score", "rejected_score"):
-            self._take_first(cast(Role, role))
+            self._take_first(role)
         return True
 
     def _take_pair(self) -> bool:
@@ -588,9 +587,9 @@ class _Planner:
             return False
         self._take_alone("responses", lists)
         for role in ("ranks", "scores"):
-            beside_it = [name for name in named(cast(Role, role), self._free()) if self.sketches[name].is_list]
+            beside_it = [name for name in named(role, self._free()) if self.sketches[name].is_list]
             if beside_it:
-                self._use(cast(Role, role), beside_it[0], None, "name")
+                self._use(role, beside_it[0], None, "name")
                 break
         return True
 
