@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from guerdon.config.registry import Registry
 from guerdon.errors import ConfigError, did_you_mean
 from guerdon.reading.codings import Coding, said
-from guerdon.reading.roles import ROLES, Role
+from guerdon.reading.roles import ALL_ROLES, Role
 
 FUNCTIONS = Registry("function of columns", "guerdon.columns", {})
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -66,14 +66,15 @@ def said_columns(given: str | Mapping[str, str] | None, *, layouts: Mapping[str,
     uses: dict[Role, Said] = {}
     renamed: dict[str, str] = {}
     for role, column in pairs:
-        if role in ROLES and role not in uses:
-            uses[cast(Role, role)] = _said(cast(Role, role), column)
-        elif role in uses:
+        known = ALL_ROLES.get(role)
+        if known is not None and known not in uses:
+            uses[known] = _said(known, column)
+        elif known is not None:
             raise ConfigError(f"columns: {role} is said twice; one column has a role", key="columns")
         elif role in layouts:
             renamed[role] = column
         else:
-            near = did_you_mean(role, ROLES) or f"; there are {', '.join(ROLES)}"
+            near = did_you_mean(role, ALL_ROLES) or f"; there are {', '.join(ALL_ROLES)}"
             raise ConfigError(f"columns: {role}={column}: no column is for {role!r}{near}", key="columns")
     return Columns(uses, renamed)
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 from guerdon.errors import DataError, did_you_mean
 from guerdon.files.bounds import BadRecord
@@ -30,7 +30,7 @@ from guerdon.reading.codings import (
 from guerdon.reading.columns import NOTHING, Columns, said_columns
 from guerdon.reading.data_sets import DataPart, data_parts, split_word
 from guerdon.reading.layouts import LAYOUTS, PLAIN, Layout, Row, layout_of
-from guerdon.reading.roles import MODELS, OUTCOMES, SCORES, Role, beside, named, plain_name
+from guerdon.reading.roles import ALL_ROLES, MODELS, OUTCOMES, SCORES, Role, beside, named, plain_name
 from guerdon.reading.values import MISSING, MOST_FIT, Sketch, canonical, nested
 
 Source = Literal["given", "model", "layout", "name"]
@@ -68,6 +68,7 @@ class Plan:
         unused: columns without a role.
         nested: columns whose texts are lists or maps, all of them.
         listed: whether each of several responses has its rank or score in itself.
+        with_prompt: whether every better and worse text begins with the prompt, which is then cut off.
     """
 
     layout: Layout
@@ -77,6 +78,7 @@ class Plan:
     unused: tuple[str, ...] = ()
     nested: frozenset[str] = frozenset()
     listed: bool = False
+    with_prompt: bool = False
 
     def has(self, *roles: Role) -> bool:
         """Whether there is a column for each of these."""
@@ -299,6 +301,13 @@ def cell_of(row: Row, column: str) -> Any:
     return cell
 
 
+def _begins_with(prompt: str, chosen: str, rejected: str, row: Row) -> bool:
+    """Whether two texts of a row begin with a third; those that are missing do."""
+    asked = cell_of(row, prompt)
+    texts = [text for text in (cell_of(row, chosen), cell_of(row, rejected)) if text is not None]
+    return isinstance(asked, str) and all(isinstance(text, str) and text.startswith(asked) for text in texts)
+
+
 def _has_texts(whole: Any, others: Sequence[Any]) -> bool:
     """Whether the texts of other cells stand in one, which may be chat messages."""
     text = whole if isinstance(whole, str) else repr(whole)
@@ -378,7 +387,14 @@ class _Planner:
         texts = frozenset(name for name, sketch in self.sketches.items() if sketch.is_nested_text)
         several = self.uses.get("responses")
         listed = several is not None and bool(self.sketches[several.column].item_keys & _RANKED)
-        return Plan(self.layout, self.uses, ratings, self.unclear, unused, texts, listed)
+        return Plan(self.layout, self.uses, ratings, self.unclear, unused, texts, listed, self._begins_with_prompt())
+
+    def _begins_with_prompt(self) -> bool:
+        """Whether every better and worse text begins with the prompt."""
+        if not {*_PROMPT_AND_BOTH} <= self.uses.keys():
+            return False
+        prompt, chosen, rejected = (self.uses[role].column for role in _PROMPT_AND_BOTH)
+        return self.reading.all_rows(partial(_begins_with, prompt, chosen, rejected))
 
     def _is_inner(self, name: str) -> bool:
         """Whether a name is that of a key below a column."""
@@ -413,8 +429,8 @@ class _Planner:
     def _take_roles(self) -> None:
         """Rows that a function made: their keys are roles."""
         for name in self.sketches:
-            if name in _ALL_ROLES and name not in self.uses:
-                role = _ALL_ROLES[name]
+            if name in ALL_ROLES and name not in self.uses:
+                role = ALL_ROLES[name]
                 coding = SIGNED if role == "winner" else None
                 self._use(role, name, coding, "layout")
         self._code("winner", "label")
@@ -623,13 +639,13 @@ class _Planner:
 
 _TEXT_KEYS = ("full_text", "raw", "text", "content", "problem", "question")  # of a question that is a map
 _RANKED = {"rank", "score", "overall_score", "rating", "reward"}  # keys of a response in a list
+_PROMPT_AND_BOTH: tuple[Role, ...] = ("prompt", "chosen", "rejected")
 _PAIR: tuple[Role, ...] = ("first", "second")
 _FURTHER: tuple[Role, ...] = (
     "system", "tools", "images", "videos", "audio", "turn", "margin", "steps", "step_labels", "reward", "truth",
     "reference", "tests", "rubric", "solution", "options", "token_rewards", "advantage", "step", "group", "tokens",
     "length", "truncated", "failed", "id", "split", "subset", "model", "person", "weight",
 )  # fmt: skip
-_ALL_ROLES: Mapping[str, Role] = {role: role for role in get_args(Role)}
 _EXAMPLES = {"winner": "A/B/tie", "label": "yes/no", "rating": "1..5"}
 
 
