@@ -30,11 +30,11 @@ from guerdon.reading.codings import (
 from guerdon.reading.columns import NOTHING, Columns, said_columns
 from guerdon.reading.data_sets import DataPart, data_parts, split_word
 from guerdon.reading.layouts import LAYOUTS, PLAIN, Layout, Row, layout_of
-from guerdon.reading.roles import ALL_ROLES, MODELS, OUTCOMES, SCORES, Role, beside, named, plain_name
+from guerdon.reading.roles import ALL_ROLES, MODELS, OUTCOMES, PAIRS_OF_NAMES, SCORES, Role, beside, named, plain_name
 from guerdon.reading.values import MISSING, MOST_FIT, Sketch, canonical, nested
 
 Source = Literal["given", "model", "layout", "name"]
-_NAMES_OF_LAYOUTS = {plain_name(key): key for layout in LAYOUTS for key in layout.keys}
+_USUAL_NAMES = frozenset(key for layout in LAYOUTS for key in layout.keys) | PAIRS_OF_NAMES
 _RATINGS: tuple[Role, ...] = ("rating",)
 _LOOKED_AT = 100  # rows from whose columns a first layout is taken
 _DEEP_KEYS = 64  # keys of a map in a cell that count as columns
@@ -287,7 +287,7 @@ def read(
         ConfigError: as `said_columns`.
         DataError: as `data_parts` and `Reading`.
     """
-    said_by_user = said_columns(columns, layouts=_NAMES_OF_LAYOUTS)
+    said_by_user = said_columns(columns, usual=_USUAL_NAMES)
     return Reading(data, data_parts(data, train=train), said_by_user, said_columns(stored), train=train)
 
 
@@ -365,6 +365,7 @@ class _Planner:
         self.data, self.sketches, self.columns = reading.data, reading.sketches, reading.columns
         self.uses: dict[Role, Use] = {}
         self.ignored: list[str] = []  # columns that repeat what others say
+        self.ratings: list[str] = []  # of HelpSteer2, some of whose names are otherwise those of a truth
         self.unclear: dict[Role, str] = {}
 
     def plan(self) -> Plan:
@@ -379,9 +380,7 @@ class _Planner:
             self._take_roles()
         if self.columns.function is None:
             self._take_named()
-        ratings = tuple(
-            name for name in named("rating", self._free()) if self.sketches[name].numbers == self.sketches[name].filled
-        )
+        ratings = tuple(self.ratings) or tuple(filter(self._has_numbers, named("rating", self._free())))
         taken = {part for use in self.uses.values() for part in (use.column, use.column.partition(".")[0])}
         unused = tuple(n for n in self.sketches if n not in taken and n not in ratings and not self._is_inner(n))
         texts = frozenset(name for name, sketch in self.sketches.items() if sketch.is_nested_text)
@@ -424,7 +423,7 @@ class _Planner:
             if role not in self.uses and not name:
                 self.ignored += named(role, self.sketches)
             elif role not in self.uses:
-                self._use(role, name, _coding(coding, role) if coding else None, "layout")
+                self._use(role, name, _coding(coding, role) if coding else _USUAL.get(role), "layout")
 
     def _take_roles(self) -> None:
         """Rows that a function made: their keys are roles."""
@@ -438,13 +437,13 @@ class _Planner:
     def _use(self, role: Role, column: str, coding: Coding | None, source: Source) -> None:
         self.uses[role] = Use(role, column, coding, source)
 
-    def _free(self) -> list[str]:
+    def _free(self, *, filled: bool = True) -> list[str]:
         """Columns without a role, in which something is; keys below a column are none."""
-        taken = {use.column for use in self.uses.values()}
+        taken = {*(use.column for use in self.uses.values()), *self.ratings}
         return [
             name
             for name, sketch in self.sketches.items()
-            if name not in taken and name not in self.ignored and sketch.filled and not self._is_inner(name)
+            if name not in taken | {*self.ignored} and (sketch.filled or not filled) and not self._is_inner(name)
         ]
 
     def _take_named(self) -> None:
@@ -452,9 +451,15 @@ class _Planner:
         self._take_question()
         if not self._take_chosen() and not self._take_pair() and not self._take_list():
             self._take_response()
+        if "response" in self.uses and named("rating", self._free())[:1] == ["helpfulness"]:
+            self.ratings = [name for name in named("rating", self._free()) if self._has_numbers(name)]
         for role in _FURTHER:
             if role not in self.uses:
                 self._take_first(role)
+
+    def _has_numbers(self, name: str) -> bool:
+        """Whether nearly all cells of a column are numbers, or are written as one."""
+        return self.sketches[name].numbers >= MOST_FIT * self.sketches[name].filled > 0
 
     def _take_first(self, role: Role) -> None:
         """The first column with a name of a role."""
@@ -515,7 +520,7 @@ class _Planner:
         """A better and a worse response, by name."""
         if {"chosen", "rejected"} <= self.uses.keys():
             return True
-        better, worse = named("chosen", self._free()), named("rejected", self._free())
+        better, worse = (named(role, self._free(filled=False)) for role in _PROMPT_AND_BOTH[1:])
         if not (better and worse):
             return False
         self._take_alone("chosen", better)
@@ -554,6 +559,9 @@ class _Planner:
             self._use("first_score", a, NUMBER, "name")
             self._use("second_score", b, NUMBER, "name")
             return
+        for name in named("winner", free)[:1]:  # what it says cannot be read
+            self._use("winner", name, None, "name")
+            self._decide("winner", [])
 
     def _winner_codings(self, name: str, first: str, second: str) -> list[Coding]:
         found = winner_codings(self.sketches[name], (first, second))
@@ -639,6 +647,7 @@ class _Planner:
 
 _TEXT_KEYS = ("full_text", "raw", "text", "content", "problem", "question")  # of a question that is a map
 _RANKED = {"rank", "score", "overall_score", "rating", "reward"}  # keys of a response in a list
+_USUAL: Mapping[Role, Coding] = {"first_score": NUMBER, "second_score": NUMBER}
 _PROMPT_AND_BOTH: tuple[Role, ...] = ("prompt", "chosen", "rejected")
 _PAIR: tuple[Role, ...] = ("first", "second")
 _FURTHER: tuple[Role, ...] = (

@@ -98,6 +98,10 @@ _ENDS = (("a", "b"), ("1", "2"), ("0", "1"), ("model_a", "model_b"))
 _TWO = (("first", "second"), ("left", "right"))
 
 
+PAIRS_OF_NAMES = frozenset(f"{stem}_{end}" for stem in _RESPONSES for pair in _ENDS for end in pair)
+"""Names of columns with one of two responses, as they are usually written."""
+
+
 def plain_name(name: str) -> str:
     """A name as it is compared: folded, without blanks, `-` and `_`."""
     return name.casefold().translate(_LEFT_OUT)
