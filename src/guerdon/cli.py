@@ -318,6 +318,26 @@ def compare(
 app.command()(audit)
 
 
+@app.command("read")
+def read_(
+    data: Annotated[str, typer.Argument(help="A file, a folder, PATH:SPLIT or a hub id.", show_default=False)],
+    columns: Annotated[str | None, typer.Option(help="ROLE=NAME[:CODING],... or package.module:function")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write it as JSON.")] = False,
+) -> None:
+    """Show what the columns of a file are taken for, and which commands could use it."""
+    from guerdon.reading.reader import read
+    from guerdon.reading.shown import as_plain, commands, lines, rows_line
+
+    reading = read(data, columns=columns)
+    if as_json:
+        return _say(json.dumps(as_plain(reading), ensure_ascii=False))
+    _say(f"{reading.plan.layout.name}, {rows_line(reading, None, None)}")
+    for line in lines(reading):
+        _say(line)
+    for name, what in commands(reading.plan).items():
+        _say(f"guerdon {name}: {what}")
+
+
 @app.command()
 def serve(
     words: Annotated[
