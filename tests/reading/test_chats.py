@@ -65,7 +65,7 @@ def test_messages_are_brought_into_one_form():
         ([{"role": "user", "content": "x", "tool_calls": [{"name": "f"}]}], "only the assistant calls tools"),
         ([{"role": "assistant", "tool_calls": [{"function": {}}]}], "a function with a name"),
         ([{"role": "assistant", "tool_calls": "f"}], "a function with a name"),
-        ([{"role": "assistant", "content": [{"type": "tool_use", "name": "f"}]}], "type 'tool_use'"),
+        ([{"role": "assistant", "content": [{"type": "server_tool_use", "name": "f"}]}], "type 'server_tool_use'"),
         ([{"role": "assistant", "content": [{"type": "text", "text": "x"}, {"type": ["a"]}]}], "not of type"),
         ([{"role": "assistant", "content": [{"type": "text", "text": None}]}], "parts of type text"),
         ([{"role": "tool", "content": []}], "parts of type text"),

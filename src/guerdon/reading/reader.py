@@ -308,12 +308,18 @@ def _begins_with(prompt: str, chosen: str, rejected: str, row: Row) -> bool:
     return isinstance(asked, str) and all(isinstance(text, str) and text.startswith(asked) for text in texts)
 
 
-def _has_texts(whole: Any, others: Sequence[Any]) -> bool:
-    """Whether the texts of other cells stand in one, which may be chat messages."""
+def _has_texts(column: str, others: Sequence[str], row: Row) -> bool:
+    """Whether the texts of other columns stand in one, which may be chat messages."""
+    whole = cell_of(row, column)
     text = whole if isinstance(whole, str) else repr(whole)
-    return all(
-        other is None or (isinstance(other, str) and (other in text or repr(other)[1:-1] in text)) for other in others
-    )
+    return all(_stands_in(cell_of(row, other), text) for other in others)
+
+
+def _stands_in(cell: Any, text: str) -> bool:
+    """Whether a text stands in another one, or in how Python writes it; one that is missing does."""
+    if cell is None:
+        return True
+    return isinstance(cell, str) and (cell in text or repr(cell)[1:-1] in text)
 
 
 def _is_of_other_split(value: Any, *, has_train: bool) -> bool:
