@@ -1,0 +1,51 @@
+"""What a reading took for what, in lines for people and as values for JSON files.
+
+    for line in shown_lines(reading, used=98, left_out={"no_value": 2}): log_line(line)
+    # pairs.csv: vote is the winner (1/2, for example '2')
+    # pairs.csv: 100 rows read, 98 used, 2 left out (2 no_value)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from guerdon.reading.reader import Reading
+
+_SOURCES = {"given": ", as you said", "model": ", as in the data that the model was trained on"}
+
+
+def shown_record(reading: Reading, *, used: int, left_out: Mapping[str, int]) -> dict[str, Any]:
+    """What a command keeps of its reading: `columns`, `rows`, `used`, and `left_out` by reason.
+
+    Args:
+        reading: of the data.
+        used: rows that were used.
+        left_out: rows that were not, by reason.
+    """
+    rows = reading.rows + reading.bad.total()
+    return {
+        "data": reading.data, "layout": reading.plan.layout.name, "columns": reading.read_as(), "rows": rows,
+        "used": used, "left_out": dict(left_out),
+    }  # fmt: skip
+
+
+def record_lines(record: Mapping[str, Any]) -> list[str]:
+    """A line for each column, and one for the rows, of `shown_record`."""
+    data = record["data"]
+    lines = [f"{data}: {_column_line(one)}" for one in record["columns"] if one["role"] is not None]
+    unused = ", ".join(one["column"] for one in record["columns"] if one["role"] is None)
+    lines += [f"{data}: not used: {unused}"] * bool(unused)
+    reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(record["left_out"].items()))
+    lost = f", {sum(record['left_out'].values()):,} left out ({reasons})" if reasons else ""
+    return [*lines, f"{data}: {record['rows']:,} rows read, {record['used']:,} used{lost}"]
+
+
+def _column_line(one: Mapping[str, Any]) -> str:
+    coding = f"{one['coding']}, " if one["coding"] else ""
+    return f"{one['column']} is the {one['role']} ({coding}for example {one['example']!r}){_SOURCES.get(one['from'], '')}"
+
+
+def shown_lines(reading: Reading, *, used: int, left_out: Mapping[str, int]) -> list[str]:
+    """The lines of `shown_record`, which a command writes to standard error."""
+    return record_lines(shown_record(reading, used=used, left_out=left_out))
