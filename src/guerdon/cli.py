@@ -326,16 +326,20 @@ def read_(
 ) -> None:
     """Show what the columns of a file are taken for, and which commands could use it."""
     from guerdon.reading.reader import read
-    from guerdon.reading.shown import as_plain, commands, lines, rows_line
+    from guerdon.reading.shown import commands, record_lines, shown_record
 
     reading = read(data, columns=columns)
+    record = shown_record(reading, used=reading.rows, left_out=reading.bad)
     if as_json:
-        return _say(json.dumps(as_plain(reading), ensure_ascii=False))
-    _say(f"{reading.plan.layout.name}, {rows_line(reading, None, None)}")
-    for line in lines(reading):
+        whole = {**record, "unclear": reading.plan.unclear, "commands": commands(reading.plan)}
+        return _say(json.dumps(whole, ensure_ascii=False))
+    for line in record_lines(record):
         _say(line)
+    for role, why in reading.plan.unclear.items():
+        _say(f"{role}: {why}")
     for name, what in commands(reading.plan).items():
         _say(f"guerdon {name}: {what}")
+    return None
 
 
 @app.command()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from guerdon.errors import DataError, did_you_mean
+from guerdon.errors import DataError, boundary, did_you_mean
 from guerdon.files.bounds import BadRecord
 from guerdon.reading.codings import (
     NUMBER,
@@ -138,9 +138,16 @@ class Reading:
         self.bad: Counter[str] = Counter()
         self.rows = 0
         self.sketches: dict[str, Sketch] = {}
-        layout = self._layout = _first_layout(parts, columns)
-        self._look(layout)
-        self.plan = _Planner(self, stored, layout).plan()
+        self._layout = _first_layout(parts, columns)
+        self._look(self._layout)
+        if self._layout is PLAIN and columns.function is None:
+            self._layout = self._later_layout()
+        self.plan = _Planner(self, stored, self._layout).plan()
+
+    def _later_layout(self) -> Layout:
+        """The layout of all columns, whose first cells may be null; one that unwraps rows shows in its first ones."""
+        found = layout_of({name for name, sketch in self.sketches.items() if sketch.filled})
+        return PLAIN if found.unwrap or found.whole or found.refused else found
 
     def _look(self, layout: Layout) -> None:
         """Count what the cells of every row are."""
@@ -183,6 +190,16 @@ class Reading:
                 self.bad[record.why if isinstance(record, BadRecord) else "a row that is no map of columns"] += 1
 
     def _unwrapped(self, layout: Layout, record: Row) -> Sequence[Row]:
+        """The rows in a record; none of one that is not like its layout, which is counted."""
+        try:
+            return self._rows_in(layout, record)
+        except (TypeError, AttributeError, LookupError, ValueError):
+            if layout.unwrap is None:
+                raise
+            self.bad[f"a row that is not like {layout.name}"] += 1
+            return []
+
+    def _rows_in(self, layout: Layout, record: Row) -> Sequence[Row]:
         """The rows in a record, with the names of columns that the layout has."""
         if self.columns.renamed:
             own = {column: name for name, column in self.columns.renamed.items()}
@@ -190,13 +207,25 @@ class Reading:
         if self.columns.function is not None:
             found = self.columns.function(record)
             return [] if found is None else [found]
-        if layout.unwrap is None:
-            return [record]
-        try:
-            return layout.unwrap(record)
-        except (TypeError, AttributeError, LookupError, ValueError):
-            self.bad[f"a row that is not like {layout.name}"] += 1
-            return []
+        return [record] if layout.unwrap is None else layout.unwrap(record)
+
+    def records_in(self, row: Row, where: str, name: str) -> list[Record]:
+        """What stands in one row of the data: itself, or those that it unwraps to; none where a function gives None.
+
+        Args:
+            row: as it is in the data.
+            where: its place.
+            name: of its records.
+
+        Raises:
+            DataError: it is not like the layout of the data.
+        """
+        layout, rows = self.plan.layout, [row]
+        if layout.unwrap is not None or self.columns.function is not None or self.columns.renamed:
+            with boundary(DataError, f"{where}: not like {layout.name}"):
+                rows = list(self._rows_in(layout, row))
+        found = ((one, *self._roles(one)) for one in rows)
+        return [Record(where, one, roles, name, left_out=left_out) for one, roles, left_out in found]
 
     def records(self) -> Iterator[Record]:
         """The rows by roles, in order; those that cannot be used have a reason."""
@@ -247,6 +276,10 @@ class Reading:
              "example": self._example(use.column), "from": use.source}
             for use in self.plan.uses.values()
         ]  # fmt: skip
+        used += [
+            {"column": name, "role": "rating", "coding": None, "example": self._example(name), "from": "name"}
+            for name in self.plan.ratings
+        ]
         rest = [
             {"column": name, "role": None, "coding": None, "example": self._example(name), "from": None}
             for name in self.plan.unused
@@ -274,6 +307,7 @@ def read(
     columns: str | Mapping[str, str] | None = None,
     stored: Mapping[str, str] | None = None,
     train: bool = False,
+    parts: Sequence[DataPart] | None = None,
 ) -> Reading:
     """Read a data set.
 
@@ -282,13 +316,15 @@ def read(
         columns: as of `said_columns`.
         stored: the same, of the data that a model was trained on; of columns that are not there nothing is taken.
         train: without the parts of other splits than `train`.
+        parts: of the data, where some are wanted, or they are in memory; None: all.
 
     Raises:
         ConfigError: as `said_columns`.
         DataError: as `data_parts` and `Reading`.
     """
     said_by_user = said_columns(columns, usual=_USUAL_NAMES)
-    return Reading(data, data_parts(data, train=train), said_by_user, said_columns(stored), train=train)
+    wanted = data_parts(data, train=train) if parts is None else parts
+    return Reading(data, wanted, said_by_user, said_columns(stored), train=train)
 
 
 def cell_of(row: Row, column: str) -> Any:
@@ -389,7 +425,7 @@ class _Planner:
         ratings = tuple(self.ratings) or tuple(filter(self._has_numbers, named("rating", self._free())))
         taken = {part for use in self.uses.values() for part in (use.column, use.column.partition(".")[0])}
         unused = tuple(n for n in self.sketches if n not in taken and n not in ratings and not self._is_inner(n))
-        texts = frozenset(name for name, sketch in self.sketches.items() if sketch.is_nested_text)
+        texts = frozenset(use.column for use in self.uses.values() if self._is_nested(use))
         several = self.uses.get("responses")
         listed = several is not None and bool(self.sketches[several.column].item_keys & _RANKED)
         return Plan(self.layout, self.uses, ratings, self.unclear, unused, texts, listed, self._begins_with_prompt())
@@ -400,6 +436,11 @@ class _Planner:
             return False
         prompt, chosen, rejected = (self.uses[role].column for role in _PROMPT_AND_BOTH)
         return self.reading.all_rows(partial(_begins_with, prompt, chosen, rejected))
+
+    def _is_nested(self, use: Use) -> bool:
+        """Whether texts are lists or maps to read; an answer in JSON is a text, unless all are chat messages."""
+        sketch = self.sketches.get(use.column)
+        return sketch is not None and sketch.is_nested_text and (use.role not in _TEXTS or sketch.is_talk)
 
     def _is_inner(self, name: str) -> bool:
         """Whether a name is that of a key below a column."""
@@ -428,7 +469,7 @@ class _Planner:
             name, _, coding = column.partition(":")
             if role not in self.uses and not name:
                 self.ignored += named(role, self.sketches)
-            elif role not in self.uses:
+            elif role not in self.uses and name in self.sketches:
                 self._use(role, name, _coding(coding, role) if coding else _USUAL.get(role), "layout")
 
     def _take_roles(self) -> None:
@@ -629,7 +670,7 @@ class _Planner:
         others = [name for name in found if plain_name(name) not in ("answer", "text")]
         if others:
             found = others
-        elif found and self._is_gold(found[0]):
+        elif found and (self._is_gold(found[0]) or self._has_steps()):
             found = []
         self._take_alone("response", found)
         if "label" in self.uses:
@@ -638,6 +679,10 @@ class _Planner:
             coded = {n: codings for n in named("label", self._free()) if (codings := label_codings(self.sketches[n]))}
             if self._take_alone("label", list(coded)):
                 self._decide("label", coded[self.uses["label"].column])
+
+    def _has_steps(self) -> bool:
+        """Whether there is a list of steps, whose last one has the answer in it."""
+        return any(self.sketches[name].is_list for name in named("steps", self._free()))
 
     def _is_gold(self, column: str) -> bool:
         """Whether all rows of a prompt have the same answer: it is the true one, and no response."""
@@ -656,6 +701,9 @@ _RANKED = {"rank", "score", "overall_score", "rating", "reward"}  # keys of a re
 _USUAL: Mapping[Role, Coding] = {"first_score": NUMBER, "second_score": NUMBER}
 _PROMPT_AND_BOTH: tuple[Role, ...] = ("prompt", "chosen", "rejected")
 _PAIR: tuple[Role, ...] = ("first", "second")
+_TEXTS: tuple[Role, ...] = (
+    "prompt", "input", "system", "response", "chosen", "rejected", "first", "second", "reference",
+)  # fmt: skip
 _FURTHER: tuple[Role, ...] = (
     "system", "tools", "images", "videos", "audio", "turn", "margin", "steps", "step_labels", "reward", "truth",
     "reference", "tests", "rubric", "solution", "options", "token_rewards", "advantage", "step", "group", "tokens",

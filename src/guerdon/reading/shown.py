@@ -1,79 +1,60 @@
-"""What a data set was read as, in lines for people: a line for each column, then the rows.
+"""What a reading took for what, in lines for people and as values for JSON files.
 
-for line in lines(reading): print(line)
-say(reading, used=118, left_out={"tie": 1, "no_value": 1})         # on the error stream
-commands(reading.plan)                                             # {"train": "preferences", "evaluate": ...}
+for line in shown_lines(reading, used=98, left_out={"no_value": 2}): log_line(line)
+# pairs.csv: vote is the winner (1/2, for example '2')
+# pairs.csv: 100 rows read, 98 used, 2 left out (2 no_value)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from guerdon.processes.progress import log_line
 from guerdon.reading.reader import Plan, Reading
 
-_MOST_UNUSED = 8  # columns that are named
+_SOURCES = {"given": ", as you said", "model": ", as in the data that the model was trained on"}
 
 
-def lines(reading: Reading) -> Iterator[str]:
-    """A line for each column that has a role, and one for those that have none."""
-    used = [one for one in reading.read_as() if one["role"]]
-    names = [f"{one['column']} ({one['coding']})" if one["coding"] else one["column"] for one in used]
-    wide = [max(map(len, column), default=0) for column in ([one["role"] for one in used], names)]
-    for one, name in zip(used, names, strict=True):
-        told = "" if one["from"] == "name" else f"  [{_SOURCES[one['from']]}]"
-        yield f"  {one['role']:<{wide[0]}}  {name:<{wide[1]}}  {one['example']}{told}"
-    if reading.plan.ratings:
-        yield f"  ratings: {', '.join(reading.plan.ratings)}"
-    rest = reading.plan.unused
-    if rest:
-        more = f" and {len(rest) - _MOST_UNUSED} more" if len(rest) > _MOST_UNUSED else ""
-        yield f"  unused: {', '.join(rest[:_MOST_UNUSED])}{more}"
-    for role, why in reading.plan.unclear.items():
-        yield f"  unclear: {role}: {why}"
-
-
-_SOURCES = {"given": "--columns", "model": "as the model was trained", "layout": "layout"}
-
-
-def say(reading: Reading, *, used: int | None = None, left_out: Mapping[str, int] | None = None) -> None:
-    """Write what a data set was read as on the error stream.
+def shown_record(reading: Reading, *, used: int, left_out: Mapping[str, int]) -> dict[str, Any]:
+    """What a command keeps of its reading: `columns`, `rows`, `used`, and `left_out` by reason.
 
     Args:
-        reading: the data set.
-        used: rows that the command uses; None: all that were read.
-        left_out: rows that it leaves out, by reason, besides those that could not be read.
+        reading: of the data.
+        used: rows that were used.
+        left_out: rows that were not, by reason.
     """
-    kind = "" if reading.plan.layout.name == "plain columns" else f", {reading.plan.layout.name}"
-    log_line(f"{reading.data}{kind}, read as:")
-    for line in lines(reading):
-        log_line(line)
-    log_line(f"  {rows_line(reading, used, left_out)}")
-
-
-def rows_line(reading: Reading, used: int | None, left_out: Mapping[str, int] | None) -> str:
-    """How many rows were read, used and left out, by reason."""
-    reasons = {**reading.bad, **(left_out or {})}
-    count = f"{reading.rows:,} rows read"
-    if used is not None:
-        count += f", {used:,} used"
-    if reasons:
-        count += f", {sum(reasons.values()):,} left out: {', '.join(f'{n:,} {why}' for why, n in reasons.items())}"
-    return count
-
-
-def as_plain(reading: Reading) -> dict[str, Any]:
-    """What was read as what, for JSON."""
+    rows = reading.rows + reading.bad.total()
     return {
-        "data": reading.data, "layout": reading.plan.layout.name, "read_as": reading.read_as(),
-        "ratings": list(reading.plan.ratings), "unclear": dict(reading.plan.unclear), "rows": reading.rows,
-        "left_out": dict(reading.bad), "commands": commands(reading.plan),
+        "data": reading.data, "layout": reading.plan.layout.name, "columns": reading.read_as(), "rows": rows,
+        "used": used, "left_out": dict(left_out),
     }  # fmt: skip
 
 
+def record_lines(record: Mapping[str, Any]) -> list[str]:
+    """A line for each column, and one for the rows, of `shown_record`."""
+    data = record["data"]
+    lines = [f"{data}: {_column_line(one)}" for one in record["columns"] if one["role"] is not None]
+    unused = ", ".join(one["column"] for one in record["columns"] if one["role"] is None)
+    lines += [f"{data}: not used: {unused}"] * bool(unused)
+    reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(record["left_out"].items()))
+    lost = f", {sum(record['left_out'].values()):,} left out ({reasons})" if reasons else ""
+    return [*lines, f"{data}: {record['rows']:,} rows read, {record['used']:,} used{lost}"]
+
+
+def _column_line(one: Mapping[str, Any]) -> str:
+    coding = f"{one['coding']}, " if one["coding"] else ""
+    return (
+        f"{one['column']} is the {one['role']} ({coding}for example {one['example']!r}){_SOURCES.get(one['from'], '')}"
+    )
+
+
+def shown_lines(reading: Reading, *, used: int, left_out: Mapping[str, int]) -> list[str]:
+    """The lines of `shown_record`, which a command writes to standard error."""
+    return record_lines(shown_record(reading, used=used, left_out=left_out))
+
+
 def commands(plan: Plan) -> dict[str, str]:
-    """The commands that could use such rows, and what for."""
+    """The commands that could use such rows, and what of them."""
     answers = plan.has("response") or plan.has("chosen", "rejected") or plan.has("first", "second")
     answers = answers or plan.has("responses") or plan.has("messages")
     asks = plan.has("prompt") or plan.has("messages")
@@ -95,4 +76,4 @@ def _judged(plan: Plan) -> str:
     ranked = plan.has("responses") and (plan.listed or plan.has("ranks") or plan.has("scores"))
     if plan.has("chosen", "rejected") or (plan.has("first", "second") and compared) or ranked:
         return "preferences"
-    return "labels of responses" if plan.has("label") or plan.ratings else ""
+    return "labels of responses" if plan.has("label") or plan.has("rating") or plan.ratings else ""
