@@ -339,3 +339,18 @@ REFUSED = {
     "single judgments of MT-Bench": {"question_id": 1, "model": "m", "judge": ["gpt-4", "single-v1"], "user_prompt":
         "[Question]", "judgment": "Rating: [[9]]", "score": 9.0, "turn": 1},
 }  # fmt: skip
+
+
+ASKED = [("Name a colour?", "first"), ("And a number?", "second"), ("Or a town?", "first"), ("A river?", "second"),
+         ("A lake then?", "tie"), ("A hill?", None)]  # fmt: skip
+TEXTS = {prompt: (f"Red is one: {prompt}", f"Seven is one, or more: {prompt}") for prompt, _ in ASKED}
+RESPONSES = [("Name a colour?", "Red is one.", 1.0, "red"), ("And a number?", "Blue.", 0.0, "seven"),
+             ("Name a colour?", "Seven is one.", 0.0, "red"), ("A town?", "Rome, say.", 1.0, "Rome")]  # fmt: skip
+GOOD = [("Name a colour?", "Red is one.", True), ("And a number?", "Blue.", False), ("A town?", "Rome.", True),
+        ("A lake?", "I do not know.", None), ("A hill?", "Seven.", False)]  # fmt: skip
+GROUPS = (
+    (PAIRS, [(prompt, *TEXTS[prompt], verdict) for prompt, verdict in ASKED[:4]]),
+    (LABELS, [one for one in GOOD if one[2] is not None]),
+    (LOGS, RESPONSES),
+)
+"""Layouts with what their rows are made from."""

@@ -4,18 +4,13 @@ import random
 
 import pytest
 from layout_files import written
-from layout_rows import LABELS, LOGS, REFUSED
+from layout_rows import GOOD, LABELS, LOGS, REFUSED, RESPONSES
 
 from guerdon.episodes.preferences import read_preferences
 from guerdon.errors import DataError
 from guerdon.reading.chats import asked_of, chat_messages, text_of
 from guerdon.reading.reader import read
 from guerdon.reading.values import number_of
-
-RESPONSES = [("Name a colour?", "Red is one.", 1.0, "red"), ("And a number?", "Blue.", 0.0, "seven"),
-             ("Name a colour?", "Seven is one.", 0.0, "red"), ("A town?", "Rome, say.", 1.0, "Rome")]  # fmt: skip
-GOOD = [("Name a colour?", "Red is one.", True), ("And a number?", "Blue.", False), ("A town?", "Rome.", True),
-        ("A lake?", "I do not know.", None), ("A hill?", "Seven.", False)]  # fmt: skip
 
 
 def named(cases, name):

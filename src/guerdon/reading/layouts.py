@@ -109,7 +109,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("an evaluation of SkyRL", "log", ("input_prompt", "output_response", "score", "env_class"),
            {"prompt": "input_prompt", "response": "output_response", "reward": "score", "truncated": "stop_reason"}),
     Layout("an evaluation of ragas", "log", ("user_input", "retrieved_contexts", "response"),
-           {"prompt": "user_input", "passage": "retrieved_contexts"}, parts="all"),
+           {"prompt": "user_input", "passage": "retrieved_contexts"}, parts="sum"),
     # preferences
     Layout("HelpSteer3", "pairs", ("context", "response1", "response2", "overall_preference"),
            {"messages": "context", "winner": "overall_preference:below 0: first"}),

@@ -58,8 +58,9 @@ def commands(plan: Plan) -> dict[str, str]:
     answers = plan.has("response") or plan.has("chosen", "rejected") or plan.has("first", "second")
     answers = answers or plan.has("responses") or plan.has("messages")
     asks = plan.has("prompt") or plan.has("messages")
+    rewarded = plan.has("reward") or plan.has("token_rewards") or plan.layout.parts == "sum"
     found = {
-        "audit": "the rewards of a log" if plan.has("reward") or plan.has("token_rewards") else "",
+        "audit": "the rewards of a log" if rewarded else "",
         "score": "its responses" if answers or plan.has("steps") else "",
         "evaluate": _judged(plan),
         "train": _judged(plan),
