@@ -23,7 +23,7 @@ from guerdon.models.scores import info_record
 from guerdon.policies.batches.tokens import split_steps
 from guerdon.reading.chats import chat_messages, check_characters, tool_schemas
 from guerdon.reading.roles import Role, roles_of
-from guerdon.serve.errors import ERRORS, BadRequest, ErrorAnswer, ServeError
+from guerdon.serve.errors import ERRORS, BadRequest, ErrorAnswer, ServeError, TwoNames
 from guerdon.serve.media import Media
 from guerdon.serve.metrics import CONTENT_TYPE
 from guerdon.serve.model_queue import ModelQueue
@@ -105,7 +105,7 @@ class RewardItem(StrictBody, FrameFields):
         """Fields by the other names that files have for them (docs/reading.md): `response` for `completion`.
 
         Raises:
-            BadRequest: two names for one field.
+            TwoNames: two names for one field.
         """
         if not isinstance(given, dict) or given.keys() <= cls.model_fields.keys():
             return given
@@ -113,7 +113,7 @@ class RewardItem(StrictBody, FrameFields):
         for name in given:
             field = name if name in cls.model_fields else _field_of(name, given)
             if field in named and given[name] is not None and given[named[field]] is not None:
-                raise BadRequest(f"{named[field]} and {name} are two names for {field}; give one of them", param=name)
+                raise TwoNames(f"{named[field]} and {name} are two names for {field}; give one of them", param=name)
             if field not in named or given[named[field]] is None:
                 named[field] = name
         return {field: given[name] for field, name in named.items()}
