@@ -396,9 +396,7 @@ class _Column:
         self.values = int(values_P.sum())
         self.page_bytes = dictionary + max((page.memory for page in self.pages), default=0)
         texts = described.kind == _TEXTS
-        # values of a dictionary that are in memory at once
-        named = max((page.values for page in self.pages if page.encoding in _NAMED), default=0)
-        named = min(named, ROWS) if self.flat else named
+        named = self._named_at_once()
         longest = dictionary
         if texts and entries and not shared and dictionary * named > SHARED:
             longest = self._longest(entries[0])
@@ -406,12 +404,16 @@ class _Column:
         if self.shared:
             longest = 4
             self.page_bytes += 2 * dictionary  # with that of the batch, and the index of its texts
-        width = described.width if described.kind == _FIXED else _WIDTHS[described.kind]
-        found = [self._bytes_of(page, longest) if texts else (width, 0) for page in self.pages]
+        found = self._bytes_of_texts(longest) if texts else self._bytes_of_numbers(described)
         self.own_P, self.content_P = np.array(found, np.float64).reshape(-1, 2).T  # products may exceed 64 bits
         self.own_P = self.own_P + (_VALUE if self.flat else _NESTED)
         self.first_P = np.concatenate([[0], np.cumsum(values_P)])
         self.starts_R: _Counts | None = None
+
+    def _named_at_once(self) -> int:
+        """How many values of a dictionary are in memory at once, at most."""
+        named = max((page.values for page in self.pages if page.encoding in _NAMED), default=0)
+        return min(named, ROWS) if self.flat else named
 
     def total(self) -> int:
         """Bytes that the whole column takes, at most."""
@@ -467,6 +469,15 @@ class _Column:
         packed = self.file.read(page.packed)
         name = _CODECS[self.codec]
         return memoryview(pa.Codec(name).decompress(packed, page.size) if name else packed)
+
+    def _bytes_of_numbers(self, described: _Described) -> list[tuple[int, int]]:
+        """For each page what a number takes, and nothing besides."""
+        width = described.width if described.kind == _FIXED else _WIDTHS[described.kind]
+        return [(width, 0)] * len(self.pages)
+
+    def _bytes_of_texts(self, longest: int) -> list[tuple[int, int]]:
+        """For each page what a text takes, and what all of them take besides; `longest` is of the dictionary."""
+        return [self._bytes_of(page, longest) for page in self.pages]
 
     def _bytes_of(self, page: _Page, longest: int) -> tuple[int, int]:
         """What a text of a page takes at most, and what all of them take besides; `longest` is of the dictionary."""
