@@ -307,24 +307,44 @@ def _against(
 ) -> tuple[Word, str] | tuple[None, str]:
     """The verdict on a stated choice or text against a true letter, with what is known about its text."""
     letter, text = true[0], options.get(true[0]) or true[1]
-    if stated is None:  # a text alone
-        if text and same_text(text, answer):
-            return "equal", ""
-        others = [name for name, other in options.items() if name != letter and same_text(other, answer)]
-        if others:
-            return "different", f"the text of option {others[0]}"
-        if text or _is_plain(answer):
-            return "answer_unparsable", "no letter, and not the text of an option"
-        return None, answer
-    if stated[1]:
-        own = options.get(stated[0], true[1] if stated[0] == letter else "")
-        if own and not same_text(own, stated[1]):
-            return "answer_unparsable", f"the text behind {stated[0]} is not that option's"
-        if not own and not _is_plain(stated[1]):
-            return "answer_unparsable", f"words behind the letter {stated[0]}"
-        if not own and text and same_text(text, stated[1]) != (stated[0] == letter):
-            return "answer_unparsable", f"the letter {stated[0]} with the text of another option"
+    if stated is None:
+        return _text_against(letter, text, answer, options)
+    own = options.get(stated[0], true[1] if stated[0] == letter else "")
+    wrong = _wrong_words(stated, own, letter, text) if stated[1] else ""
+    if wrong:
+        return "answer_unparsable", wrong
     return ("equal" if stated[0] == letter else "different"), ""
+
+
+def _text_against(letter: str, text: str, answer: str, options: dict[str, str]) -> tuple[Word, str] | tuple[None, str]:
+    """The verdict on an answer without a letter against a true letter and its text, if that is known."""
+    if text and same_text(text, answer):
+        return "equal", ""
+    others = [name for name, other in options.items() if name != letter and same_text(other, answer)]
+    if others:
+        return "different", f"the text of option {others[0]}"
+    if text or _is_plain(answer):
+        return "answer_unparsable", "no letter, and not the text of an option"
+    return None, answer
+
+
+def _wrong_words(stated: tuple[str, str], own: str, letter: str, text: str) -> str:
+    """What is wrong with the words behind a stated letter; empty: nothing.
+
+    Args:
+        stated: the letter and the words.
+        own: the text of that option; empty: not known.
+        letter: the true one.
+        text: of the true option; empty: not known.
+    """
+    named, words = stated
+    if own:
+        return "" if same_text(own, words) else f"the text behind {named} is not that option's"
+    if not _is_plain(words):
+        return f"words behind the letter {named}"
+    if text and same_text(text, words) != (named == letter):
+        return f"the letter {named} with the text of another option"
+    return ""
 
 
 def _is_plain(text: str) -> bool:

@@ -326,9 +326,7 @@ def concluded(text: str, gold: str = "") -> str | None:
     found = final_answer(text)
     if found is not None or _boxes(text) or _HASHES.search(text) or _ANSWER_IS.search(text) or _HEADING.search(text):
         return found
-    if gold and len(text) <= _LONGEST and normalized(text) == normalized(gold):
-        return undecorated(text)
-    if gold and choice_of(gold) and len(text) <= 300 and choice_of(undecorated(text)):
+    if gold and _is_only(text, gold):
         return undecorated(text)
     text = re.split(r"<\|(?:im_|end|eot|start)|</s>", text[-4 * _LONGEST :])[0].strip()
     text = _ENDING.sub("", text[-_LONGEST:]).strip() if len(text) > 20 else text
@@ -337,13 +335,23 @@ def concluded(text: str, gold: str = "") -> str | None:
     sentences = _sentences(text)
     if not sentences:
         return None
-    last = sentences[-1]
-    holds = _HOLDS.match(last)
-    if holds and not _DOUBT.search(last):
-        return _counted(last[holds.end() :])
-    if len(sentences) > 1 and not (_LEAD.search(last) or _SUBJECT.search(re.sub(r"\$[^$]*\$", "", last))):
-        return None
-    return _of_sentence(last)
+    return _of_last(sentences[-1], alone=len(sentences) == 1)
+
+
+def _is_only(text: str, gold: str) -> bool:
+    """Whether a response is nothing but the words of the true answer, or a choice where that is one."""
+    if len(text) <= _LONGEST and normalized(text) == normalized(gold):
+        return True
+    return bool(choice_of(gold)) and len(text) <= 300 and bool(choice_of(undecorated(text)))
+
+
+def _of_last(sentence: str, *, alone: bool) -> str | None:
+    """The answer that the last sentence of a response states; `alone`: it is the only one."""
+    holds = _HOLDS.match(sentence)
+    if holds and not _DOUBT.search(sentence):
+        return _counted(sentence[holds.end() :])
+    concludes = _LEAD.search(sentence) or _SUBJECT.search(re.sub(r"\$[^$]*\$", "", sentence))
+    return _of_sentence(sentence) if alone or concludes else None
 
 
 def _is_bare(text: str) -> bool:

@@ -177,27 +177,39 @@ def _entry(given: Mapping[str, Any]) -> str:
     return str(name)
 
 
+_STDIN = ("stdin", "stdin_stdout")  # types of tests
+_FUNCTIONAL = ("functional", "function_call")
+
+
 def _from_case(case: Any, beside: Mapping[str, Any]) -> CodeTest:
     """An input and its output, or arguments and their value."""
     if not isinstance(case, Mapping) or "input" not in case or "output" not in case:
         raise ValueError(f"a test has input and output, this is {str(case)[:80]!r}")
     kind = case.get("testtype") or case.get("type") or ""
     entry = _entry(case) or _entry({k: v for k, v in beside.items() if k != "entry_point" or not kind})
-    if kind not in ("", "stdin", "stdin_stdout", "functional", "function_call"):
+    if kind not in ("", *_STDIN, *_FUNCTIONAL):
         raise ValueError(f"a test of the type {str(kind)[:40]!r}; stdin and functional are known")
-    if kind in ("functional", "function_call") and not (entry := entry or _entry(beside)):
-        raise ValueError("a functional test needs the name of its function: metadata.func_name, or fn_name")
-    if not entry or kind in ("stdin", "stdin_stdout"):
+    if kind in _FUNCTIONAL:
+        entry = entry or _entry(beside)
+        if not entry:
+            raise ValueError("a functional test needs the name of its function: metadata.func_name, or fn_name")
+    if not entry or kind in _STDIN:
         expected = _lines(case["output"])
         most = 2 * len(expected.encode("utf-8", "replace")) + _OUTPUT
         return CodeTest({"stdin": _lines(case["input"]), "most": most}, expected)
+    arguments, wanted = _call(case)
+    return CodeTest(_request(beside, entry) | {"arguments": arguments, "wanted": wanted})
+
+
+def _call(case: Mapping[str, Any]) -> tuple[list[Any], Any]:
+    """The arguments of a function, and the value that it should have."""
     arguments, wanted = case["input"], case["output"]
     if isinstance(arguments, str):  # as in LiveCodeBench: in JSON, one a line
         arguments = [_value(line) for line in arguments.split("\n") if line.strip()]
         wanted = _value(wanted) if isinstance(wanted, str) else wanted
     if not isinstance(arguments, list):
         raise ValueError("the inputs of a function are a list of its arguments")
-    return CodeTest(_request(beside, entry) | {"arguments": arguments, "wanted": wanted})
+    return arguments, wanted
 
 
 def _value(text: str) -> Any:
@@ -374,16 +386,14 @@ class _Parts:
         """Each function and class by its name; the calls of them at the end of a text are left out."""
         names = [test.name for test in tests if isinstance(test, ast.FunctionDef | ast.ClassDef)]
         kept = [s for s in body if not any(_calls_at_top([s], name) for name in names)]
-        uses = any(isinstance(n, ast.Name | ast.alias) and getattr(n, "id", getattr(n, "name", "")) == "pytest"
-                   for s in body for n in ast.walk(s))  # fmt: skip
+        fixtures = _names_pytest(body) and _has_fixtures(body)
         found = []
         for test in tests:
             assert isinstance(test, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-            needs = isinstance(test, ast.AsyncFunctionDef) or (not _is_case(test) if isinstance(test, ast.ClassDef) else
-                                                               bool(test.args.args or test.decorator_list))  # fmt: skip
+            needs = _needs_pytest(test)
             if needs and find_spec("pytest") is None:
                 raise ValueError(f"{test.name} needs pytest, which is not installed: pip install pytest")
-            found.append(self.whole(kept, name=test.name, pytest=needs or (uses and _has_fixtures(body))))
+            found.append(self.whole(kept, name=test.name, pytest=needs or fixtures))
         return found
 
     def assertions(self, body: Sequence[ast.stmt]) -> list[CodeTest]:
@@ -455,6 +465,20 @@ def _is_case(statement: ast.ClassDef) -> bool:
     return any(ast.unparse(base).endswith("TestCase") for base in statement.bases)
 
 
+def _needs_pytest(test: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> bool:
+    """Whether only pytest can run a test: one with arguments or marks, a coroutine, a class that is not of unittest."""
+    if isinstance(test, ast.ClassDef):
+        return not _is_case(test)
+    return isinstance(test, ast.AsyncFunctionDef) or bool(test.args.args or test.decorator_list)
+
+
+def _names_pytest(body: Sequence[ast.stmt]) -> bool:
+    nodes = [node for statement in body for node in ast.walk(statement)]
+    used = {node.id for node in nodes if isinstance(node, ast.Name)}
+    imported = {node.name for node in nodes if isinstance(node, ast.alias)}
+    return "pytest" in used | imported
+
+
 def _has_fixtures(body: Sequence[ast.stmt]) -> bool:
     return any("fixture" in ast.unparse(d) for s in body if isinstance(s, ast.FunctionDef) for d in s.decorator_list)
 
@@ -510,6 +534,9 @@ def _compared(tree: ast.Module, ours: set[str]) -> set[str]:
     return found
 
 
+_REPLACES = re.compile(r"(?:.*\.)?(?:patch(?:\.\w+)?|monkeypatch\.\w+)")  # calls that put something else into a module
+
+
 def _check_imports(tree: ast.Module) -> None:
     """Refuse tests that import what is not installed, or replace parts of a program that runs in another process.
 
@@ -517,13 +544,26 @@ def _check_imports(tree: ast.Module) -> None:
         ValueError: with what to do.
     """
     for node in ast.walk(tree):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        names += [node.module or "."] if isinstance(node, ast.ImportFrom) else []
-        for name in (name.split(".")[0] for name in names):
-            if name != "solution" and (not name or (name not in sys.stdlib_module_names and find_spec(name) is None)):
+        for name in _packages_of(node):
+            if not _is_there(name):
                 raise ValueError(f"they import {name or 'a module beside them'}, which is not installed")
         if isinstance(node, ast.Call):
             function = ast.unparse(node.func)
             place = ast.unparse(node.args[0])[:40] if node.args else ""
-            if re.fullmatch(r"(?:.*\.)?(?:patch(?:\.\w+)?|monkeypatch\.\w+)", function) and "sys.stdout" not in place:
+            if _REPLACES.fullmatch(function) and "sys.stdout" not in place:
                 raise ValueError(f"{function}({place}) replaces a part of the program, which is in another process")
+
+
+def _packages_of(node: ast.AST) -> list[str]:
+    """The packages that a statement imports from; an empty name for the folder of the tests."""
+    if isinstance(node, ast.Import):
+        return [alias.name.split(".")[0] for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [(node.module or "").split(".")[0]]
+    return []
+
+
+def _is_there(package: str) -> bool:
+    if package == "solution" or package in sys.stdlib_module_names:
+        return True
+    return bool(package) and find_spec(package) is not None
