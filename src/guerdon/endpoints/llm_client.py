@@ -359,24 +359,40 @@ def _encode(
     settings: HttpJudgeSettings, request: LLMRequest, key: str | None
 ) -> tuple[str, dict[str, str], dict[str, Any]]:
     """Path, headers and body of a request."""
+    if isinstance(settings, OpenAIJudgeSettings):
+        return "/chat/completions", bearer(settings.url, key), _openai_body(settings, request)
+    headers = {"anthropic-version": "2023-06-01"}
+    if key:
+        headers = {"x-api-key": key, **headers}
+    return "/v1/messages", headers, _anthropic_body(settings, request)
+
+
+def _openai_body(settings: OpenAIJudgeSettings, request: LLMRequest) -> dict[str, Any]:
     body: dict[str, Any] = {"model": settings.model_name, "stream": False, **settings.extra_body}
     if request.temperature is not None:
-        if isinstance(settings, OpenAIJudgeSettings) and settings.url != settings.default_url:
+        if settings.url != settings.default_url:
             body = {**neutral(request.temperature), **body}
         body["temperature"] = request.temperature
-    form = settings.response_format if request.schema is not None else None
-    if not isinstance(settings, OpenAIJudgeSettings):
-        if form is not None:
-            body["output_config"] = {"format": {"type": "json_schema", "schema": request.schema}}
-        system = "\n\n".join(m["content"] for m in request.messages if m["role"] == "system")
-        body |= {"max_tokens": request.max_tokens, **({"system": system} if system else {})}
-        body["messages"] = [dict(m) for m in request.messages if m["role"] != "system"]
-        return "/v1/messages", {**({"x-api-key": key} if key else {}), "anthropic-version": "2023-06-01"}, body
-    if form is not None:
-        schema = {"json_schema": {"name": "judgement", "strict": True, "schema": request.schema}}
-        body["response_format"] = {"type": form, **(schema if form == "json_schema" else {})}
-    body |= {settings.token_limit_key: request.max_tokens, "messages": [dict(m) for m in request.messages]}
-    return "/chat/completions", bearer(settings.url, key), body
+    if request.schema is not None and settings.response_format is not None:
+        form: dict[str, Any] = {"type": settings.response_format}
+        if settings.response_format == "json_schema":
+            form["json_schema"] = {"name": "judgement", "strict": True, "schema": request.schema}
+        body["response_format"] = form
+    return body | {settings.token_limit_key: request.max_tokens, "messages": [dict(m) for m in request.messages]}
+
+
+def _anthropic_body(settings: HttpJudgeSettings, request: LLMRequest) -> dict[str, Any]:
+    body: dict[str, Any] = {"model": settings.model_name, "stream": False, **settings.extra_body}
+    if request.temperature is not None:
+        body["temperature"] = request.temperature
+    if request.schema is not None and settings.response_format is not None:
+        body["output_config"] = {"format": {"type": "json_schema", "schema": request.schema}}
+    body["max_tokens"] = request.max_tokens
+    system = "\n\n".join(m["content"] for m in request.messages if m["role"] == "system")
+    if system:
+        body["system"] = system
+    body["messages"] = [dict(m) for m in request.messages if m["role"] != "system"]
+    return body
 
 
 def _reply(payload: Any, *, anthropic: bool) -> LLMReply:

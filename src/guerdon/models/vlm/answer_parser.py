@@ -308,39 +308,54 @@ def labels_of(*nouns: str) -> Labels:
 
 def segments_of(text: Text, form: Form) -> list[AnswerSegment] | Failure:
     """The segments of an answer, in order; a `Failure` where a mark is in the middle of a sentence."""
-    heading = form.labels[3]
     pieces: list[str] = []
-    for piece in _BREAK.split(text.words):
-        pieces += [part for part in _TAIL.split(piece) if part.strip(" .,;!-")]
+    for sentence in _BREAK.split(text.words):
+        pieces += [part for part in _TAIL.split(sentence) if part.strip(" .,;!-")]
     out: list[AnswerSegment] = []
-    before = ""
+    heading = ""  # of the piece that follows
     explained = False
     while pieces:
-        piece = before + pieces.pop(0).strip()
-        before = ""
-        if len(piece) > SENTENCE and "\ue000" not in piece:
+        piece = heading + pieces.pop(0).strip()
+        heading = ""
+        long = len(piece) > SENTENCE
+        if long and "\ue000" not in piece:
             out.append(AnswerSegment("other", piece))
             continue
-        if pieces and heading.fullmatch(piece) and (piece.endswith(":") or form.value(piece) is None):
-            before = piece.rstrip(" :") + ": "
+        if pieces and _is_heading(piece, form):
+            heading = piece.rstrip(" :") + ": "
             continue
-        segment = _segment(piece, text, form) if len(piece) <= SENTENCE else None
-        if segment is None:
-            piece = _LEAD_IN.sub("", piece, count=1) or piece
-            head, _, rest = piece.partition(", ")
-            if not rest or form.value(head) is None:
-                head, _, rest = piece.partition(" ")
-                if not rest or form.value(head) is None or form.statement(rest) is None:
-                    if "\ue000" in piece:
-                        return Failure("unclear_answer", f"an answer in the middle of a sentence: {piece[:80]!r}")
-                    kind: Kind = "aside" if explained else "reason"
-                    out.append(AnswerSegment(kind, piece))
-                    continue
-            pieces[:0] = [head, rest]
+        segment = None if long else _segment(piece, text, form)
+        if segment is not None:
+            explained |= segment.kind == "aside"
+            out.append(segment)
             continue
-        explained |= segment.kind == "aside"
-        out.append(segment)
+        piece = _LEAD_IN.sub("", piece, count=1) or piece
+        parts = _behind_value(piece, form)
+        if parts is not None:
+            pieces[:0] = parts
+            continue
+        if "\ue000" in piece:
+            return Failure("unclear_answer", f"an answer in the middle of a sentence: {piece[:80]!r}")
+        kind: Kind = "aside" if explained else "reason"
+        out.append(AnswerSegment(kind, piece))
     return out
+
+
+def _is_heading(piece: str, form: Form) -> bool:
+    """Whether a piece says only what the next one is."""
+    heading = form.labels[3]
+    return heading.fullmatch(piece) is not None and (piece.endswith(":") or form.value(piece) is None)
+
+
+def _behind_value(piece: str, form: Form) -> tuple[str, str] | None:
+    """A piece cut behind the value that it begins with: at a comma, or where a sentence that gives a value follows."""
+    head, _, rest = piece.partition(", ")
+    if rest and form.value(head) is not None:
+        return head, rest
+    head, _, rest = piece.partition(" ")
+    if rest and form.value(head) is not None and form.statement(rest) is not None:
+        return head, rest
+    return None
 
 
 def _segment(piece: str, text: Text, form: Form) -> AnswerSegment | None:
