@@ -24,7 +24,7 @@ import json
 import re
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -219,21 +219,11 @@ class JudgeModel:
         rubric = plan.rubric
         if rubric is None and (plan.mode == "criteria" or RUBRIC in one.meta):
             rubric = rubric_of(one.meta.get(RUBRIC), f"episode {one.id}: meta.{RUBRIC}")
-        n = len(members)
-        if plan.mode in ("criteria", "scale"):
-            shown: list[tuple[int, ...]] = [(k,) for k in members]
-        elif plan.mode == "listwise":  # every vote begins with another response, so that places average out
-            shown = [tuple(members)]
-        else:
-            pairs = itertools.combinations(range(n), 2) if plan.tournament == "all_pairs" or n < 3 else (
-                (k, (k + 1) % n) for k in range(n)
-            )  # fmt: skip
-            orders = (1, -1) if plan.balanced else (1,)
-            shown = [(members[a], members[b])[::step] for a, b in pairs for step in orders]
         found = []
-        for vote, owners in itertools.product(range(plan.votes), shown):
+        for vote, owners in itertools.product(range(plan.votes), _shown_together(plan, members)):
             if plan.mode == "listwise" and plan.balanced:
-                owners = owners[vote % n :] + owners[: vote % n]
+                first = vote % len(members)  # every vote begins with another response, so that places average out
+                owners = owners[first:] + owners[:first]
             found.append(self._item([episodes[k] for k in owners], owners, rubric, vote))
         return found
 
@@ -352,6 +342,20 @@ def _form_of(plan: JudgePlan, rubric: Rubric | None, names: list[str]) -> _Form:
         wanted += " for every response, which sets it apart from the others"
         return _Form(wanted, dict.fromkeys(names, one_score), names, parse)
     return _Form(wanted, one_score["properties"], ["score"], parse)
+
+
+def _shown_together(plan: JudgePlan, members: Sequence[int]) -> list[tuple[int, ...]]:
+    """The members of a group that each request shows, in order."""
+    n = len(members)
+    if plan.mode in ("criteria", "scale"):
+        return [(k,) for k in members]
+    if plan.mode == "listwise":
+        return [tuple(members)]
+    pairs: Iterable[tuple[int, int]] = itertools.combinations(range(n), 2)
+    if plan.tournament == "ring" and n > 2:
+        pairs = ((k, (k + 1) % n) for k in range(n))
+    orders = (1, -1) if plan.balanced else (1,)
+    return [(members[a], members[b])[::step] for a, b in pairs for step in orders]
 
 
 def _names_of(count: int, mode: JudgeMode) -> list[str]:

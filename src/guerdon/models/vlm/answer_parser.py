@@ -132,24 +132,28 @@ def final_text(text: str, material: Sequence[str] = ()) -> Text | Failure:
     plain = _MARK.sub(lambda found: _mark(marks, (found[1] if found[2] is None else found[2]).strip()), plain)
     for pattern, to in _EMPHASIS:
         plain = pattern.sub(to, plain)
-    opened, words = False, ""
-    for piece in re.split(r"(</?answer>)", plain):
-        if piece in ("<answer>", "</answer>"):
-            if opened != (piece == "</answer>"):
-                return Failure("unclear_answer", f"tags out of order: {plain[:80]!r}")
-            opened = not opened
-        elif opened:
-            words += _mark(marks, piece.strip())
-        else:
-            words += piece
-    if opened:
-        return Failure("truncated", "<answer> is not closed")
+    words = _take_tagged(plain, marks)
+    if isinstance(words, Failure):
+        return words
     words = words.replace("\ue001\ue000", "\ue001\n\ue000").strip()
     if not words or marks == [""]:
         return Failure("empty", "there is no answer")
     if "{" in words or "}" in words:
         return Failure("unclear_answer", f"a brace outside of a JSON object: {words[:80]!r}")
     return Text(words, marks)
+
+
+def _take_tagged(plain: str, marks: list[str | dict[str, Any]]) -> str | Failure:
+    """Put what stands between `<answer>` and `</answer>` into marks."""
+    opened, words = False, ""
+    for piece in re.split(r"(</?answer>)", plain):
+        if piece in ("<answer>", "</answer>"):
+            if opened != (piece == "</answer>"):
+                return Failure("unclear_answer", f"tags out of order: {plain[:80]!r}")
+            opened = not opened
+        else:
+            words += _mark(marks, piece.strip()) if opened else piece
+    return Failure("truncated", "<answer> is not closed") if opened else words
 
 
 def _plain(text: str) -> str:

@@ -195,13 +195,7 @@ class RewardsFormat:
     def _item(self, episode: Episode, info: RewardInfo, files: ExitStack) -> dict[str, Any] | Failure:
         """The input of the model in an episode: never the outcome, nor rewards of the environment."""
         if episode.texts is not None and (info.modality == "text" or episode.frames is None):
-            if (why := unreadable(episode)) is not None:
-                return why
-            if not all(episode.texts):
-                return Failure("empty_text", "a step or response without text cannot be scored")
-            known = {"label": episode.meta.get(REFERENCE), "rubric": episode.meta.get(RUBRIC)}
-            more = {key: value for key, value in known.items() if value and isinstance(value, str | list)}
-            return {**_asked(episode), "steps": list(episode.texts), **more}
+            return _text_item(episode, episode.texts)
         if info.modality == "state" and episode.states is not None and episode.states.size:
             return _states(episode, info)
         frames = _frames(episode, info)
@@ -281,6 +275,17 @@ def _options(settings: RemoteSettings, options: JudgeOptions | None, *, whole: b
     if options is not None:
         chosen |= {key: value for key, value in asdict(options).items() if value is not None}
     return chosen
+
+
+def _text_item(episode: Episode, texts: Sequence[str]) -> dict[str, Any] | Failure:
+    """The input of a model of text; with the true answer and the rubric, which judges may be shown."""
+    if (why := unreadable(episode)) is not None:
+        return why
+    if not all(texts):
+        return Failure("empty_text", "a step or response without text cannot be scored")
+    known = {"label": episode.meta.get(REFERENCE), "rubric": episode.meta.get(RUBRIC)}
+    more = {key: value for key, value in known.items() if value and isinstance(value, str | list)}
+    return {**_asked(episode), "steps": list(texts), **more}
 
 
 def _asked(episode: Episode) -> dict[str, Any]:
