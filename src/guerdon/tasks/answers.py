@@ -264,11 +264,7 @@ def _marked(text: str, end: int, start: int) -> str | None:
     before = text[max(start - 300, 0) : start]
     if _OPEN.search(before[-80:]) or _CONDITION.search(re.split(r"[.?!\n]\s*", before)[-1]):
         return None
-    rest = text[end : end + _LONGEST]
-    block = re.match(r"\s*(?:\\\[|\$\$)", rest)
-    if block:
-        close = rest.find("\\]" if rest[block.end() - 1] == "[" else "$$", block.end())
-        rest = " ".join(rest[:close].split()) + rest[close:] if close >= 0 else rest
+    rest = _block_in_a_line(text[end : end + _LONGEST])
     line = rest.partition("\n")[0]
     sentence = re.split(r"([.?])(?:[\s*]|$)", line, maxsplit=1)
     after = rest[len(sentence[0]) : len(sentence[0]) + 200]
@@ -279,6 +275,15 @@ def _marked(text: str, end: int, start: int) -> str | None:
     if not prose(stated) or not re.match(r"[A-Z].* ", stated) or _DOUBT.search(re.sub(r"\$[^$]*\$", "$", stated)):
         return stated or None
     return _of_sentence(stated) or _only_number(stated) or stated
+
+
+def _block_in_a_line(text: str) -> str:
+    r"""A text that begins with a block of mathematics, `\[...\]` or `$$...$$`, with that in one line."""
+    block = re.match(r"\s*(?:\\\[|\$\$)", text)
+    if not block:
+        return text
+    close = text.find("\\]" if text[block.end() - 1] == "[" else "$$", block.end())
+    return " ".join(text[:close].split()) + text[close:] if close >= 0 else text
 
 
 _DOUBT = re.compile(

@@ -328,13 +328,18 @@ def _list(parts: list[str], marks: list[str], depth: int) -> Form:
     regions = [form for form in forms if isinstance(form, Region)]
     if len(regions) == len(forms):
         return _joined(regions, marks)
+    return _under_one_name(forms) or _as_list(forms)
+
+
+def _under_one_name(forms: list[Form]) -> NamedValue | None:
+    """A list whose first value alone has a name, which is that of all, or whose values all have the same."""
     named = [form for form in forms if isinstance(form, NamedValue)]
-    if len(named) == 1 and named[0] is forms[0]:  # the name is of all
+    if len(named) == 1 and named[0] is forms[0]:
         return NamedValue(named[0].name, _as_list((named[0].value, *forms[1:])))
     names = {form.name for form in named}
     if len(named) == len(forms) and "" not in names and len(names) == 1:
         return NamedValue(names.pop(), _as_list([form.value for form in named]))
-    return _as_list(forms)
+    return None
 
 
 def _as_list(forms: Sequence[Form]) -> Group:
@@ -446,18 +451,24 @@ def _argument_renamed(left: str, value: Form) -> Form:
 
 def _chain(sides: list[Expr], signs: list[str]) -> Region | None:
     """The numbers that fulfil a chain of relations of one variable; None where it has several."""
-    names = set().union(*(side.free_symbols for side in sides)) - {DEGREE}
-    alone = [side for side in sides if isinstance(side, Symbol)]
-    several = len(sides) > 2
-    if len(names) > 1 and (not alone or (len(alone) > 1 and several)):
+    variable = _variable_of(sides)
+    if variable is None:
         return None
-    if not names and not alone:
-        raise UnreadableError("a relation of numbers")
-    variable = names.pop() if len(names) == 1 else max(alone, key=str)
-    if several and sum(side.has(variable) for side in sides) != 1:
+    if len(sides) > 2 and sum(side.has(variable) for side in sides) != 1:
         return None
     sets = [_solved(sides[i], sign, sides[i + 1], variable) for i, sign in enumerate(signs)]
     return Region(sympy.Intersection(*sets) if len(sets) > 1 else sets[0], str(variable))
+
+
+def _variable_of(sides: list[Expr]) -> Symbol | None:
+    """The variable of relations: the only one, or the one that stands alone; None where several do."""
+    names = set().union(*(side.free_symbols for side in sides)) - {DEGREE}
+    alone = [side for side in sides if isinstance(side, Symbol)]
+    if len(names) > 1 and (not alone or (len(alone) > 1 and len(sides) > 2)):
+        return None
+    if not names and not alone:
+        raise UnreadableError("a relation of numbers")
+    return names.pop() if len(names) == 1 else max(alone, key=str)
 
 
 def _solved(left: Expr, sign: str, right: Expr, variable: Symbol) -> sympy.Set:

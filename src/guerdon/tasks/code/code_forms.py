@@ -65,9 +65,9 @@ def tests_of_row(row: Mapping[str, Any]) -> str | None:
     columns of their own, which count only where no `reward_model` says what the true answer is.
     """
     model = row.get("reward_model")
-    answers = (
-        [model.get("ground_truth")] if isinstance(model, Mapping) else [row.get("ground_truth"), row.get("answer")]
-    )
+    answers = [row.get("ground_truth"), row.get("answer")]
+    if isinstance(model, Mapping):
+        answers = [model.get("ground_truth")]
     stated = next((answer for answer in answers if isinstance(answer, Mapping | list) and _is_tests(answer)), None)
     if stated is not None:
         return json.dumps(stated, default=_listed)
@@ -77,9 +77,14 @@ def tests_of_row(row: Mapping[str, Any]) -> str | None:
     if isinstance(model, Mapping) or not found:
         return None
     beside = {key: row[key] for key in _BESIDE if row.get(key)}
+    return json.dumps({**found, **beside, **_names_in_solution(row)}, default=_listed)
+
+
+def _names_in_solution(row: Mapping[str, Any]) -> dict[str, list[str]]:
+    """What the solution of a row defines, and which of it are classes; nothing without a solution."""
     solution = next((text for key in _SOLUTIONS if isinstance(text := row.get(key), str)), "")
-    said = {"defines": sorted(_defined(solution)), "classes": _classes(solution)} if _defined(solution) else {}
-    return json.dumps({**found, **beside, **said}, default=_listed)
+    defined = _defined(solution)
+    return {"defines": sorted(defined), "classes": _classes(solution)} if defined else {}
 
 
 def _is_tests(given: Any) -> bool:
@@ -136,16 +141,24 @@ def _tests(given: Any, beside: Mapping[str, Any]) -> list[CodeTest]:
         raise ValueError(f"{str(given)[:80]!r} is not a test")
     given = {key: _parsed(value) if key not in ("prompt", "import_prefix") else value for key, value in given.items()}
     beside = {**beside, **given}
-    for first, second in (("inputs", "outputs"), ("input", "output"), ("inputs", "results")):
-        if isinstance(given.get(first), list) and isinstance(given.get(second), list):
-            if len(given[first]) != len(given[second]):
-                raise ValueError(f"{first} and {second} must be two lists of the same length")
-            pairs = zip(given[first], given[second], strict=True)
-            return [_from_case({"input": i, "output": o}, beside) for i, o in pairs]
+    pairs = _listed_pairs(given)
+    if pairs is not None:
+        return [_from_case({"input": i, "output": o}, beside) for i, o in pairs]
     for inner in ("input_output", "verification_info", "answer"):
         if given.get(inner):
             return _tests(given[inner], {k: v for k, v in beside.items() if k != inner})
     return _from_columns(given, beside)
+
+
+def _listed_pairs(given: Mapping[str, Any]) -> list[tuple[Any, Any]] | None:
+    """The inputs and outputs of a map that has them as two lists; None: it does not."""
+    for first, second in (("inputs", "outputs"), ("input", "output"), ("inputs", "results")):
+        inputs, outputs = given.get(first), given.get(second)
+        if isinstance(inputs, list) and isinstance(outputs, list):
+            if len(inputs) != len(outputs):
+                raise ValueError(f"{first} and {second} must be two lists of the same length")
+            return list(zip(inputs, outputs, strict=True))
+    return None
 
 
 def _from_columns(given: Mapping[str, Any], beside: Mapping[str, Any]) -> list[CodeTest]:
@@ -193,15 +206,14 @@ def _from_case(case: Any, beside: Mapping[str, Any]) -> CodeTest:
         entry = entry or _entry(beside)
         if not entry:
             raise ValueError("a functional test needs the name of its function: metadata.func_name, or fn_name")
-    if not entry or kind in _STDIN:
-        expected = _lines(case["output"])
-        most = 2 * len(expected.encode("utf-8", "replace")) + _OUTPUT
-        return CodeTest({"stdin": _lines(case["input"]), "most": most}, expected)
-    arguments, wanted = _call(case)
-    return CodeTest(_request(beside, entry) | {"arguments": arguments, "wanted": wanted})
+    if entry and kind not in _STDIN:
+        return _from_call(case, beside, entry)
+    expected = _lines(case["output"])
+    most = 2 * len(expected.encode("utf-8", "replace")) + _OUTPUT
+    return CodeTest({"stdin": _lines(case["input"]), "most": most}, expected)
 
 
-def _call(case: Mapping[str, Any]) -> tuple[list[Any], Any]:
+def _from_call(case: Mapping[str, Any], beside: Mapping[str, Any], entry: str) -> CodeTest:
     """The arguments of a function, and the value that it should have."""
     arguments, wanted = case["input"], case["output"]
     if isinstance(arguments, str):  # as in LiveCodeBench: in JSON, one a line
@@ -209,7 +221,7 @@ def _call(case: Mapping[str, Any]) -> tuple[list[Any], Any]:
         wanted = _value(wanted) if isinstance(wanted, str) else wanted
     if not isinstance(arguments, list):
         raise ValueError("the inputs of a function are a list of its arguments")
-    return arguments, wanted
+    return CodeTest(_request(beside, entry) | {"arguments": arguments, "wanted": wanted})
 
 
 def _value(text: str) -> Any:
@@ -411,18 +423,21 @@ class _Parts:
                     raise ValueError(f"expected tests, found {ast.unparse(statement)[:80]!r}")
                 done.append(statement)
                 continue
-            called = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name)}
-            if not called - (set(dir(builtins)) - self.ours):
-                raise ValueError(
-                    f"no function of the program is called in {ast.unparse(statement)[:80]!r}; name it in entry_point"
-                )
+            self._check_called(statement)
             if self.free_choice:
                 self._check_one(statement, before)
             tests.append(self.whole([*done, statement]))
             if stateful:
-                quiet = ast.ExceptHandler(type=ast.Name("Exception", ast.Load()), body=[ast.Pass()])
-                done.append(ast.fix_missing_locations(ast.Try([statement], [quiet], [], [])))
+                done.append(_without_errors(statement))
         return tests
+
+    def _check_called(self, statement: ast.stmt) -> None:
+        """Refuse an assertion that calls nothing of the program."""
+        called = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name)}
+        if not called - (set(dir(builtins)) - self.ours):
+            raise ValueError(
+                f"no function of the program is called in {ast.unparse(statement)[:80]!r}; name it in entry_point"
+            )
 
     def _names(self, node: ast.AST) -> set[str]:
         return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and n.id in self.ours}
@@ -441,6 +456,12 @@ class _Parts:
             pair = " and ".join([*wraps, *functions][:2])
             raise ValueError(f"{pair} are not defined in the tests, and the program could define both; name its "
                              "function in entry_point, or import it from solution")  # fmt: skip
+
+
+def _without_errors(statement: ast.stmt) -> ast.stmt:
+    """The statement, inside `try` and `except Exception: pass`."""
+    quiet = ast.ExceptHandler(type=ast.Name("Exception", ast.Load()), body=[ast.Pass()])
+    return ast.fix_missing_locations(ast.Try([statement], [quiet], [], []))
 
 
 def _is_test(statement: ast.stmt) -> bool:
@@ -524,14 +545,21 @@ def _compared(tree: ast.Module, ours: set[str]) -> set[str]:
             made |= {n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
     found = set()
     for node in ast.walk(tree):
-        sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
-            sides = [node.left, node.right]
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr[:6] == "assert":
-            sides = node.args[:2]
+        sides = _sides(node)
         if not all(map(calls, sides)):
             found |= {s.func.id for s in sides if isinstance(s, ast.Call) and isinstance(s.func, ast.Name)}
     return found
+
+
+def _sides(node: ast.AST) -> list[ast.expr]:
+    """The values that a comparison, a difference or a call of an `assert...` method compares; none of other nodes."""
+    if isinstance(node, ast.Compare):
+        return [node.left, *node.comparators]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+        return [node.left, node.right]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr[:6] == "assert":
+        return node.args[:2]
+    return []
 
 
 _REPLACES = re.compile(r"(?:.*\.)?(?:patch(?:\.\w+)?|monkeypatch\.\w+)")  # calls that put something else into a module
