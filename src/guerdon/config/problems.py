@@ -137,13 +137,15 @@ def _words(model: type[BaseModel], where: _Location, detail: Mapping[str, Any]) 
 
 def _wrong_tag(where: _Location, detail: Mapping[str, Any]) -> _Words:
     """A section whose key that says which form it has is missing, or names no form."""
-    value, context = detail["input"], detail.get("ctx") or {}
+    value = detail["input"]
+    context = detail.get("ctx") or {}
     name = str(context["discriminator"]).strip("'()")
     given = value.get(name, ...) if isinstance(value, dict) else getattr(value, name, ...)
     shown = f".{name} is missing" if given is ... else f".{name} is {describe(given)}"
     choices = tags(where.spot, name)
-    text = f"{shown}; allowed: {_one_of([repr(c) for c in choices])}"
-    return _Words(text, hint=_close(str(context.get("tag", "")), choices))
+    allowed = _one_of([repr(choice) for choice in choices])
+    meant = str(context.get("tag", ""))
+    return _Words(f"{shown}; allowed: {allowed}", hint=_close(meant, choices))
 
 
 def _wrong_value(detail: Mapping[str, Any]) -> _Words:
@@ -260,12 +262,17 @@ def _suggestion(model: type[BaseModel], one: _Unknown) -> str:
 def _near_key(key: str, here: Sequence[str]) -> tuple[str | None, float]:
     """The known key of the section that was meant, if any, and how alike one of another section must be."""
     near = min(here, key=lambda name: _distance(key, name), default="")
-    if near and _distance(key, near)[0] <= max(1, min(len(key), len(near)) // 4):
-        return near, 1.0
+    if near:
+        slips, _ = _distance(key, near)
+        if slips <= max(1, min(len(key), len(near)) // 4):
+            return near, 1.0
     whole = [name for name in here if len(key) > 3 and key.strip("_") in name]
     near = max(whole or here, key=lambda name: _likeness(key, name), default="")
     likeness = _likeness(key, near)
-    return near if whole or likeness >= 0.75 else None, max(0.8, likeness)
+    bar = max(0.8, likeness)
+    if whole or likeness >= 0.75:
+        return near, bar
+    return None, bar
 
 
 def _best_anywhere(model: type[BaseModel], key: str, bar: float) -> tuple[str, float]:

@@ -253,23 +253,31 @@ class HttpLLMClient:
             self._ledger.settle(reservation, usage, failure="stopped", billed=billed)
             raise
         failure = answer if isinstance(answer, Failure) else None
-        kept: dict[str, Any] = {"stop": reply.stop} | ({"model": reply.model} if reply.model else {})
-        last = True
         if failure is None:
-            kept["text"] = reply.text
             self.models.count(reply.model)
-        else:
-            tries = (self._cache.get(key) or {}).get("tries", 0) + 1  # also those of a run that was cut off
-            same = request.temperature == 0 and not self._accepted.left_out("temperature")
-            once = same and failure.reason != "unfinished"  # the next reply may have an end
-            last = tries >= (1 if once else min(PARSE_TRIES, self._settings.retries + 1))
-            kept |= {"reason": failure.reason, "detail": failure.detail, "refused": reply.text}
-            kept |= {} if last else {"tries": tries}
+        kept, again = self._record(key, request, reply, failure)
         try:
             self._cache.put({key: kept})  # first: a reply that was paid for is not lost to a kill
         finally:
             self._ledger.settle(reservation, reply.usage, failure=failure.reason if failure else "")
-        return Attempt(answer, again=not last)
+        return Attempt(answer, again=again)
+
+    def _record(
+        self, key: str, request: LLMRequest, reply: LLMReply, failure: Failure | None
+    ) -> tuple[dict[str, Any], bool]:
+        """What is kept of a reply, and whether another one is asked for."""
+        kept: dict[str, Any] = {"stop": reply.stop}
+        if reply.model:
+            kept["model"] = reply.model
+        if failure is None:
+            return {**kept, "text": reply.text}, False
+        kept |= {"reason": failure.reason, "detail": failure.detail, "refused": reply.text}
+        tries = (self._cache.get(key) or {}).get("tries", 0) + 1  # also those of a run that was cut off
+        same = request.temperature == 0 and not self._accepted.left_out("temperature")
+        once = same and failure.reason != "unfinished"  # the next reply may have an end
+        if tries >= (1 if once else min(PARSE_TRIES, self._settings.retries + 1)):
+            return kept, False
+        return {**kept, "tries": tries}, True
 
 
 @runtime_checkable

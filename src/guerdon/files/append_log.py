@@ -79,13 +79,21 @@ def reported_usage(given: Any, text: str) -> CallUsage:
     read = _largest(usage, "prompt_tokens", "input_tokens")
     if read and (cached > read or ("prompt_tokens" not in usage and "input_tokens_details" not in usage)):
         read += cached  # beside the prompt, as Anthropic counts
-    read = max(read, cached, hits + _largest(usage, "prompt_cache_miss_tokens"))
+    missed = _largest(usage, "prompt_cache_miss_tokens")
+    read = max(read, cached, hits + missed)
     written = _largest(usage, "completion_tokens", "output_tokens")
-    reasoning = max(_largest(usage, "reasoning_tokens"), _largest(outside, "reasoning_tokens", "thinking_tokens"))
+    reasoning = _largest(usage, "reasoning_tokens")
+    reasoning = max(reasoning, _largest(outside, "reasoning_tokens", "thinking_tokens"))
     total = _largest(usage, "total_tokens")
     read, written = _with_the_rest(read, written, total - read - written, cached, reasoning)
-    silent = not text and read > 0 and _count(usage.get("completion_tokens", usage.get("output_tokens"))) == 0
-    return CallUsage(read or None, written if written or silent else None, surcharge, _dollars(usage))
+    none_written = _count(usage.get("completion_tokens", usage.get("output_tokens"))) == 0
+    silent = not text and read > 0 and none_written
+    return CallUsage(
+        tokens_in=read or None,
+        tokens_out=written if written or silent else None,
+        surcharge_in=surcharge,
+        usd=_dollars(usage),
+    )
 
 
 def _with_the_rest(read: int, written: int, more: int, cached: int, reasoning: int) -> tuple[int, int]:

@@ -387,9 +387,13 @@ class _Column:
     """
 
     def __init__(self, where: str, file: BinaryIO, described: _Described, chunk: _Chunk, *, shared: bool) -> None:
-        self.where, self.file, self.codec = where, file, chunk.codec
-        self.path, self.flat = described.path, described.lists == 0
-        self.lists, self.nullable = described.lists, described.nullable
+        self.where = where
+        self.file = file
+        self.codec = chunk.codec
+        self.path = described.path
+        self.flat = described.lists == 0
+        self.lists = described.lists
+        self.nullable = described.nullable
         entries, self.pages = _pages(where, file, chunk)
         dictionary = sum(page.memory for page in entries)
         values_P = np.array([page.values for page in self.pages], np.int64)
@@ -404,7 +408,11 @@ class _Column:
         if self.shared:
             longest = 4
             self.page_bytes += 2 * dictionary  # with that of the batch, and the index of its texts
-        found = self._bytes_of_texts(longest) if texts else self._bytes_of_numbers(described)
+        if texts:
+            found = [self._bytes_of(page, longest) for page in self.pages]
+        else:
+            width = described.width if described.kind == _FIXED else _WIDTHS[described.kind]
+            found = [(width, 0)] * len(self.pages)
         self.own_P, self.content_P = np.array(found, np.float64).reshape(-1, 2).T  # products may exceed 64 bits
         self.own_P = self.own_P + (_VALUE if self.flat else _NESTED)
         self.first_P = np.concatenate([[0], np.cumsum(values_P)])
@@ -469,15 +477,6 @@ class _Column:
         packed = self.file.read(page.packed)
         name = _CODECS[self.codec]
         return memoryview(pa.Codec(name).decompress(packed, page.size) if name else packed)
-
-    def _bytes_of_numbers(self, described: _Described) -> list[tuple[int, int]]:
-        """For each page what a number takes, and nothing besides."""
-        width = described.width if described.kind == _FIXED else _WIDTHS[described.kind]
-        return [(width, 0)] * len(self.pages)
-
-    def _bytes_of_texts(self, longest: int) -> list[tuple[int, int]]:
-        """For each page what a text takes, and what all of them take besides; `longest` is of the dictionary."""
-        return [self._bytes_of(page, longest) for page in self.pages]
 
     def _bytes_of(self, page: _Page, longest: int) -> tuple[int, int]:
         """What a text of a page takes at most, and what all of them take besides; `longest` is of the dictionary."""
