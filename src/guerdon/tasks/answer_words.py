@@ -8,6 +8,7 @@ is_empty("no real solutions")                           # True
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Literal
 
@@ -262,9 +263,7 @@ def compare_choices(gold: str, answer: str, question: str) -> tuple[Word, str] |
     if true is None and stated is None:
         return None, answer
     options = options_of(question)
-    if true is not None and true[1] and true[0] not in options and not _is_plain(true[1]):
-        true = None
-    if true is not None:
+    if true is not None and not _is_sentence(true, options):
         return _against(true, stated, answer, options)
     if not options:
         return _letter_of_no_options(stated, gold, answer)
@@ -274,6 +273,12 @@ def compare_choices(gold: str, answer: str, question: str) -> tuple[Word, str] |
     if own is None or (stated[1] and not same_text(own, stated[1])):
         return "answer_unparsable", f"the text behind {stated[0]} is not that option's"
     return None, own
+
+
+def _is_sentence(choice: tuple[str, str], options: Mapping[str, str]) -> bool:
+    """Whether the letter of a choice, which the question does not have, is the first word of a sentence."""
+    letter, text = choice
+    return text != "" and letter not in options and not _is_plain(text)
 
 
 def _letters_alike(gold: str, answer: str) -> tuple[Word, str]:
@@ -465,7 +470,7 @@ def renamed(gold: str, answer: str, question: str) -> bool:
     if "=" not in gold or "=" not in answer:
         return False
     true, stated = (named_values(_TURNED.sub(r"\2=\1", text), least=1) or {} for text in (gold, answer))
-    if not true or not stated or {name.lower() for name in true} == {name.lower() for name in stated}:
+    if not true or not stated or _in_lower_case(true) == _in_lower_case(stated):
         return False
     names = (*true, *stated)
     if not all(re.fullmatch(r"\\?[A-Za-z]|\\[a-z]+", name) for name in names):
@@ -474,6 +479,10 @@ def renamed(gold: str, answer: str, question: str) -> bool:
         return False
     asked = (re.search(rf"(?<![A-Za-z\\]){re.escape(name)}(?![A-Za-z])", question) for name in names)
     return len(true) > 1 or any(asked)
+
+
+def _in_lower_case(names: Iterable[str]) -> set[str]:
+    return {name.lower() for name in names}
 
 
 def named_values(text: str, least: int = 2) -> dict[str, str] | None:

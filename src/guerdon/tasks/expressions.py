@@ -382,22 +382,28 @@ class _Parser:
             return value * power(Integer(10), Integer(int(exponent)))
         if not piece.isdigit():
             return value
-        if self.piece in ("\\frac", "\\dfrac", "\\tfrac", "\\cfrac"):  # 2\frac{1}{2}
+        fraction = self._fraction_behind_integer()
+        return value if fraction is None else value + fraction
+
+    def _fraction_behind_integer(self) -> Expr | None:
+        r"""The fraction of a mixed number such as `2\frac{1}{2}` or `2 1/2`; None: there is none, nothing is taken."""
+        if self.piece in ("\\frac", "\\dfrac", "\\tfrac", "\\cfrac"):
             start = self._at
             self._take()
             top, bottom = self._argument(), self._argument()
-            if top.is_Integer and bottom.is_Integer and 0 < top < bottom and self.piece != "^":
-                return value + top / bottom
+            integers = top.is_Integer and bottom.is_Integer
+            if integers and 0 < top < bottom and self.piece != "^":
+                return top / bottom
             self._at = start
-            if top.is_Integer and bottom.is_Integer and self._tokens[start + 1][0] != "{":
+            if integers and self._tokens[start + 1][0] != "{":
                 raise UnreadableError("a number in front of a fraction")  # its digits were split
         following, space = self._tokens[self._at] if self.piece else ("", False)
-        if space and following.isdigit() and self._ahead(1) == "/" and self._ahead(2).isdigit():  # 2 1/2
+        if space and following.isdigit() and self._ahead(1) == "/" and self._ahead(2).isdigit():
             top, bottom = int(following), int(self._ahead(2))
             if 0 < top < bottom:
                 self._at += 3
-                return value + Rational(top, bottom)
-        return value
+                return Rational(top, bottom)
+        return None
 
     def _fenced(self) -> Expr:
         opened = self._take()

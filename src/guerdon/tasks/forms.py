@@ -224,9 +224,7 @@ def _read(text: str, depth: int = 0) -> Form:
         return _combined([region(_read(part, depth + 1)) for part in parts], found)
     if text == "\\R":
         return Region(S.Reals)
-    if "\\pm" in text or "\\mp" in text:
-        return _ratio(text) or _both_signs(text, depth)
-    return _ratio(text) or _based(text) or _scalar(text)
+    return _ratio(text) or _based(text) or _both_signs(text, depth) or _scalar(text)
 
 
 def _ratio(text: str) -> Ratio | None:
@@ -246,8 +244,10 @@ def _based(text: str) -> Based | None:
     return Based(found[1], int(found[2]))
 
 
-def _both_signs(text: str, depth: int) -> Group:
+def _both_signs(text: str, depth: int) -> Group | None:
     r"""The two values of a text with `\pm` or `\mp`."""
+    if "\\pm" not in text and "\\mp" not in text:
+        return None
     both = []
     for plus, minus in (("pm", "mp"), ("mp", "pm")):
         signed = re.sub(rf"\\{minus}(?![A-Za-z])", " - ", re.sub(rf"\\{plus}(?![A-Za-z])", " + ", text))

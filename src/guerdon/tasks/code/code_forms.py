@@ -198,19 +198,27 @@ def _from_case(case: Any, beside: Mapping[str, Any]) -> CodeTest:
     """An input and its output, or arguments and their value."""
     if not isinstance(case, Mapping) or "input" not in case or "output" not in case:
         raise ValueError(f"a test has input and output, this is {str(case)[:80]!r}")
-    kind = case.get("testtype") or case.get("type") or ""
-    entry = _entry(case) or _entry({k: v for k, v in beside.items() if k != "entry_point" or not kind})
-    if kind not in ("", *_STDIN, *_FUNCTIONAL):
-        raise ValueError(f"a test of the type {str(kind)[:40]!r}; stdin and functional are known")
-    if kind in _FUNCTIONAL:
-        entry = entry or _entry(beside)
-        if not entry:
-            raise ValueError("a functional test needs the name of its function: metadata.func_name, or fn_name")
-    if entry and kind not in _STDIN:
+    entry = _entry_of(case, beside)
+    if entry:
         return _from_call(case, beside, entry)
     expected = _lines(case["output"])
     most = 2 * len(expected.encode("utf-8", "replace")) + _OUTPUT
     return CodeTest({"stdin": _lines(case["input"]), "most": most}, expected)
+
+
+def _entry_of(case: Mapping[str, Any], beside: Mapping[str, Any]) -> str:
+    """The function that a test calls; empty for a test of the whole program."""
+    kind = case.get("testtype") or case.get("type") or ""
+    entry = _entry(case) or _entry({k: v for k, v in beside.items() if k != "entry_point" or not kind})
+    if kind not in ("", *_STDIN, *_FUNCTIONAL):
+        raise ValueError(f"a test of the type {str(kind)[:40]!r}; stdin and functional are known")
+    if kind in _STDIN:
+        return ""
+    if kind in _FUNCTIONAL:
+        entry = entry or _entry(beside)
+        if not entry:
+            raise ValueError("a functional test needs the name of its function: metadata.func_name, or fn_name")
+    return entry
 
 
 def _from_call(case: Mapping[str, Any], beside: Mapping[str, Any], entry: str) -> CodeTest:
@@ -419,8 +427,7 @@ class _Parts:
         tests = []
         for statement, check in zip(body, checks, strict=True):
             if not check:
-                if isinstance(statement, ast.Expr) and not isinstance(statement.value, ast.Call | ast.Constant):
-                    raise ValueError(f"expected tests, found {ast.unparse(statement)[:80]!r}")
+                _check_does_something(statement)
                 done.append(statement)
                 continue
             self._check_called(statement)
@@ -456,6 +463,12 @@ class _Parts:
             pair = " and ".join([*wraps, *functions][:2])
             raise ValueError(f"{pair} are not defined in the tests, and the program could define both; name its "
                              "function in entry_point, or import it from solution")  # fmt: skip
+
+
+def _check_does_something(statement: ast.stmt) -> None:
+    """Refuse a value that stands alone, such as `f(1) == 2` without `assert`; a call and a text may."""
+    if isinstance(statement, ast.Expr) and not isinstance(statement.value, ast.Call | ast.Constant):
+        raise ValueError(f"expected tests, found {ast.unparse(statement)[:80]!r}")
 
 
 def _without_errors(statement: ast.stmt) -> ast.stmt:
