@@ -197,8 +197,9 @@ def _return_marks(
     """The marks of one run: return, measure, share of the steps before, shape, and whether there was an alarm."""
     last = max([number(row, "step") or 0.0 for row in run.trains], default=0.0) or 1.0
     for row in run.trains:
+        share = (number(row, "step") or 0.0) / last
         for x, y in points([row], f"return/{source}", measure):
-            yield x, y, (number(row, "step") or 0.0) / last, shape, _alarmed(row)
+            yield x, y, share, shape, _alarmed(row)
 
 
 def alarms(runs: Sequence[RunRecord]) -> list[tuple[RunRecord, list[float]]]:
@@ -296,36 +297,53 @@ def quality_panels(
         prefix: of the names under which runs log them.
     """
     every = [run for _, runs in arms.values() for run in runs]
-    logged = {key for run in every for row in run.trains for key in row if key.startswith(prefix)}
+    unit = next((run.unit for run in every if run.status != "missing"), "")
+    rows = [row for run in every for row in run.trains]
+    logged = {key for row in rows for key in row if key.startswith(prefix)}
     panels = []
     for metric, about in metrics.items():
         keys = sorted(key for key in logged if f"/{key}".endswith(f"/{metric}"))
         if keys:
-            panels.append(_quality_panel(arms, every, about, keys))
+            panels.append(_quality_panel(arms, rows, about, keys, unit=unit))
     return panels
 
 
 def _quality_panel(
-    arms: Mapping[str, Arm], every: Sequence[RunRecord], about: OnlineMetric, keys: Sequence[str]
+    arms: Mapping[str, Arm], rows: Sequence[Row], about: OnlineMetric, keys: Sequence[str], *, unit: str
 ) -> Panel:
     """The chart of one metric.
 
     Args:
         arms: to their runs.
-        every: the runs of all arms.
+        rows: that all runs logged.
         about: the metric.
         keys: under which runs logged it.
+        unit: of their steps.
     """
-    unit = next((run.unit for run in every if run.status != "missing"), "")
-    rows = [row for run in every for row in run.trains]
     end = max([number(row, "step") or 0.0 for row in rows], default=0.0) or 1.0
-    drawn = [_quality_line(arm, *line, key, end) for arm, line in arms.items() for key in keys]
-    lines = [line for line in drawn if line.points or any(line.thin)]
-    box = Box(400, 250, x=(0.0, end), y=(0.0, 1.0))
+    lines = []
+    for arm, (style, runs) in arms.items():
+        for key in keys:
+            line = _quality_line(arm, style, runs, key, end)
+            if line.points or any(line.thin):
+                lines.append(line)
     title = f"{about.title} against {unit}"
-    svg = line_chart(box, lines, title=title, x_label=unit, y_label="", chance=about.chance)
+    svg = line_chart(
+        Box(400, 250, x=(0.0, end), y=(0.0, 1.0)),
+        lines,
+        title=title,
+        x_label=unit,
+        y_label="",
+        chance=about.chance,
+    )
     values = [number(row, key) for row in rows for key in keys if key in row]
-    return Panel(svg, about.title, about.hint, undefined=values.count(None), logged=len(values))
+    return Panel(
+        svg,
+        about.title,
+        about.hint,
+        undefined=values.count(None),
+        logged=len(values),
+    )
 
 
 def windowed(run: RunRecord, key: str, end: float, windows: int = WINDOWS) -> Float64:

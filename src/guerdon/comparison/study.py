@@ -166,9 +166,7 @@ def plan_study(path: Path, overrides: Sequence[str], *, parallel: int = 0) -> St
         ConfigError: anything wrong in the file, in any arm and any task.
     """
     file = read_yaml(path)
-    choices = [override for override in overrides if override.startswith(("compare.arms=", "compare.tasks="))]
-    changed = apply_overrides(file, [override for override in overrides if override not in choices])
-    tree = _chosen(file, changed, apply_overrides(changed, choices))
+    tree = _overridden(file, overrides)
     base = validate(Study, resolve_refs(tree, Study), origin=str(path))
     if base.compare is None:
         raise ConfigError(f"{path} has no compare section: it names the arms, seeds and tasks of a study")
@@ -184,6 +182,13 @@ def plan_study(path: Path, overrides: Sequence[str], *, parallel: int = 0) -> St
     return StudyPlan(
         base, path, tuple(overrides), configs, estimates, tuple(job for job, _, _ in planned), workers, gpus
     )
+
+
+def _overridden(file: Tree, overrides: Sequence[str]) -> Tree:
+    """A study file with its overrides, of which some choose arms and tasks."""
+    choices = [override for override in overrides if override.startswith(("compare.arms=", "compare.tasks="))]
+    changed = apply_overrides(file, [override for override in overrides if override not in choices])
+    return _chosen(file, changed, apply_overrides(changed, choices))
 
 
 def _configurations(
