@@ -282,11 +282,18 @@ def _shown_rows(
         keys: names and sizes of the parts of a state.
         pictures: names of those that the policy sees.
     """
-    starts, states = np.cumsum([0, *(size for _, size in keys)]), np.asarray(episode.states)
-    shown = {name: states[:, start : start + size] for (name, size), start in zip(keys, starts, strict=False)}
-    shown |= {name: np.asarray(episode.views.get(name, episode.frames)) for name in pictures}
-    masks = {c.name: np.ones((len(episode), c.size), np.bool_) for c in columns if c.kind == "mask"}
-    return columns_as_rows(shown | masks)
+    states = np.asarray(episode.states)
+    shown: dict[str, np.ndarray] = {}
+    start = 0
+    for name, size in keys:
+        shown[name] = states[:, start : start + size]
+        start += size
+    for name in pictures:
+        shown[name] = np.asarray(episode.views.get(name, episode.frames))
+    for column in columns:
+        if column.kind == "mask":
+            shown[column.name] = np.ones((len(episode), column.size), np.bool_)
+    return columns_as_rows(shown)
 
 
 def _whole(study: Study, settings: BCSettings) -> tuple[RobotPolicy, Pairs, SampleWeights | None]:
