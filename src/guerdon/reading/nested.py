@@ -425,14 +425,19 @@ STEP_MARK = "ки"
 """What ends a step of Math-Shepherd, after a space."""
 
 
+def _decoded(cell: Any) -> Any:
+    """A cell, or the list that its text is."""
+    return parsed(cell) if isinstance(cell, str) else cell
+
+
 def has_steps(record: Row) -> bool:
     """Whether the steps of a row are a list, and not their number."""
-    return isinstance(record.get("steps"), list | tuple)
+    return isinstance(_decoded(record.get("steps")), list | tuple)
 
 
 def has_step_labels(record: Row) -> bool:
     """Whether a row has a list of labels beside its steps."""
-    return all(isinstance(record.get(name), list | tuple) for name in ("completions", "labels"))
+    return all(isinstance(_decoded(record.get(name)), list | tuple) for name in ("completions", "labels"))
 
 
 def has_step_marks(record: Row) -> bool:
@@ -442,7 +447,7 @@ def has_step_marks(record: Row) -> bool:
 
 def has_signed_turns(record: Row) -> bool:
     """Whether the turns of the assistant in a row are signs, each for the step in the user's turn before it."""
-    turns = record.get("conversations", record.get("messages"))
+    turns = _decoded(record.get("conversations", record.get("messages")))
     if not is_talk(turns):
         return False
     said = [str(one.get("content", one.get("value"))).strip() for one in turns[1::2]]

@@ -96,6 +96,7 @@ class Record(NamedTuple):
         name: of its part, and its number there.
         subset: its part of the data; empty: it has none.
         left_out: why it cannot be used; empty: it can.
+        part: of the data that it is in.
         error: of a row that cannot be read, which has neither columns nor roles.
     """
 
@@ -105,6 +106,7 @@ class Record(NamedTuple):
     name: str
     subset: str = ""
     left_out: str = ""
+    part: DataPart | None = None
     error: DataError | None = None
 
 
@@ -224,7 +226,7 @@ class Reading:
             subset = part.subset or ""
             if isinstance(row, DataError):
                 if bad:
-                    yield Record(where, {}, {}, name, subset, "unreadable", row)
+                    yield Record(where, {}, {}, name, subset, "unreadable", part, row)
                 continue
             roles, left_out = self._roles(row)
             if self.train and _is_of_other_split(roles.get("split"), has_train=has_train):
@@ -232,7 +234,7 @@ class Reading:
             if self.train and len(self.parts) > 1 and seen.setdefault(hash(repr(row)), part) is not part:
                 continue
             subset = str(roles["subset"]) if own and roles.get("subset") else subset
-            yield Record(where, row, roles, name, subset, left_out)
+            yield Record(where, row, roles, name, subset, left_out, part)
 
     def _has_train(self) -> bool:
         """Whether the column `split` names the split to train on."""
@@ -353,12 +355,12 @@ def cell_of(row: Row, column: str) -> Any:
     return cell
 
 
-def _has_texts(whole: Any, others: Sequence[Any]) -> bool:
-    """Whether the texts of other cells stand in one, which may be chat messages."""
+def _has_texts(widest: str, others: Sequence[str], row: Row) -> bool:
+    """Whether the texts of other columns stand in the cell of one, which may be chat messages."""
+    whole = row.get(widest)
     text = whole if isinstance(whole, str) else repr(whole)
-    return all(
-        other is None or (isinstance(other, str) and (other in text or repr(other)[1:-1] in text)) for other in others
-    )
+    texts = [row.get(name) for name in others]
+    return all(one is None or (isinstance(one, str) and (one in text or repr(one)[1:-1] in text)) for one in texts)
 
 
 def _has_at_most_one(columns: Sequence[str], row: Row) -> bool:

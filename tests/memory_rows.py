@@ -1,0 +1,21 @@
+"""Rows in memory as a data set, for tests of what reads them."""
+
+from guerdon.reading.columns import said_columns
+from guerdon.reading.data_sets import DataPart
+from guerdon.reading.reader import Reading
+
+
+def reading_of(rows, name="x", *, columns=None, where="{name}:{number}"):
+    """The reading of rows, whose places count from 1.
+
+    Args:
+        rows: maps, or what else stands in their place.
+        name: of the data.
+        columns: as of `guerdon.reading.reader.read`.
+        where: of a row.
+    """
+
+    def read(kept):
+        return ((where.format(name=name, number=number), row) for number, row in enumerate(rows, start=1))
+
+    return Reading(name, [DataPart(name, name, None, name, read)], said_columns(columns))
