@@ -144,7 +144,7 @@ def judged(record: Record, plan: Plan) -> Judged:
     if seen is not None:
         raise LeftOut(f"has_{seen}")
     if plan.has("chosen", "rejected"):
-        return _chosen(record)
+        return _chosen(record, with_prompt=plan.with_prompt)
     if plan.has("first", "second"):
         return _compared(record, plan)
     if plan.has("responses"):
@@ -152,7 +152,7 @@ def judged(record: Record, plan: Plan) -> Judged:
     return _single(record, plan)
 
 
-def _chosen(record: Record) -> Judged:
+def _chosen(record: Record, *, with_prompt: bool) -> Judged:
     """A better and a worse one, or lists of each; the prompt may be their common beginning."""
     roles = record.roles
     given = [roles["chosen"], roles["rejected"]]
@@ -172,7 +172,7 @@ def _chosen(record: Record) -> Judged:
         responses = [turns_of(one) for one in responses]
         if all(isinstance(one, str) for one in responses):
             prompt, responses = _common(responses)
-    elif isinstance(prompt, str) and all(isinstance(one, str) and one.startswith(prompt) for one in responses):
+    elif with_prompt:
         responses = [one[len(prompt) :] for one in responses]
     return Judged(prompt, responses, [0] * len(chosen) + [1] * len(rejected), margin)
 

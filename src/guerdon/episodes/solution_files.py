@@ -28,7 +28,7 @@ from guerdon.processes.progress import log_once
 from guerdon.reading.layouts import PLAIN, Layout, layout_of
 from guerdon.reading.reader import Plan, Reading, Record, read
 from guerdon.reading.roles import Role
-from guerdon.reading.values import nested, number_of, truth_of
+from guerdon.reading.values import nested, number_of
 
 Format = Literal["seed", "training", "trl", "prm800k", "math_shepherd", "process_bench", "prmbench"]
 
@@ -91,7 +91,10 @@ def solution_of(record: Record, plan: Plan) -> Solution:
 
 
 def _layout_of(record: Record) -> Layout:
-    return layout_of([record.row], kinds=("steps",))
+    return layout_of([record.row], kind="steps")
+
+
+_TRUTHS = {"True": True, "False": False, "true": True, "false": False}  # as tables of text have them
 
 
 def _with_lists(record: Record, plan: Plan) -> Mapping[str, Any]:
@@ -103,8 +106,8 @@ def _with_lists(record: Record, plan: Plan) -> Mapping[str, Any]:
             number = number_of(row[column])
             row[column] = nested(row[column]) if number is None or number % 1 else int(number)
     truth = plan.uses["truth"].column if "truth" in plan.uses else ""
-    if isinstance(row.get(truth), str) and truth_of(row[truth]) is not None:
-        row[truth] = bool(truth_of(row[truth]))
+    if row.get(truth) in _TRUTHS:
+        row[truth] = _TRUTHS[row[truth]]
     return row
 
 

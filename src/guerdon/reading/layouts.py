@@ -54,19 +54,19 @@ PLAIN = Layout("plain columns", "log", ())
 """Of rows that no layout of the table has: their columns are found by their names."""
 
 
-def layout_of(rows: Sequence[Row], *, kinds: Collection[Kind] = ()) -> Layout:
+def layout_of(rows: Sequence[Row], *, kind: Kind | None = None) -> Layout:
     """The first layout of the table that rows have together, `PLAIN` where there is none.
 
     Args:
         rows: the first of a data set.
-        kinds: of the layout; none: of any.
+        kind: of the layout; None: of any.
     """
     columns: set[str] = set()
     for row in rows:
         columns.update(key for key, value in row.items() if value is not None)
         inner = ((key, value) for key, value in row.items() if isinstance(value, Mapping))
         columns.update(f"{key}.{name}" for key, value in inner for name in value)
-    known = (one for one in LAYOUTS if not kinds or one.kind in kinds)
+    known = (one for one in LAYOUTS if kind in (None, one.kind))
     return next((one for one in known if _fits(one, columns) and _is_shown(one, rows)), PLAIN)
 
 

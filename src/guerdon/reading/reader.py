@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 from guerdon.errors import DataError, did_you_mean
 from guerdon.files.bounds import BadRecord
@@ -31,11 +31,11 @@ from guerdon.reading.codings import (
 from guerdon.reading.columns import NOTHING, Columns, said_columns
 from guerdon.reading.data_sets import DataPart, data_parts, split_word
 from guerdon.reading.layouts import LAYOUTS, PLAIN, Layout, Row, layout_of
-from guerdon.reading.roles import MODELS, OUTCOMES, SCORES, Role, beside, named, plain_name
+from guerdon.reading.roles import ALL_ROLES, MODELS, OUTCOMES, PAIRS_OF_NAMES, SCORES, Role, beside, named, plain_name
 from guerdon.reading.values import MISSING, MOST_FIT, Sketch, canonical, nested
 
 Source = Literal["given", "model", "layout", "name"]
-_NAMES_OF_LAYOUTS = {plain_name(key): key for layout in LAYOUTS for key in layout.keys}
+_USUAL_NAMES = frozenset(key for layout in LAYOUTS for key in layout.keys) | PAIRS_OF_NAMES
 _RATINGS: tuple[Role, ...] = ("rating",)
 _LOOKED_AT = 100  # rows from whose columns a first layout is taken
 _DEEP_KEYS = 64  # keys of a map in a cell that count as columns
@@ -69,6 +69,7 @@ class Plan:
         unused: columns without a role.
         nested: columns whose texts are lists or maps, all of them.
         listed: whether each of several responses has its rank or score in itself.
+        with_prompt: whether every better and worse text begins with the prompt, which is then cut off.
         instead: further columns of a role, of which the first filled one counts where its own column is empty.
     """
 
@@ -79,6 +80,7 @@ class Plan:
     unused: tuple[str, ...] = ()
     nested: frozenset[str] = frozenset()
     listed: bool = False
+    with_prompt: bool = False
     instead: Mapping[Role, tuple[str, ...]] = field(default_factory=dict)
 
     def has(self, *roles: Role) -> bool:
@@ -183,8 +185,11 @@ class Reading:
                 yield from ((part, part.where, f"{part.name}-{number}", row) for number, row in enumerate(rows))
                 continue
             for number, (where, record) in enumerate(self._maps(part)):
-                rows = [record] if isinstance(record, DataError) else self._unwrapped(layout, record)
-                yield from ((part, where, f"{part.name}-{number}", row) for row in rows)
+                if isinstance(record, DataError):
+                    yield part, where, f"{part.name}-{number}", record
+                    continue
+                for row in self._unwrapped(layout, record):
+                    yield part, where, f"{part.name}-{number}", row
 
     def _maps(self, part: DataPart) -> Iterator[tuple[str, Row | DataError]]:
         """The rows of a part; those that cannot be read are counted."""
@@ -340,8 +345,7 @@ def read(
         ConfigError: as `said_columns`.
         DataError: as `data_parts` and `Reading`.
     """
-    said_by_user = said_columns(columns, layouts=_NAMES_OF_LAYOUTS)
-    by_model = said_columns(stored, layouts=_NAMES_OF_LAYOUTS)
+    said_by_user, by_model = (said_columns(one, usual=_USUAL_NAMES) for one in (columns, stored))
     return Reading(data, data_parts(data, train=train), said_by_user, by_model, train=train)
 
 
@@ -353,6 +357,13 @@ def cell_of(row: Row, column: str) -> Any:
     for key in column.split("."):
         cell = cell.get(key) if isinstance(cell, Mapping) else None
     return cell
+
+
+def _begins_with(prompt: str, chosen: str, rejected: str, row: Row) -> bool:
+    """Whether two texts of a row begin with a third; those that are missing do."""
+    asked = cell_of(row, prompt)
+    texts = [text for text in (cell_of(row, chosen), cell_of(row, rejected)) if text is not None]
+    return isinstance(asked, str) and all(isinstance(text, str) and text.startswith(asked) for text in texts)
 
 
 def _has_texts(widest: str, others: Sequence[str], row: Row) -> bool:
@@ -413,7 +424,7 @@ def _layout_said(parts: Sequence[DataPart], columns: Columns, stored: Columns) -
     """
     layout = _first_layout(parts, columns)
     for one in (columns, columns.over(stored)):
-        names = one.as_names(_NAMES_OF_LAYOUTS.values())
+        names = one.as_names(_USUAL_NAMES)
         if layout is PLAIN and names.renamed != columns.renamed:
             layout = _first_layout(parts, names)
             own = one.as_names(layout.keys)
@@ -440,6 +451,7 @@ class _Planner:
         self.data, self.sketches, self.columns = reading.data, reading.sketches, reading.columns
         self.uses: dict[Role, Use] = {}
         self.ignored: list[str] = []  # columns that repeat what others say
+        self.ratings: list[str] = []  # of HelpSteer2, some of whose names are otherwise those of a truth
         self.unclear: dict[Role, str] = {}
         self.instead: dict[Role, tuple[str, ...]] = {}
 
@@ -455,16 +467,22 @@ class _Planner:
             self._take_roles()
         if self.columns.function is None:
             self._take_named()
-        ratings = tuple(
-            name for name in named("rating", self._free()) if self.sketches[name].numbers == self.sketches[name].filled
-        )
+        ratings = tuple(self.ratings) or tuple(filter(self._has_numbers, named("rating", self._free())))
         taken = {part for use in self.uses.values() for part in (use.column, use.column.partition(".")[0])}
         unused = tuple(n for n in self.sketches if n not in taken and n not in ratings and not self._is_inner(n))
         texts = self._nested_texts()
         several = self.uses.get("responses")
         listed = several is not None and bool(self.sketches[several.column].item_keys & _RANKED)
         self._take_further()
-        return Plan(self.layout, self.uses, ratings, self.unclear, unused, texts, listed, self.instead)
+        begins = self._begins_with_prompt()
+        return Plan(self.layout, self.uses, ratings, self.unclear, unused, texts, listed, begins, self.instead)
+
+    def _begins_with_prompt(self) -> bool:
+        """Whether every better and worse text begins with the prompt."""
+        if not {*_PROMPT_AND_BOTH} <= self.uses.keys():
+            return False
+        prompt, chosen, rejected = (self.uses[role].column for role in _PROMPT_AND_BOTH)
+        return self.reading.all_rows(partial(_begins_with, prompt, chosen, rejected))
 
     def _is_inner(self, name: str) -> bool:
         """Whether a name is that of a key below a column."""
@@ -507,13 +525,13 @@ class _Planner:
             if role not in self.uses and not name:
                 self.ignored += named(role, self.sketches)
             elif role not in self.uses and name in self.sketches:
-                self._use(role, name, said(coding, role) if coding else None, "layout")
+                self._use(role, name, said(coding, role) if coding else _USUAL.get(role), "layout")
 
     def _take_roles(self) -> None:
         """Rows that a function made: their keys are roles."""
         for name in self.sketches:
-            if name in _ALL_ROLES and name not in self.uses:
-                role = _ALL_ROLES[name]
+            if name in ALL_ROLES and name not in self.uses:
+                role = ALL_ROLES[name]
                 coding = SIGNED if role == "winner" else None
                 self._use(role, name, coding, "layout")
         self._code("winner", "label")
@@ -521,13 +539,13 @@ class _Planner:
     def _use(self, role: Role, column: str, coding: Coding | None, source: Source) -> None:
         self.uses[role] = Use(role, column, coding, source)
 
-    def _free(self) -> list[str]:
+    def _free(self, *, filled: bool = True) -> list[str]:
         """Columns without a role, in which something is; keys below a column are none."""
-        taken = {use.column for use in self.uses.values()}
+        taken = {*(use.column for use in self.uses.values()), *self.ratings}
         return [
             name
             for name, sketch in self.sketches.items()
-            if name not in taken and name not in self.ignored and sketch.filled and not self._is_inner(name)
+            if name not in taken | {*self.ignored} and (sketch.filled or not filled) and not self._is_inner(name)
         ]
 
     def _take_named(self) -> None:
@@ -535,6 +553,8 @@ class _Planner:
         self._take_question()
         if self.layout.kind != "steps":
             self._take_answers()
+        if "response" in self.uses and named("rating", self._free())[:1] == ["helpfulness"]:
+            self.ratings = [name for name in named("rating", self._free()) if self._has_numbers(name)]
         for role in _FURTHER:
             if role not in self.uses:
                 self._take_first(role)
@@ -543,6 +563,10 @@ class _Planner:
         """What was answered: steps with labels, two responses, several, or one."""
         if not any(take() for take in (self._take_steps, self._take_chosen, self._take_pair, self._take_list)):
             self._take_response()
+
+    def _has_numbers(self, name: str) -> bool:
+        """Whether nearly all cells of a column are numbers, or are written as one."""
+        return self.sketches[name].numbers >= MOST_FIT * self.sketches[name].filled > 0
 
     def _take_first(self, role: Role) -> None:
         """The first column with a name of a role."""
@@ -637,7 +661,7 @@ class _Planner:
         """A better and a worse response, by name."""
         if {"chosen", "rejected"} <= self.uses.keys():
             return True
-        better, worse = named("chosen", self._free()), named("rejected", self._free())
+        better, worse = (named(role, self._free(filled=False)) for role in _PROMPT_AND_BOTH[1:])
         if not (better and worse):
             return False
         self._take_alone("chosen", better)
@@ -676,6 +700,9 @@ class _Planner:
             self._use("first_score", a, NUMBER, "name")
             self._use("second_score", b, NUMBER, "name")
             return
+        for name in named("winner", free)[:1]:  # what it says cannot be read
+            self._use("winner", name, None, "name")
+            self._decide("winner", [])
 
     def _winner_codings(self, name: str, first: str, second: str) -> list[Coding]:
         found = winner_codings(self.sketches[name], (first, second))
@@ -761,6 +788,8 @@ class _Planner:
 
 _TEXT_KEYS = ("full_text", "raw", "text", "content", "problem", "question")  # of a question that is a map
 _RANKED = {"rank", "score", "overall_score", "rating", "reward"}  # keys of a response in a list
+_USUAL: Mapping[Role, Coding] = {"first_score": NUMBER, "second_score": NUMBER}
+_PROMPT_AND_BOTH: tuple[Role, ...] = ("prompt", "chosen", "rejected")
 _PAIR: tuple[Role, ...] = ("first", "second")
 _STEPS: tuple[Role, ...] = ("steps", "step_labels")
 _PLAIN_TEXTS: frozenset[Role] = frozenset(("prompt", "input", "system", "response", "reference", "solution", "tests"))
@@ -770,7 +799,6 @@ _FURTHER: tuple[Role, ...] = (
     "reference", "tests", "rubric", "solution", "options", "token_rewards", "advantage", "step", "group", "tokens",
     "length", "truncated", "failed", "id", "split", "subset", "model", "person", "weight",
 )  # fmt: skip
-_ALL_ROLES: Mapping[str, Role] = {role: role for role in get_args(Role)}
 _EXAMPLES = {"winner": "A/B/tie", "label": "yes/no", "rating": "1..5"}
 
 
