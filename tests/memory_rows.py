@@ -3,6 +3,7 @@
 from guerdon.reading.columns import said_columns
 from guerdon.reading.data_sets import DataPart
 from guerdon.reading.reader import Reading
+from guerdon.tasks.prompt_files import prompt_of
 
 
 def reading_of(rows, name="x", *, columns=None, where="{name}:{number}"):
@@ -19,3 +20,13 @@ def reading_of(rows, name="x", *, columns=None, where="{name}:{number}"):
         return ((where.format(name=name, number=number), row) for number, row in enumerate(rows, start=1))
 
     return Reading(name, [DataPart(name, name, None, name, read)], said_columns(columns))
+
+
+def prompt_from_row(row, where, source, ability="", *, answered=True, columns=None):
+    """One row as a prompt."""
+    reading = reading_of([row], where, columns=columns, where=where)
+    reading.need("prompt", "messages")
+    (record,) = reading.records(bad=True)
+    if record.error is not None:
+        raise record.error
+    return prompt_of(record, reading.plan, source, ability, answered=answered)

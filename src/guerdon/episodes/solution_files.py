@@ -106,7 +106,7 @@ def _with_lists(record: Record, plan: Plan) -> Mapping[str, Any]:
             number = number_of(row[column])
             row[column] = nested(row[column]) if number is None or number % 1 else int(number)
     truth = plan.uses["truth"].column if "truth" in plan.uses else ""
-    if row.get(truth) in _TRUTHS:
+    if isinstance(row.get(truth), str) and row[truth] in _TRUTHS:
         row[truth] = _TRUTHS[row[truth]]
     return row
 

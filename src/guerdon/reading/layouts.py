@@ -75,7 +75,10 @@ def _fits(layout: Layout, columns: Collection[str]) -> bool:
 
 
 def _is_shown(layout: Layout, rows: Sequence[Row]) -> bool:
-    return layout.shows is None or all(map(layout.shows, rows))
+    """Whether every row is like those of a layout; one of questions has its columns in every row."""
+    top = [key for key in layout.keys if "." not in key] if layout.kind == "prompts" else []
+    whole = all(row.get(key) is not None for row in rows for key in top)
+    return whole and (layout.shows is None or all(map(layout.shows, rows)))
 
 
 _SCORED = ("reward", "score")  # what makes rows of a log of those of a data set

@@ -345,8 +345,20 @@ def read(
         ConfigError: as `said_columns`.
         DataError: as `data_parts` and `Reading`.
     """
-    said_by_user, by_model = (said_columns(one, usual=_USUAL_NAMES) for one in (columns, stored))
-    return Reading(data, data_parts(data, train=train), said_by_user, by_model, train=train)
+    return reading_of(data, data_parts(data, train=train), columns=columns, stored=stored, train=train)
+
+
+def reading_of(
+    data: str,
+    parts: Sequence[DataPart],
+    *,
+    columns: str | Mapping[str, str] | None = None,
+    stored: Mapping[str, str] | None = None,
+    train: bool = False,
+) -> Reading:
+    """As `read`, of parts that are there; `data` is what messages call them."""
+    said_by_user, by_model = (said_columns(one or None, usual=_USUAL_NAMES) for one in (columns, stored))
+    return Reading(data, parts, said_by_user, by_model, train=train)
 
 
 def cell_of(row: Row, column: str) -> Any:
