@@ -332,6 +332,7 @@ def read_preferences(
     columns: str | Mapping[str, str] | None = None,
     stored: Mapping[str, str] | None = None,
     train: bool = False,
+    readings: list[Reading] | None = None,
 ) -> Preferences:
     """The comparisons of a file, a folder or a hub data set.
 
@@ -340,11 +341,14 @@ def read_preferences(
         columns: as of `read`.
         stored: as of `read`.
         train: of several splits, only `train`.
+        readings: receives what the data was read as.
 
     Raises:
         DataError: the data cannot be read, a row has no known layout, or no row can be used.
     """
     reading = read(data, columns=columns, stored=stored, train=train)
+    if readings is not None:
+        readings.append(reading)
     check_preferences(reading)
     found: list[Comparison] = []
     left_out: Counter[str] = Counter(reading.bad)

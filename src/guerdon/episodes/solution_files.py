@@ -81,7 +81,7 @@ def solution_of(record: Record, plan: Plan) -> Solution:
         return formats.from_roles(record.row, record.roles, record.where, record.name, own=layout.name == _OWN)
     read_row = _READERS.get(layout.name)
     if read_row is None:
-        found, known = ", ".join(map(str, record.row))[:200], ", ".join((_TRAINING, *_READERS))
+        found, known = ", ".join(map(str, record.row))[:200], "; ".join((_TRAINING, *_READERS))
         raise DataError(
             f"a row of no known format, found {found}; known are {known}; name other columns by columns: "
             "prompt=...,steps=...,step_labels=...",

@@ -361,6 +361,18 @@ def reading_of(
     return Reading(data, parts, said_by_user, by_model, train=train)
 
 
+def stored_columns(readings: Iterable[Reading]) -> dict[str, str]:
+    """What a model that was trained on data sets stores of their columns: the roles on which all agree."""
+    mappings = [reading.mapping() for reading in readings]
+    every = {role: column for mapping in mappings for role, column in mapping.items()}
+    return {role: column for role, column in every.items() if all(m.get(role, column) == column for m in mappings)}
+
+
+def read_as_of(readings: Iterable[Reading]) -> dict[str, list[dict[str, Any]]]:
+    """What was taken for what, by data set."""
+    return {reading.data: reading.read_as() for reading in readings}
+
+
 def cell_of(row: Row, column: str) -> Any:
     """The cell of a column, or the value of a key below it."""
     if column in row or "." not in column:

@@ -237,8 +237,8 @@ CPU_OFFLOAD: Any = Field(
 )
 OWN_PARAMS = "of a part of your own: arguments of its factory, by name"
 COLUMNS = (
-    "what columns of the data are for, where their names do not say it: role: NAME or role: NAME:CODING, as a map or as "
-    "text with commas; docs/reading.md"
+    "what columns are for, where their names do not say it: a map {ROLE: NAME} or {ROLE: NAME:CODING}, or the text "
+    "ROLE=NAME:CODING,...; docs/reading.md"
 )
 """The description of the key `columns` of a section with data of others."""
 PARAMS: Any = Field(default_factory=dict, description=OWN_PARAMS)

@@ -77,10 +77,16 @@ _PROBE = r"\boxed{0}"  # a response: only what the verifier says of the true ans
 _PLAIN = re.compile(r"[A-Z]|-?[0-9]+(?:\.[0-9]+)?")  # the letter of an option, a number
 
 
-def load_prompts(settings: DataSettings) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
+def load_prompts(
+    settings: DataSettings, *, readings: list[Reading] | None = None
+) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
     """The prompts that the `data` section describes: to train on and to validate on.
 
     The system prompt and the worked examples are in place, ids are unique, and no question is in both.
+
+    Args:
+        settings: the section.
+        readings: receives what each data set was read as.
 
     Raises:
         DataError: a file is missing, a row cannot be understood, or too few prompts have a solution to show.
@@ -89,7 +95,7 @@ def load_prompts(settings: DataSettings) -> tuple[tuple[Prompt, ...], tuple[Prom
     if settings.type == "generated":
         train, validation = generate(settings.task, settings.train_size, settings.val_size)
     else:
-        train, separate = _prompts_alone(settings) if settings.type == "prompts" else _sources(settings)
+        train, separate = _sources(settings, [] if readings is None else readings)
         if separate is None:
             train, validation = hold_out(train, settings.val_size)
         else:
@@ -156,28 +162,31 @@ def _check_code_rows(settings: ReadDataSettings, prompts: Iterable[Prompt]) -> N
         check_isolation()
 
 
-def _sources(settings: ReadDataSettings) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...] | None]:
+def _sources(
+    settings: ReadDataSettings | PromptsDataSettings, readings: list[Reading]
+) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...] | None]:
     """Training prompts, and validation prompts where the settings name a place for them."""
+    if settings.type == "prompts":
+        asked = read_prompts(settings.path, answered=False, columns=settings.columns, train=True, readings=readings)
+        return asked, None
     if settings.type == "files":
-        train = [_file(name, settings, train=True) for name in settings.train_files]
-        validation = [_file(name, settings, train=False) for name in settings.val_files]
+        train, validation = (
+            [
+                read_prompts(name, data=settings, columns=settings.columns, train=to_train, readings=readings)
+                for name in names
+            ]
+            for names, to_train in ((settings.train_files, True), (settings.val_files, False))
+        )
         held_out = with_unique_ids(chain.from_iterable(validation)) if validation else None
         return with_unique_ids(chain.from_iterable(train)), held_out
 
     def split(name: str) -> tuple[Prompt, ...]:
         if settings.type == "datasets":
-            return read_dataset(settings.path, name, settings.name, data=settings, columns=settings.columns)
-        return read_gsm8k(settings.path, name, data=settings)
+            given = (settings.path, name, settings.name)
+            return read_dataset(*given, data=settings, columns=settings.columns, readings=readings)
+        return read_gsm8k(settings.path, name, data=settings, readings=readings)
 
     return split(settings.train_split), split(settings.val_split) if settings.val_split else None
-
-
-def _prompts_alone(settings: PromptsDataSettings) -> tuple[tuple[Prompt, ...], None]:
-    return read_prompts(settings.path, answered=False, columns=settings.columns, train=True), None
-
-
-def _file(name: str, settings: FilesDataSettings, *, train: bool) -> tuple[Prompt, ...]:
-    return read_prompts(name, data=settings, columns=settings.columns, train=train)
 
 
 def read_prompts(
@@ -187,6 +196,7 @@ def read_prompts(
     data: ReadDataSettings | None = None,
     columns: _Said = None,
     train: bool = False,
+    readings: list[Reading] | None = None,
 ) -> tuple[Prompt, ...]:
     """The prompts of a file, a folder, PATH:SPLIT or a hub id.
 
@@ -197,16 +207,23 @@ def read_prompts(
         data: names the verifier; rows whose true answer it cannot read are skipped too.
         columns: as of `guerdon.reading.reader.read`.
         train: without the rows of other splits than `train`.
+        readings: receives what the data was read as.
 
     Raises:
         DataError: the file is missing or of another kind, a row cannot be understood, or more than 5 % are skipped.
     """
     reading = read(str(path), columns=columns, train=train)
     source = reading.parts[0].name if Path(path).is_file() else Path(path).stem
-    return prompts_in(reading, source, answered=answered, data=data)
+    return prompts_in(reading, source, answered=answered, data=data, readings=readings)
 
 
-def read_gsm8k(folder: Path | str, split: str = "train", *, data: ReadDataSettings | None = None) -> tuple[Prompt, ...]:
+def read_gsm8k(
+    folder: Path | str,
+    split: str = "train",
+    *,
+    data: ReadDataSettings | None = None,
+    readings: list[Reading] | None = None,
+) -> tuple[Prompt, ...]:
     """The problems of GSM8K's own files (Cobbe et al. 2021, 2110.14168): `train.jsonl` and `test.jsonl`.
 
     Raises:
@@ -223,7 +240,7 @@ def read_gsm8k(folder: Path | str, split: str = "train", *, data: ReadDataSettin
             raise DataError(
                 "a row of GSM8K has an answer that ends in '#### <number>'; this one has none", where=record.where
             )
-    return prompts_in(reading, "openai/gsm8k", ability="math", data=data)
+    return prompts_in(reading, "openai/gsm8k", ability="math", data=data, readings=readings)
 
 
 def read_dataset(
@@ -233,6 +250,7 @@ def read_dataset(
     *,
     data: ReadDataSettings | None = None,
     columns: _Said = None,
+    readings: list[Reading] | None = None,
 ) -> tuple[Prompt, ...]:
     """The prompts of a folder of the `datasets` library, or of a data set on the hub.
 
@@ -242,6 +260,7 @@ def read_dataset(
         name: the configuration, where there are several.
         data: as for `read_prompts`.
         columns: as for `read_prompts`.
+        readings: as for `read_prompts`.
 
     Raises:
         DataError: it cannot be loaded, has no such split, or its rows cannot be understood (see `read_prompts`).
@@ -269,11 +288,17 @@ def read_dataset(
     source = path if "/" in path and not folder.exists() else folder.name
     said = f"{path}[{split}]"
     reading = reading_of(said, [DataPart(said, split, split_and_subset(split)[0], split, rows)], columns=columns)
-    return prompts_in(reading, source, data=data)
+    return prompts_in(reading, source, data=data, readings=readings)
 
 
 def prompts_in(
-    reading: Reading, source: str, ability: str = "", *, answered: bool = True, data: ReadDataSettings | None = None
+    reading: Reading,
+    source: str,
+    ability: str = "",
+    *,
+    answered: bool = True,
+    data: ReadDataSettings | None = None,
+    readings: list[Reading] | None = None,
 ) -> tuple[Prompt, ...]:
     """The prompts of one data set, without those whose true answer cannot be read.
 
@@ -283,6 +308,7 @@ def prompts_in(
         ability: where a row names none.
         answered: as for `read_prompts`.
         data: as for `read_prompts`.
+        readings: as for `read_prompts`.
 
     Raises:
         DataError: as `read_prompts`.
@@ -293,6 +319,8 @@ def prompts_in(
     media: Counter[str] = Counter()  # rows that are not text alone
     if reading.rows:
         log_once(reading.said_as())
+    if readings is not None:
+        readings.append(reading)
     reading.need("prompt", "messages")
     for record in reading.records(bad=True):
         if record.error is not None:

@@ -25,12 +25,14 @@ from guerdon.episodes.preferences import Comparison, read_preferences, split_pro
 from guerdon.errors import DataError
 from guerdon.models.images.quality import auroc
 from guerdon.models.text.sequence_classifier import PreferenceModel
-from guerdon.models.text.text_inputs import Reading, buckets
+from guerdon.models.text.text_inputs import Reading as Tokens
+from guerdon.models.text.text_inputs import buckets
 from guerdon.models.text.text_losses import bce_terms
 from guerdon.models.text.text_model import TextRewardModel
 from guerdon.policies.batches.prompt_sharing import common_start
 from guerdon.policies.batches.tokens import piece_ids
-from guerdon.processes.progress import doing
+from guerdon.processes.progress import doing, log_once
+from guerdon.reading.reader import Reading, read_as_of, stored_columns
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.train import PreferenceTrainSettings, TextTrainSettings
 from guerdon.train.lessons import Item, Lessons
@@ -71,12 +73,19 @@ class PairLessons(Lessons):
 
 @dataclass(frozen=True)
 class PreferenceData:
-    """Comparisons to train on and to hold out, and what was left out of both: what models of preferences learn."""
+    """Comparisons to train on and to hold out, and what was left out of both: what models of preferences learn.
+
+    Attributes:
+        columns: as of `stored_columns`.
+        read_as: as of `read_as_of`.
+    """
 
     train: tuple[Comparison, ...]
     held_out: tuple[Comparison, ...]
     left_out: Mapping[str, int]
     label_noise: float | None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    read_as: Mapping[str, Any] = field(default_factory=dict)
     separator: ClassVar = ""
     folder: ClassVar = None
     rows_left_out: ClassVar = "rows"
@@ -113,7 +122,8 @@ class PreferenceData:
 
     def facts(self) -> dict[str, Any]:
         """What the card says of the data."""
-        return {"left_out": dict(self.left_out), "label_noise": self.label_noise}
+        read_as = {"columns": dict(self.columns), "read_as": dict(self.read_as)}
+        return {"left_out": dict(self.left_out), "label_noise": self.label_noise, **read_as}
 
 
 @doing("reading the data")
@@ -127,8 +137,10 @@ def read_preference_data(settings: PreferenceTrainSettings) -> PreferenceData:
     left_out: Counter[str] = Counter()
     repeated = contradicted = 0
     noise = None
+    readings: list[Reading] = []
     for path in settings.data_paths:
-        one = read_preferences(path, columns=settings.columns, train=True)
+        one = read_preferences(path, columns=settings.columns, train=True, readings=readings)
+        log_once(readings[-1].said_as())
         if one.benchmark is not None:
             raise DataError(
                 f"{path} is the test set of {one.benchmark}, which means nothing for a model trained on it: train on "
@@ -152,7 +164,9 @@ def read_preference_data(settings: PreferenceTrainSettings) -> PreferenceData:
     left_out.update({f"only_{kind}": n for kind, n in kinds.items() if kind != wanted})
     train, held, near = split_prompts(used, settings.val_split, settings.seed)
     left_out.update({"near_duplicate": near} if near else {})
-    return PreferenceData(tuple(used[i] for i in train), tuple(used[i] for i in held), dict(left_out), noise)
+    to_train, to_hold = (tuple(used[i] for i in part) for part in (train, held))
+    read_as = (stored_columns(readings), read_as_of(readings))
+    return PreferenceData(to_train, to_hold, dict(left_out), noise, *read_as)
 
 
 def _kind(one: Comparison, settings: PreferenceTrainSettings) -> str:
@@ -174,7 +188,7 @@ def make_pair_lessons(
     ranking: Literal["pairs", "list"] = "pairs",
 ) -> PairLessons:
     """Comparisons as the model reads them; responses that do not fit are counted, with the pairs that they are in."""
-    readings: list[Reading] = []
+    readings: list[Tokens] = []
     targets, questions, solutions = [], [], []
     items: list[tuple[int, ...]] = []
     margins, tied, weights = [], [], []

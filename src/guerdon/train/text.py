@@ -49,6 +49,8 @@ from guerdon.policies.language.text_files import check_disk, give_template, load
 from guerdon.policies.pretrained.reading import read_tokenizer
 from guerdon.processes.progress import doing, log_line
 from guerdon.reading.data_sets import RECORDS
+from guerdon.reading.reader import Reading as DataReading
+from guerdon.reading.reader import read_as_of, stored_columns
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
@@ -95,6 +97,8 @@ class TextData:
         reward: `HE` or `SE`, where all agree; else None.
         labelers: labelers named by the cards.
         left_out: number of rows without a rated step, by reason.
+        columns: as of `stored_columns`.
+        read_as: as of `read_as_of`.
     """
 
     solutions: tuple[Solution, ...]
@@ -102,6 +106,8 @@ class TextData:
     reward: str | None
     labelers: tuple[str, ...]
     left_out: Mapping[str, int] = field(default_factory=dict)
+    columns: Mapping[str, str] = field(default_factory=dict)
+    read_as: Mapping[str, Any] = field(default_factory=dict)
     rows_left_out: ClassVar = "rows without a rated step"
 
     @classmethod
@@ -149,7 +155,8 @@ class TextData:
 
     def facts(self) -> dict[str, Any]:
         """What the card of a model says of its data."""
-        return {"method": self.method, "reward": self.reward, "labelers": list(self.labelers)}
+        read_as = {"columns": dict(self.columns), "read_as": dict(self.read_as)}
+        return {"method": self.method, "reward": self.reward, "labelers": list(self.labelers), **read_as}
 
 
 def _check_rewards(settings: TextTrainSettings, solutions: Sequence[Solution]) -> None:
@@ -186,12 +193,14 @@ def read_data(settings: TextTrainSettings, label: LabelSettings | None) -> TextD
     """
     paths = data_paths(settings, label)
     left_out: Counter[str] = Counter()
-    solutions = tuple(published_solutions(paths, left_out, train=True))
+    readings: list[DataReading] = []
+    given = published_solutions(paths, left_out, train=True, columns=settings.columns, readings=readings)
     cards = [_card(Path(path)) for path in paths]
     kinds = {(card.get("method"), card.get("reward")) for card in cards}
     method, reward = kinds.pop() if len(kinds) == 1 else (None, None)
     labelers = tuple(sorted({str(card["labeler"]) for card in cards if card.get("labeler")}))
-    return TextData(solutions, method, reward, labelers, dict(left_out))
+    read_as = (stored_columns(readings), read_as_of(readings))
+    return TextData(tuple(given), method, reward, labelers, dict(left_out), *read_as)
 
 
 def split_questions(solutions: Sequence[Solution], val_split: float, seed: int) -> tuple[IntArray, IntArray]:
@@ -347,7 +356,7 @@ def _card(path: Path) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-_FREE = FREE | {"wait_for_gpu", "keep_checkpoints"}  # may be others on resume
+_FREE = FREE | {"wait_for_gpu", "keep_checkpoints", "columns"}  # may be others on resume; `data` says what was read
 
 
 class TrainingData(Protocol):
