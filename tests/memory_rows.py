@@ -1,8 +1,7 @@
 """Rows in memory as a data set, for tests of what reads them."""
 
-from guerdon.reading.columns import said_columns
-from guerdon.reading.data_sets import DataPart
-from guerdon.reading.reader import Reading
+from guerdon.reading.data_sets import held_part
+from guerdon.reading.reader import read
 from guerdon.tasks.prompt_files import prompt_of
 
 
@@ -16,10 +15,8 @@ def reading_of(rows, name="x", *, columns=None, where="{name}:{number}"):
         where: of a row.
     """
 
-    def read(kept):
-        return ((where.format(name=name, number=number), row) for number, row in enumerate(rows, start=1))
-
-    return Reading(name, [DataPart(name, name, None, name, read)], said_columns(columns))
+    placed = [(where.format(name=name, number=number), row) for number, row in enumerate(rows, start=1)]
+    return read(name, columns=columns, parts=[held_part(placed, name, name, name)])
 
 
 def prompt_from_row(row, where, source, ability="", *, answered=True, columns=None):

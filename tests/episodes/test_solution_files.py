@@ -21,7 +21,7 @@ from guerdon.episodes.solution_formats import (
 )
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
-from guerdon.reading.layouts import layout_of
+from guerdon.reading.layouts import columns_of, layout_of
 from memory_rows import reading_of
 
 SEED = {  # the sample of the seed's guide, whose solution is shortened
@@ -104,7 +104,7 @@ def again(solution, form):
     """Through one row of JSON and back."""
     write = {"seed": to_record, "trl": to_trl, "prm800k": to_prm800k, "math_shepherd": to_math_shepherd}[form]
     row = json.loads(json.dumps(write(solution)))
-    assert layout_of([row]).name == LAYOUTS[form]
+    assert layout_of(columns_of([row]), [row]).name == LAYOUTS[form]
     return solution_from_row(row, "x:1", "x")
 
 

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 
 
 def as_bytes(rows, ending, whole=None):
-    """Rows as a file with this ending holds them."""
+    """Rows as a file with this ending holds them; `whole` makes other rows of them, or an object."""
+    rows = whole(rows) if whole else rows
     if ending == ".gz":
         return gzip.compress(as_bytes(rows, ".jsonl"))
     if ending == ".bz2":
@@ -19,7 +20,7 @@ def as_bytes(rows, ending, whole=None):
     if ending in (".jsonl", ".ndjson"):
         return "".join(json.dumps(row) + "\n" for row in rows).encode()
     if ending == ".json":
-        return json.dumps(whole(rows) if whole else rows).encode()
+        return json.dumps(rows).encode()
     if ending in (".csv", ".tsv"):
         text = io.StringIO()
         names = list(dict.fromkeys(name for row in rows for name in row))

@@ -240,3 +240,117 @@ PAIRS = [
         "response_a": a, "response_b": b, "winner": sides(*(("gpt", "llama") if len(p) % 2 else ("llama", "gpt")),
                                                           "tie")[v]}, "names of models", ".csv", ties=True),
 ]  # fmt: skip
+
+
+LABELS = [
+    Case("KTO of TRL", lambda p, r, good: {"prompt": p, "completion": r, "label": good}, "true/false",
+         columns="prompt=prompt,response=completion,label=label"),
+    Case("KTO, CSV", lambda p, r, good: {"prompt": p, "completion": r, "label": good}, "true/false", ".csv"),
+    Case("KTO of ms-swift", lambda p, r, good: {"messages": talk(p, r), "label": good}, "true/false"),
+    Case("KTO of LLaMA-Factory", lambda p, r, good: {
+        "conversations": [{"from": "human", "value": p}, {"from": "gpt", "value": r}], "label": good}, "true/false",
+         ".json"),
+    Case("labels -1 and 1", lambda p, r, good: {"prompt": p, "completion": r, "label": 1 if good else -1}, "1/-1",
+         nulls=False),
+    Case("labels 0 and 1", lambda p, r, good: {"prompt": p, "response": r, "label": int(good)}, "1/0", ".csv",
+         nulls=False, columns="prompt=prompt,response=response,label=label"),
+    Case("words", lambda p, r, good: {"question": p, "output": r, "label": "yes" if good else "no"}, "yes/no", ".tsv",
+         nulls=False, columns="prompt=question,response=output,label=label:yes/no"),
+    Case("BeaverTails", lambda p, r, good: {"prompt": p, "response": r, "category": {"a": False}, "is_safe": good},
+         "true/false"),
+    Case("CJE", lambda p, r, good: {"prompt_id": p, "prompt": p, "response": r, "judge_score": 0.5,
+         "oracle_label": none_or(good, float(good or 0))}, "number"),
+]  # fmt: skip
+
+
+def sampled(rows):
+    """Samples of inspect_ai in the object that holds them."""
+    return {"status": "success", "eval": {"task": "t"}, "samples": rows}
+
+
+LOGS = [
+    Case("TRL", lambda p, r, reward, ref: {"step": 1, "prompt": p, "completion": r, "accuracy": reward,
+         "advantage": reward - 0.5}, "", ".parquet"),
+    Case("verl", lambda p, r, reward, ref: {"input": p, "output": r, "gts": ref, "score": reward, "step": 1,
+         "acc": reward}),
+    Case("OpenRLHF", lambda p, r, reward, ref: {"query": p + r, "prompt": p, "label": ref, "reward": reward}),
+    Case("verifiers", lambda p, r, reward, ref: {"example_id": 0, "prompt": [user(p)], "completion": [assistant(r)],
+         "answer": ref, "reward": reward, "task": "t"}),
+    Case("inspect_ai", lambda p, r, reward, ref: {"id": 1, "epoch": 1, "input": p, "target": ref,
+         "messages": talk(p, r), "output": {"choices": [{"message": assistant(r), "stop_reason": "stop"}]},
+         "scores": {"match": {"value": "C" if reward else "I"}}}, "C/I", ".json", whole=sampled),
+    Case("NeMo-Gym", lambda p, r, reward, ref: {"responses_create_params": {"input": [user(p)]}, "reward": reward,
+         "response": {"output": [{"type": "message", "role": "assistant",
+                                  "content": [{"type": "output_text", "text": r}]}]}, "expected_answer": ref}),
+    Case("NeMo-RL", lambda p, r, reward, ref: {"content": [p, r], "rewards": reward, "input_lengths": 9,
+         "token_loss_mask": [0, 1], "idx": 0}),
+    Case("Atropos", lambda p, r, reward, ref: {"tokens": [[1], [2]], "masks": [[1], [2]], "scores": [reward, -1.0],
+         "messages": [talk(p, r), talk(p, "other")], "advantages": None}),
+    Case("ART", lambda p, r, reward, ref: {"messages": talk(p, r), "reward": reward, "metrics": {"x": 1}, "logs": []}),
+    Case("SkyRL", lambda p, r, reward, ref: {"input_prompt": p, "output_response": r, "score": reward,
+         "stop_reason": "stop", "env_class": "gsm8k", "env_extras": {}, "data_source": "g"}),
+    Case("tau-bench", lambda p, r, reward, ref: {"task_id": 0, "trial": 0, "reward": reward, "info": {},
+         "traj": talk(p, r)}, "", ".json"),
+    Case("tau2-bench", lambda p, r, reward, ref: {"id": p, "task_id": "0", "trial": 0, "messages": talk(p, r),
+         "reward_info": {"reward": reward}, "termination_reason": "user_stop"}, "", ".json",
+         whole=lambda rows: {"timestamp": "t", "tasks": [{"id": "0"}], "simulations": rows}),
+    Case("SWE-smith", lambda p, r, reward, ref: {"messages": talk(p, r), "instance_id": "x", "resolved": bool(reward),
+         "model": "m", "traj_id": "t", "patch": "d"}, "true/false", ".parquet"),
+    Case("SWE-agent", lambda p, r, reward, ref: {"instance_id": "x", "model_name": "m", "target": bool(reward),
+         "exit_status": "submitted", "generated_patch": "d", "trajectory": [
+             {"role": "user", "text": p, "system_prompt": None}, {"role": "ai", "text": r, "system_prompt": None}]},
+         "true/false", ".parquet"),
+    Case("lm-eval", lambda p, r, reward, ref: {"doc_id": 0, "doc": {"question": p}, "target": ref, "arguments":
+         {"gen_args_0": {"arg_0": p, "arg_1": {}}}, "resps": [[r]], "filtered_resps": [r], "filter": "none",
+         "metrics": ["exact_match"], "exact_match": reward}),
+    Case("reasoning-gym", lambda p, r, reward, ref: {"question": p, "expected_answer": ref, "completions": [
+         {"model_answer": r, "full_model_response": r, "score": reward}]}, "", ".json",
+         whole=lambda rows: {"model": "m", "categories": [
+             {"name": "c", "datasets": [{"name": "d", "results": rows}]}]}),
+    Case("Qwen2.5-Math", lambda p, r, reward, ref: {"idx": 0, "question": p, "gt_cot": "x", "gt": ref, "answer": "x",
+         "solution": "x", "code": [r], "pred": ["4"], "report": [None], "score": [bool(reward)]}, "true/false"),
+    Case("question, answer, prediction, score", lambda p, r, reward, ref: {"question": p, "answer": ref,
+         "prediction": r, "score": reward}, "", ".csv",
+         columns="prompt=question,response=prediction,reward=score,reference=answer"),
+    Case("completions with rewards", lambda p, r, reward, ref: {"prompt": p, "completions": [r], "rewards": [reward]}),
+    Case("promptfoo", lambda p, r, reward, ref: {"prompt": {"raw": p, "label": "x"}, "vars": {}, "response":
+         {"output": r}, "score": reward, "success": bool(reward)}, "", ".json", whole=lambda rows: {
+             "evalId": "e", "results": {"version": 3, "prompts": [{"raw": "x"}], "results": rows}}),
+    Case("Langfuse", lambda p, r, reward, ref: {"id": "t", "name": "chat", "input": {"messages": [user(p)]},
+         "output": assistant(r), "scores": [{"name": "quality", "value": reward}], "timestamp": "x"}),
+    Case("Phoenix", lambda p, r, reward, ref: {"context.span_id": "1", "attributes.input.value": p,
+         "attributes.output.value": r, "eval.Correctness.score": reward, "eval.Correctness.label": "x"}, "", ".csv"),
+    Case("LangSmith", lambda p, r, reward, ref: {"id": "1", "inputs": {"messages": [user(p)]}, "outputs":
+         {"output": r}, "feedback_stats": {"correctness": {"avg": reward}}}),
+    Case("W&B, table", lambda p, r, reward, ref: [1, p, r, reward], "", ".json",
+         whole=lambda rows: {"columns": ["step", "prompt", "response", "reward"], "data": rows}),
+    Case("object with results", lambda p, r, reward, ref: {"prompt": p, "response": r, "reward": reward}, "", ".json",
+         whole=lambda rows: {"run_id": "x", "results": rows}),
+    Case("prompt, response, reward", lambda p, r, reward, ref: {"prompt": p, "response": r, "reward": reward}, "",
+         ".arrow", columns="prompt=prompt,response=response,reward=reward"),
+    Case("Anthropic", lambda p, r, reward, ref: {"messages": [user(p), {"role": "assistant", "content": [
+         {"type": "thinking", "thinking": "hm"}, {"type": "text", "text": r}]}], "reward": reward}),
+    Case("ragas", lambda p, r, reward, ref: {"user_input": p, "response": r, "reference": ref,
+         "retrieved_contexts": ["c"], "answer_correctness": reward}, "", ".csv"),
+]  # fmt: skip
+REFUSED = {
+    "output of OpenAI's batches": {"id": "b", "custom_id": "r1", "response": {"status_code": 200, "body": {
+        "choices": [{"message": assistant("4")}]}}, "error": None},
+    "single judgments of MT-Bench": {"question_id": 1, "model": "m", "judge": ["gpt-4", "single-v1"], "user_prompt":
+        "[Question]", "judgment": "Rating: [[9]]", "score": 9.0, "turn": 1},
+}  # fmt: skip
+
+
+ASKED = [("Name a colour?", "first"), ("And a number?", "second"), ("Or a town?", "first"), ("A river?", "second"),
+         ("A lake then?", "tie"), ("A hill?", None)]  # fmt: skip
+TEXTS = {prompt: (f"Red is one: {prompt}", f"Seven is one, or more: {prompt}") for prompt, _ in ASKED}
+RESPONSES = [("Name a colour?", "Red is one.", 1.0, "red"), ("And a number?", "Blue.", 0.0, "seven"),
+             ("Name a colour?", "Seven is one.", 0.0, "red"), ("A town?", "Rome, say.", 1.0, "Rome")]  # fmt: skip
+GOOD = [("Name a colour?", "Red is one.", True), ("And a number?", "Blue.", False), ("A town?", "Rome.", True),
+        ("A lake?", "I do not know.", None), ("A hill?", "Seven.", False)]  # fmt: skip
+GROUPS = (
+    (PAIRS, [(prompt, *TEXTS[prompt], verdict) for prompt, verdict in ASKED[:4]]),
+    (LABELS, [one for one in GOOD if one[2] is not None]),
+    (LOGS, RESPONSES),
+)
+"""Layouts with what their rows are made from."""

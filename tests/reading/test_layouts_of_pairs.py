@@ -4,14 +4,11 @@ import random
 
 import pytest
 from layout_files import written
-from layout_rows import PAIRS
+from layout_rows import ASKED, PAIRS, TEXTS
 
 from guerdon.episodes.preferences import read_preferences
 from guerdon.errors import DataError
 
-ASKED = [("Name a colour?", "first"), ("And a number?", "second"), ("Or a town?", "first"), ("A river?", "second"),
-         ("A lake then?", "tie"), ("A hill?", None)]  # fmt: skip
-TEXTS = {prompt: (f"Red is one: {prompt}", f"Seven is one, or more: {prompt}") for prompt, _ in ASKED}
 NAMES = [case.name for case in PAIRS]
 
 

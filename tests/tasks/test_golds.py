@@ -33,8 +33,9 @@ def load(path, **settings):
 def test_a_missing_gold_is_skipped_and_counted_in_one_line(tmp_path, capsys, gold):
     path = write(tmp_path / "train.jsonl", [*range(19), gold])  # 1 of 20: 5 %
     assert [p.ground_truth for p in load(path)] == list(map(str, range(19)))
-    read_as, line = capsys.readouterr().err.splitlines()
-    assert read_as == f"{path}: 20 rows read: prompt=question, reference=answer"
+    line, *read_as = capsys.readouterr().err.splitlines()
+    assert read_as[0] == f"{path}: question is the prompt (for example 'Question 0?')"
+    assert read_as[-1] == f"{path}: 20 rows read, 19 used, 1 left out (1 no_true_answer)"
     assert "train.jsonl: skipped 1 of 20 rows whose true answer cannot be read (rows 20); the first: " in line
     load(path)
     assert capsys.readouterr().err == ""  # said once

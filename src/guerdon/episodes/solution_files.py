@@ -24,10 +24,10 @@ from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.files.atomic import write_bytes, write_parquet
 from guerdon.files.json_files import json_line
-from guerdon.processes.progress import log_once
-from guerdon.reading.layouts import PLAIN, Layout, layout_of
+from guerdon.reading.layouts import PLAIN, Layout, columns_of, layout_of
 from guerdon.reading.reader import Plan, Reading, Record, read
 from guerdon.reading.roles import Role
+from guerdon.reading.shown import ReadAs, told
 from guerdon.reading.values import nested, number_of
 
 Format = Literal["seed", "training", "trl", "prm800k", "math_shepherd", "process_bench", "prmbench"]
@@ -91,7 +91,7 @@ def solution_of(record: Record, plan: Plan) -> Solution:
 
 
 def _layout_of(record: Record) -> Layout:
-    return layout_of([record.row], kind="steps")
+    return layout_of(columns_of([record.row]), [record.row], kind="steps")
 
 
 _TRUTHS = {"True": True, "False": False, "true": True, "false": False}  # as tables of text have them
@@ -210,7 +210,7 @@ def published_solutions(
     train: bool = False,
     columns: str | Mapping[str, str] | None = None,
     stored: Mapping[str, str] | None = None,
-    readings: list[Reading] | None = None,
+    read_as: list[ReadAs] | None = None,
 ) -> list[Solution]:
     """Solutions of several files, folders or data sets; `meta["subset"]` is the file's stem or the split.
 
@@ -222,26 +222,27 @@ def published_solutions(
         train: of several splits, only `train`.
         columns: as of `guerdon.reading.reader.read`.
         stored: as of the same.
-        readings: receives what each path was read as.
+        read_as: receives what each path was read as.
 
     Raises:
         DataError: one of them cannot be read, or has no solution, or a row cannot be understood.
     """
     solutions: list[Solution] = []
     for given in paths:
-        before = len(solutions)
+        before, unlabelled = len(solutions), Counter[str]()
         reading = read(given, columns=columns, stored=stored, train=train)
-        log_once(reading.said_as())
-        if readings is not None:
-            readings.append(reading)
         for record, one in solutions_in(reading):
             if isinstance(one, formats.NoLabelsError):
-                left_out[one.reason] += 1
+                unlabelled[one.reason] += 1
             elif isinstance(one, DataError):
                 raise one
             else:
                 subset = _subset(record, reading.plan)
                 solutions.append(one if subset is None else replace(one, meta={"subset": subset, **one.meta}))
+        left_out.update(unlabelled)
+        known = told(reading, used=len(solutions) - before, left_out=unlabelled)
+        if read_as is not None:
+            read_as.append(known)
         if len(solutions) == before:
             why = f"; left out: {', '.join(f'{n} {r}' for r, n in left_out.items())}" if left_out else ""
             raise DataError(f"there is no solution in it{why}", where=given)

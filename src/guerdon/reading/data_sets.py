@@ -77,6 +77,11 @@ class DataPart:
         return found
 
 
+def held_part(rows: Sequence[tuple[str, Any]], data: str, name: str, subset: str | None = None) -> DataPart:
+    """Rows that are in memory, each with its place, as a part of a data set."""
+    return DataPart(data, name, None, subset, lambda kept: iter(rows))
+
+
 def split_word(text: str) -> str | None:
     """The split that a value of a column `split` means; None: none that is known."""
     return SPLITS.get(text.strip().casefold())

@@ -3,7 +3,7 @@
 A layout names the columns that tell it, and what they are for where the table of names (`roles.py`) would say something
 else or nothing. Where rows are nested, a function unwraps a record into rows whose keys are roles (`nested.py`).
 
-    layout = layout_of([{"history": "...", "human_ref_A": "...", "human_ref_B": "...", "labels": 1}])
+    layout = layout_of({"history", "human_ref_A", "human_ref_B", "labels"})
     layout.name, layout.roles["winner"]                    # "SHP", "labels:1/0"
 """
 
@@ -54,18 +54,24 @@ PLAIN = Layout("plain columns", "log", ())
 """Of rows that no layout of the table has: their columns are found by their names."""
 
 
-def layout_of(rows: Sequence[Row], *, kind: Kind | None = None) -> Layout:
-    """The first layout of the table that rows have together, `PLAIN` where there is none.
-
-    Args:
-        rows: the first of a data set.
-        kind: of the layout; None: of any.
-    """
+def columns_of(rows: Iterable[Row]) -> set[str]:
+    """The columns in which something is in one of these rows, and those of keys of maps behind a dot."""
     columns: set[str] = set()
     for row in rows:
         columns.update(key for key, value in row.items() if value is not None)
         inner = ((key, value) for key, value in row.items() if isinstance(value, Mapping))
         columns.update(f"{key}.{name}" for key, value in inner for name in value)
+    return columns
+
+
+def layout_of(columns: Collection[str], rows: Sequence[Row] = (), *, kind: Kind | None = None) -> Layout:
+    """The first layout of the table whose columns are all there, `PLAIN` where there is none.
+
+    Args:
+        columns: names, and those of keys of maps behind a dot.
+        rows: the first of the data; without them no layout is found that is told by more than columns.
+        kind: of the layout; None: of any.
+    """
     known = (one for one in LAYOUTS if kind in (None, one.kind))
     return next((one for one in known if _fits(one, columns) and _is_shown(one, rows)), PLAIN)
 
@@ -76,9 +82,10 @@ def _fits(layout: Layout, columns: Collection[str]) -> bool:
 
 def _is_shown(layout: Layout, rows: Sequence[Row]) -> bool:
     """Whether every row is like those of a layout; one of questions has its columns in every row."""
-    top = [key for key in layout.keys if "." not in key] if layout.kind == "prompts" else []
-    whole = all(row.get(key) is not None for row in rows for key in top)
-    return whole and (layout.shows is None or all(map(layout.shows, rows)))
+    if layout.kind == "prompts":
+        top = [key for key in layout.keys if "." not in key]
+        return bool(rows) and all(row.get(key) is not None for row in rows for key in top)
+    return layout.shows is None or (bool(rows) and all(map(layout.shows, rows)))
 
 
 _SCORED = ("reward", "score")  # what makes rows of a log of those of a data set
@@ -125,7 +132,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("an evaluation of SkyRL", "log", ("input_prompt", "output_response", "score", "env_class"),
            {"prompt": "input_prompt", "response": "output_response", "reward": "score", "truncated": "stop_reason"}),
     Layout("an evaluation of ragas", "log", ("user_input", "retrieved_contexts", "response"),
-           {"prompt": "user_input", "passage": "retrieved_contexts"}, parts="all"),
+           {"prompt": "user_input", "passage": "retrieved_contexts"}, parts="sum"),
     # preferences
     Layout("HelpSteer3", "pairs", ("context", "response1", "response2", "overall_preference"),
            {"messages": "context", "winner": "overall_preference:below 0: first"}),

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
-from guerdon.errors import DataError, did_you_mean
+from guerdon.errors import DataError, boundary, did_you_mean
 from guerdon.files.bounds import BadRecord
 from guerdon.reading.codings import (
     NUMBER,
@@ -30,7 +30,7 @@ from guerdon.reading.codings import (
 )
 from guerdon.reading.columns import NOTHING, Columns, said_columns
 from guerdon.reading.data_sets import DataPart, data_parts, split_word
-from guerdon.reading.layouts import LAYOUTS, PLAIN, Layout, Row, layout_of
+from guerdon.reading.layouts import LAYOUTS, PLAIN, Layout, Row, columns_of, layout_of
 from guerdon.reading.roles import ALL_ROLES, MODELS, OUTCOMES, PAIRS_OF_NAMES, SCORES, Role, beside, named, plain_name
 from guerdon.reading.values import MISSING, MOST_FIT, Sketch, canonical, nested
 
@@ -145,10 +145,16 @@ class Reading:
         self.bad: Counter[str] = Counter()
         self.rows = 0
         self.sketches: dict[str, Sketch] = {}
-        self.columns, layout = _layout_said(parts, columns, stored)
-        self._layout = layout
-        self._look(layout)
-        self.plan = _Planner(self, stored, layout).plan()
+        self.columns, self._layout = _layout_said(parts, columns, stored)
+        self._look(self._layout)
+        if self._layout is PLAIN and columns.function is None:
+            self._layout = self._later_layout()
+        self.plan = _Planner(self, stored, self._layout).plan()
+
+    def _later_layout(self) -> Layout:
+        """The layout of all columns, whose first cells may be null; one that unwraps rows shows in its first ones."""
+        found = layout_of({name for name, sketch in self.sketches.items() if sketch.filled})
+        return PLAIN if found.unwrap or found.whole or found.refused else found
 
     def _look(self, layout: Layout) -> None:
         """Count what the cells of every row are."""
@@ -203,6 +209,16 @@ class Reading:
             yield where, record if isinstance(record, DataError) else no_map
 
     def _unwrapped(self, layout: Layout, record: Row) -> Sequence[Row]:
+        """The rows in a record; none of one that is not like its layout, which is counted."""
+        try:
+            return self._rows_in(layout, record)
+        except (TypeError, AttributeError, LookupError, ValueError):
+            if layout.unwrap is None:
+                raise
+            self.bad[f"a row that is not like {layout.name}"] += 1
+            return []
+
+    def _rows_in(self, layout: Layout, record: Row) -> Sequence[Row]:
         """The rows in a record, with the names of columns that the layout has."""
         if self.columns.renamed:
             own = {column: name for name, column in self.columns.renamed.items()}
@@ -210,13 +226,25 @@ class Reading:
         if self.columns.function is not None:
             found = self.columns.function(record)
             return [] if found is None else [found]
-        if layout.unwrap is None:
-            return [record]
-        try:
-            return layout.unwrap(record)
-        except (TypeError, AttributeError, LookupError, ValueError):
-            self.bad[f"a row that is not like {layout.name}"] += 1
-            return []
+        return [record] if layout.unwrap is None else layout.unwrap(record)
+
+    def records_in(self, row: Row, where: str, name: str) -> list[Record]:
+        """What stands in one row of the data: itself, or those that it unwraps to; none where a function gives None.
+
+        Args:
+            row: as it is in the data.
+            where: its place.
+            name: of its records.
+
+        Raises:
+            DataError: it is not like the layout of the data.
+        """
+        layout, rows = self.plan.layout, [row]
+        if layout.unwrap is not None or self.columns.function is not None or self.columns.renamed:
+            with boundary(DataError, f"{where}: not like {layout.name}"):
+                rows = list(self._rows_in(layout, row))
+        found = ((one, *self._roles(one)) for one in rows)
+        return [Record(where, one, roles, name, left_out=left_out) for one, roles, left_out in found]
 
     def records(self, *, bad: bool = False) -> Iterator[Record]:
         """The rows by roles, in order; those that cannot be used have a reason.
@@ -284,6 +312,10 @@ class Reading:
              "from": "given" if use.column in self.columns.renamed else use.source}
             for use in self.plan.uses.values()
         ]  # fmt: skip
+        used += [
+            {"column": name, "role": "rating", "coding": None, "example": self._example(name), "from": "name"}
+            for name in self.plan.ratings
+        ]
         rest = [
             {"column": name, "role": None, "coding": None, "example": self._example(name), "from": None}
             for name in self.plan.unused
@@ -298,18 +330,6 @@ class Reading:
                 coding = "" if use.coding is None or use.coding.of_row else f":{use.coding.name}"
                 found[role] = f"{use.column}{coding}"
         return found
-
-    def said_as(self) -> str:
-        """What was taken for what, on one line for people."""
-        uses = [
-            f"{one['role']}={one['column']}" + (f":{one['coding']}" if one["coding"] else "")
-            for one in self.read_as()
-            if one["role"]
-        ]
-        by = "" if self.plan.layout is PLAIN else f" as {self.plan.layout.name}"
-        unused = f"; not used: {', '.join(self.plan.unused)}" if self.plan.unused else ""
-        bad = "".join(f", {n} left out ({reason})" for reason, n in self.bad.items())
-        return f"{self.data}: {self.rows} rows read{by}: {', '.join(uses)}{unused}{bad}"
 
     def _example(self, column: str) -> str:
         sketch = self.sketches.get(column)
@@ -332,6 +352,7 @@ def read(
     columns: str | Mapping[str, str] | None = None,
     stored: Mapping[str, str] | None = None,
     train: bool = False,
+    parts: Sequence[DataPart] | None = None,
 ) -> Reading:
     """Read a data set.
 
@@ -340,37 +361,15 @@ def read(
         columns: as of `said_columns`.
         stored: the same, of the data that a model was trained on; of columns that are not there nothing is taken.
         train: without the parts of other splits than `train`.
+        parts: of the data, where some are wanted, or they are in memory; None: all.
 
     Raises:
         ConfigError: as `said_columns`.
         DataError: as `data_parts` and `Reading`.
     """
-    return reading_of(data, data_parts(data, train=train), columns=columns, stored=stored, train=train)
-
-
-def reading_of(
-    data: str,
-    parts: Sequence[DataPart],
-    *,
-    columns: str | Mapping[str, str] | None = None,
-    stored: Mapping[str, str] | None = None,
-    train: bool = False,
-) -> Reading:
-    """As `read`, of parts that are there; `data` is what messages call them."""
     said_by_user, by_model = (said_columns(one or None, usual=_USUAL_NAMES) for one in (columns, stored))
-    return Reading(data, parts, said_by_user, by_model, train=train)
-
-
-def stored_columns(readings: Iterable[Reading]) -> dict[str, str]:
-    """What a model that was trained on data sets stores of their columns: the roles on which all agree."""
-    mappings = [reading.mapping() for reading in readings]
-    every = {role: column for mapping in mappings for role, column in mapping.items()}
-    return {role: column for role, column in every.items() if all(m.get(role, column) == column for m in mappings)}
-
-
-def read_as_of(readings: Iterable[Reading]) -> dict[str, list[dict[str, Any]]]:
-    """What was taken for what, by data set."""
-    return {reading.data: reading.read_as() for reading in readings}
+    wanted = data_parts(data, train=train) if parts is None else parts
+    return Reading(data, wanted, said_by_user, by_model, train=train)
 
 
 def cell_of(row: Row, column: str) -> Any:
@@ -390,12 +389,18 @@ def _begins_with(prompt: str, chosen: str, rejected: str, row: Row) -> bool:
     return isinstance(asked, str) and all(isinstance(text, str) and text.startswith(asked) for text in texts)
 
 
-def _has_texts(widest: str, others: Sequence[str], row: Row) -> bool:
-    """Whether the texts of other columns stand in the cell of one, which may be chat messages."""
-    whole = row.get(widest)
+def _has_texts(column: str, others: Sequence[str], row: Row) -> bool:
+    """Whether the texts of other columns stand in one, which may be chat messages."""
+    whole = cell_of(row, column)
     text = whole if isinstance(whole, str) else repr(whole)
-    texts = [row.get(name) for name in others]
-    return all(one is None or (isinstance(one, str) and (one in text or repr(one)[1:-1] in text)) for one in texts)
+    return all(_stands_in(cell_of(row, other), text) for other in others)
+
+
+def _stands_in(cell: Any, text: str) -> bool:
+    """Whether a text stands in another one, or in how Python writes it; one that is missing does."""
+    if cell is None:
+        return True
+    return isinstance(cell, str) and (cell in text or repr(cell)[1:-1] in text)
 
 
 def _has_at_most_one(columns: Sequence[str], row: Row) -> bool:
@@ -435,7 +440,7 @@ def _first_layout(parts: Sequence[DataPart], columns: Columns) -> Layout:
         return PLAIN
     own = {column: name for name, column in columns.renamed.items()}
     first = [{own.get(name, name): cell for name, cell in one.items()} for one in islice(_records(parts), _LOOKED_AT)]
-    found = layout_of(first)
+    found = layout_of(columns_of(first), first)
     if found.refused:
         raise DataError(f"{found.name}: {found.refused}", where=parts[0].where)
     return found
@@ -494,7 +499,7 @@ class _Planner:
         ratings = tuple(self.ratings) or tuple(filter(self._has_numbers, named("rating", self._free())))
         taken = {part for use in self.uses.values() for part in (use.column, use.column.partition(".")[0])}
         unused = tuple(n for n in self.sketches if n not in taken and n not in ratings and not self._is_inner(n))
-        texts = self._nested_texts()
+        texts = frozenset(use.column for use in self.uses.values() if self._is_nested(use))
         several = self.uses.get("responses")
         listed = several is not None and bool(self.sketches[several.column].item_keys & _RANKED)
         self._take_further()
@@ -508,15 +513,14 @@ class _Planner:
         prompt, chosen, rejected = (self.uses[role].column for role in _PROMPT_AND_BOTH)
         return self.reading.all_rows(partial(_begins_with, prompt, chosen, rejected))
 
+    def _is_nested(self, use: Use) -> bool:
+        """Whether texts are lists or maps to read; an answer in JSON is a text, unless all are chat messages."""
+        sketch = self.sketches.get(use.column)
+        return sketch is not None and sketch.is_nested_text and (use.role not in _TEXTS or sketch.is_talk)
+
     def _is_inner(self, name: str) -> bool:
         """Whether a name is that of a key below a column."""
         return "." in name and name.partition(".")[0] in self.sketches
-
-    def _nested_texts(self) -> frozenset[str]:
-        """Columns whose texts are lists or maps; of those that hold a text of one piece only chat messages."""
-        plain = {use.column for role, use in self.uses.items() if role in _PLAIN_TEXTS}
-        found = [name for name, sketch in self.sketches.items() if sketch.is_nested_text]
-        return frozenset(name for name in found if name not in plain or self.sketches[name].is_talk)
 
     def _take_further(self) -> None:
         """Columns that count where the first of their role is empty, as in data put together from several sets."""
@@ -788,7 +792,7 @@ class _Planner:
         others = [name for name in found if plain_name(name) not in ("answer", "text")]
         if others:
             found = others
-        elif found and self._is_gold(found[0]):
+        elif found and (self._is_gold(found[0]) or self._has_steps()):
             found = []
         self._take_alone("response", found)
         if "label" in self.uses:
@@ -797,6 +801,10 @@ class _Planner:
             coded = {n: codings for n in named("label", self._free()) if (codings := label_codings(self.sketches[n]))}
             if self._take_alone("label", list(coded)):
                 self._decide("label", coded[self.uses["label"].column])
+
+    def _has_steps(self) -> bool:
+        """Whether there is a list of steps, whose last one has the answer in it."""
+        return any(self.sketches[name].is_list for name in named("steps", self._free()))
 
     def _is_gold(self, column: str) -> bool:
         """Whether all rows of a prompt have the same answer: it is the true one, and no response."""
@@ -815,8 +823,11 @@ _RANKED = {"rank", "score", "overall_score", "rating", "reward"}  # keys of a re
 _USUAL: Mapping[Role, Coding] = {"first_score": NUMBER, "second_score": NUMBER}
 _PROMPT_AND_BOTH: tuple[Role, ...] = ("prompt", "chosen", "rejected")
 _PAIR: tuple[Role, ...] = ("first", "second")
+_TEXTS: tuple[Role, ...] = (
+    "prompt", "input", "system", "response", "chosen", "rejected", "first", "second", "reference",
+    "solution", "tests",
+)  # fmt: skip
 _STEPS: tuple[Role, ...] = ("steps", "step_labels")
-_PLAIN_TEXTS: frozenset[Role] = frozenset(("prompt", "input", "system", "response", "reference", "solution", "tests"))
 _ANSWERS: tuple[Role, ...] = ("reference", "solution")
 _FURTHER: tuple[Role, ...] = (
     "system", "tools", "images", "videos", "audio", "turn", "margin", "steps", "step_labels", "reward", "truth",

@@ -37,8 +37,9 @@ from guerdon.reading.chats import (
 )
 from guerdon.reading.containers import has_rows
 from guerdon.reading.data_sets import DataPart, Rows, split_and_subset
-from guerdon.reading.reader import Plan, Reading, Record, read, reading_of
+from guerdon.reading.reader import Plan, Reading, Record, read
 from guerdon.reading.roles import ROLES, Role
+from guerdon.reading.shown import ReadAs, told
 from guerdon.settings.data import (
     VERIFIERS,
     DataSettings,
@@ -78,7 +79,7 @@ _PLAIN = re.compile(r"[A-Z]|-?[0-9]+(?:\.[0-9]+)?")  # the letter of an option, 
 
 
 def load_prompts(
-    settings: DataSettings, *, readings: list[Reading] | None = None
+    settings: DataSettings, *, read_as: list[ReadAs] | None = None
 ) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
     """The prompts that the `data` section describes: to train on and to validate on.
 
@@ -86,7 +87,7 @@ def load_prompts(
 
     Args:
         settings: the section.
-        readings: receives what each data set was read as.
+        read_as: receives what each data set was read as.
 
     Raises:
         DataError: a file is missing, a row cannot be understood, or too few prompts have a solution to show.
@@ -95,7 +96,7 @@ def load_prompts(
     if settings.type == "generated":
         train, validation = generate(settings.task, settings.train_size, settings.val_size)
     else:
-        train, separate = _sources(settings, [] if readings is None else readings)
+        train, separate = _sources(settings, [] if read_as is None else read_as)
         if separate is None:
             train, validation = hold_out(train, settings.val_size)
         else:
@@ -163,16 +164,16 @@ def _check_code_rows(settings: ReadDataSettings, prompts: Iterable[Prompt]) -> N
 
 
 def _sources(
-    settings: ReadDataSettings | PromptsDataSettings, readings: list[Reading]
+    settings: ReadDataSettings | PromptsDataSettings, read_as: list[ReadAs]
 ) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...] | None]:
     """Training prompts, and validation prompts where the settings name a place for them."""
     if settings.type == "prompts":
-        asked = read_prompts(settings.path, answered=False, columns=settings.columns, train=True, readings=readings)
+        asked = read_prompts(settings.path, answered=False, columns=settings.columns, train=True, read_as=read_as)
         return asked, None
     if settings.type == "files":
         train, validation = (
             [
-                read_prompts(name, data=settings, columns=settings.columns, train=to_train, readings=readings)
+                read_prompts(name, data=settings, columns=settings.columns, train=to_train, read_as=read_as)
                 for name in names
             ]
             for names, to_train in ((settings.train_files, True), (settings.val_files, False))
@@ -183,8 +184,8 @@ def _sources(
     def split(name: str) -> tuple[Prompt, ...]:
         if settings.type == "datasets":
             given = (settings.path, name, settings.name)
-            return read_dataset(*given, data=settings, columns=settings.columns, readings=readings)
-        return read_gsm8k(settings.path, name, data=settings, readings=readings)
+            return read_dataset(*given, data=settings, columns=settings.columns, read_as=read_as)
+        return read_gsm8k(settings.path, name, data=settings, read_as=read_as)
 
     return split(settings.train_split), split(settings.val_split) if settings.val_split else None
 
@@ -196,7 +197,7 @@ def read_prompts(
     data: ReadDataSettings | None = None,
     columns: _Said = None,
     train: bool = False,
-    readings: list[Reading] | None = None,
+    read_as: list[ReadAs] | None = None,
 ) -> tuple[Prompt, ...]:
     """The prompts of a file, a folder, PATH:SPLIT or a hub id.
 
@@ -207,14 +208,14 @@ def read_prompts(
         data: names the verifier; rows whose true answer it cannot read are skipped too.
         columns: as of `guerdon.reading.reader.read`.
         train: without the rows of other splits than `train`.
-        readings: receives what the data was read as.
+        read_as: receives what the data was read as.
 
     Raises:
         DataError: the file is missing or of another kind, a row cannot be understood, or more than 5 % are skipped.
     """
     reading = read(str(path), columns=columns, train=train)
     source = reading.parts[0].name if Path(path).is_file() else Path(path).stem
-    return prompts_in(reading, source, answered=answered, data=data, readings=readings)
+    return prompts_in(reading, source, answered=answered, data=data, read_as=read_as)
 
 
 def read_gsm8k(
@@ -222,7 +223,7 @@ def read_gsm8k(
     split: str = "train",
     *,
     data: ReadDataSettings | None = None,
-    readings: list[Reading] | None = None,
+    read_as: list[ReadAs] | None = None,
 ) -> tuple[Prompt, ...]:
     """The problems of GSM8K's own files (Cobbe et al. 2021, 2110.14168): `train.jsonl` and `test.jsonl`.
 
@@ -240,7 +241,7 @@ def read_gsm8k(
             raise DataError(
                 "a row of GSM8K has an answer that ends in '#### <number>'; this one has none", where=record.where
             )
-    return prompts_in(reading, "openai/gsm8k", ability="math", data=data, readings=readings)
+    return prompts_in(reading, "openai/gsm8k", ability="math", data=data, read_as=read_as)
 
 
 def read_dataset(
@@ -250,7 +251,7 @@ def read_dataset(
     *,
     data: ReadDataSettings | None = None,
     columns: _Said = None,
-    readings: list[Reading] | None = None,
+    read_as: list[ReadAs] | None = None,
 ) -> tuple[Prompt, ...]:
     """The prompts of a folder of the `datasets` library, or of a data set on the hub.
 
@@ -260,7 +261,7 @@ def read_dataset(
         name: the configuration, where there are several.
         data: as for `read_prompts`.
         columns: as for `read_prompts`.
-        readings: as for `read_prompts`.
+        read_as: as for `read_prompts`.
 
     Raises:
         DataError: it cannot be loaded, has no such split, or its rows cannot be understood (see `read_prompts`).
@@ -287,8 +288,9 @@ def read_dataset(
 
     source = path if "/" in path and not folder.exists() else folder.name
     said = f"{path}[{split}]"
-    reading = reading_of(said, [DataPart(said, split, split_and_subset(split)[0], split, rows)], columns=columns)
-    return prompts_in(reading, source, data=data, readings=readings)
+    parts = [DataPart(said, split, split_and_subset(split)[0], split, rows)]
+    reading = read(said, columns=columns, parts=parts)
+    return prompts_in(reading, source, data=data, read_as=read_as)
 
 
 def prompts_in(
@@ -298,7 +300,7 @@ def prompts_in(
     *,
     answered: bool = True,
     data: ReadDataSettings | None = None,
-    readings: list[Reading] | None = None,
+    read_as: list[ReadAs] | None = None,
 ) -> tuple[Prompt, ...]:
     """The prompts of one data set, without those whose true answer cannot be read.
 
@@ -308,7 +310,7 @@ def prompts_in(
         ability: where a row names none.
         answered: as for `read_prompts`.
         data: as for `read_prompts`.
-        readings: as for `read_prompts`.
+        read_as: as for `read_prompts`.
 
     Raises:
         DataError: as `read_prompts`.
@@ -316,26 +318,20 @@ def prompts_in(
     prompts: list[Prompt] = []
     places: list[str] = []
     skipped: list[tuple[str, str]] = []  # place and reason
-    media: Counter[str] = Counter()  # rows that are not text alone
-    if reading.rows:
-        log_once(reading.said_as())
-    if readings is not None:
-        readings.append(reading)
+    left_out: Counter[str] = Counter()
     reading.need("prompt", "messages")
     for record in reading.records(bad=True):
         if record.error is not None:
             raise record.error
         kind = media_in(record.roles)
         if kind:
-            media[kind] += 1
+            left_out[f"has_{kind}"] += 1
             continue
         try:
             prompts.append(prompt_of(record, reading.plan, source, ability, answered=answered))
             places.append(record.where)
         except UnreadableGoldError as error:
             skipped.append((record.where, str(error)))
-    if media:
-        log_once(f"{reading.data}: left out {', '.join(f'{n} rows with {kind}' for kind, n in media.items())}")
     total = len(prompts) + len(skipped)
     share = len(skipped) / max(total, 1)
     if data is not None:
@@ -356,6 +352,10 @@ def prompts_in(
             f"{reading.data}: skipped {len(skipped)} of {total} rows whose true answer cannot be read "
             f"(rows {numbers}{more}); the first: {skipped[0][1]}"
         )
+    left_out.update({"no_true_answer": len(skipped)} if skipped else {})
+    known = told(reading, used=len(prompts), left_out=left_out)
+    if read_as is not None:
+        read_as.append(known)
     if not prompts:
         raise DataError(f"{reading.data}: there is no prompt in it; give a file with a row per question")
     return with_unique_ids(prompts)

@@ -31,8 +31,8 @@ from guerdon.models.text.text_losses import bce_terms
 from guerdon.models.text.text_model import TextRewardModel
 from guerdon.policies.batches.prompt_sharing import common_start
 from guerdon.policies.batches.tokens import piece_ids
-from guerdon.processes.progress import doing, log_once
-from guerdon.reading.reader import Reading, read_as_of, stored_columns
+from guerdon.processes.progress import doing
+from guerdon.reading.shown import ReadAs, read_as_facts
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.train import PreferenceTrainSettings, TextTrainSettings
 from guerdon.train.lessons import Item, Lessons
@@ -76,16 +76,14 @@ class PreferenceData:
     """Comparisons to train on and to hold out, and what was left out of both: what models of preferences learn.
 
     Attributes:
-        columns: as of `stored_columns`.
-        read_as: as of `read_as_of`.
+        read_as: what the columns of each data set are for.
     """
 
     train: tuple[Comparison, ...]
     held_out: tuple[Comparison, ...]
     left_out: Mapping[str, int]
     label_noise: float | None
-    columns: Mapping[str, str] = field(default_factory=dict)
-    read_as: Mapping[str, Any] = field(default_factory=dict)
+    read_as: tuple[ReadAs, ...] = ()
     separator: ClassVar = ""
     folder: ClassVar = None
     rows_left_out: ClassVar = "rows"
@@ -122,8 +120,7 @@ class PreferenceData:
 
     def facts(self) -> dict[str, Any]:
         """What the card says of the data."""
-        read_as = {"columns": dict(self.columns), "read_as": dict(self.read_as)}
-        return {"left_out": dict(self.left_out), "label_noise": self.label_noise, **read_as}
+        return {"left_out": dict(self.left_out), "label_noise": self.label_noise, **read_as_facts(self.read_as)}
 
 
 @doing("reading the data")
@@ -137,10 +134,9 @@ def read_preference_data(settings: PreferenceTrainSettings) -> PreferenceData:
     left_out: Counter[str] = Counter()
     repeated = contradicted = 0
     noise = None
-    readings: list[Reading] = []
+    read_as: list[ReadAs] = []
     for path in settings.data_paths:
-        one = read_preferences(path, columns=settings.columns, train=True, readings=readings)
-        log_once(readings[-1].said_as())
+        one = read_preferences(path, columns=settings.columns, train=True, read_as=read_as)
         if one.benchmark is not None:
             raise DataError(
                 f"{path} is the test set of {one.benchmark}, which means nothing for a model trained on it: train on "
@@ -165,8 +161,7 @@ def read_preference_data(settings: PreferenceTrainSettings) -> PreferenceData:
     train, held, near = split_prompts(used, settings.val_split, settings.seed)
     left_out.update({"near_duplicate": near} if near else {})
     to_train, to_hold = (tuple(used[i] for i in part) for part in (train, held))
-    read_as = (stored_columns(readings), read_as_of(readings))
-    return PreferenceData(to_train, to_hold, dict(left_out), noise, *read_as)
+    return PreferenceData(to_train, to_hold, dict(left_out), noise, tuple(read_as))
 
 
 def _kind(one: Comparison, settings: PreferenceTrainSettings) -> str:

@@ -49,8 +49,7 @@ from guerdon.policies.language.text_files import check_disk, give_template, load
 from guerdon.policies.pretrained.reading import read_tokenizer
 from guerdon.processes.progress import doing, log_line
 from guerdon.reading.data_sets import RECORDS
-from guerdon.reading.reader import Reading as DataReading
-from guerdon.reading.reader import read_as_of, stored_columns
+from guerdon.reading.shown import ReadAs, read_as_facts
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
@@ -97,8 +96,7 @@ class TextData:
         reward: `HE` or `SE`, where all agree; else None.
         labelers: labelers named by the cards.
         left_out: number of rows without a rated step, by reason.
-        columns: as of `stored_columns`.
-        read_as: as of `read_as_of`.
+        read_as: what the columns of each data set are for.
     """
 
     solutions: tuple[Solution, ...]
@@ -106,8 +104,7 @@ class TextData:
     reward: str | None
     labelers: tuple[str, ...]
     left_out: Mapping[str, int] = field(default_factory=dict)
-    columns: Mapping[str, str] = field(default_factory=dict)
-    read_as: Mapping[str, Any] = field(default_factory=dict)
+    read_as: tuple[ReadAs, ...] = ()
     rows_left_out: ClassVar = "rows without a rated step"
 
     @classmethod
@@ -155,8 +152,8 @@ class TextData:
 
     def facts(self) -> dict[str, Any]:
         """What the card of a model says of its data."""
-        read_as = {"columns": dict(self.columns), "read_as": dict(self.read_as)}
-        return {"method": self.method, "reward": self.reward, "labelers": list(self.labelers), **read_as}
+        of_labels = {"method": self.method, "reward": self.reward, "labelers": list(self.labelers)}
+        return {**of_labels, **read_as_facts(self.read_as)}
 
 
 def _check_rewards(settings: TextTrainSettings, solutions: Sequence[Solution]) -> None:
@@ -193,14 +190,13 @@ def read_data(settings: TextTrainSettings, label: LabelSettings | None) -> TextD
     """
     paths = data_paths(settings, label)
     left_out: Counter[str] = Counter()
-    readings: list[DataReading] = []
-    given = published_solutions(paths, left_out, train=True, columns=settings.columns, readings=readings)
+    read_as: list[ReadAs] = []
+    given = published_solutions(paths, left_out, train=True, columns=settings.columns, read_as=read_as)
     cards = [_card(Path(path)) for path in paths]
     kinds = {(card.get("method"), card.get("reward")) for card in cards}
     method, reward = kinds.pop() if len(kinds) == 1 else (None, None)
     labelers = tuple(sorted({str(card["labeler"]) for card in cards if card.get("labeler")}))
-    read_as = (stored_columns(readings), read_as_of(readings))
-    return TextData(tuple(given), method, reward, labelers, dict(left_out), *read_as)
+    return TextData(tuple(given), method, reward, labelers, dict(left_out), tuple(read_as))
 
 
 def split_questions(solutions: Sequence[Solution], val_split: float, seed: int) -> tuple[IntArray, IntArray]:
