@@ -36,6 +36,7 @@ from guerdon.reading.chats import (
 from guerdon.reading.containers import has_rows
 from guerdon.reading.reader import Plan, Reading, Record, cell_of, read
 from guerdon.reading.roles import Role
+from guerdon.reading.shown import ReadAs, told
 from guerdon.reading.values import number_of
 from guerdon.types import Failure
 
@@ -389,6 +390,7 @@ def read_preferences(
     columns: str | Mapping[str, str] | None = None,
     stored: Mapping[str, str] | None = None,
     train: bool = False,
+    read_as: list[ReadAs] | None = None,
 ) -> Preferences:
     """The comparisons of a file, a folder or a hub data set.
 
@@ -397,6 +399,7 @@ def read_preferences(
         columns: as of `read`.
         stored: as of `read`.
         train: of several splits, only `train`.
+        read_as: of a command: receives what the data was read as, which is also said on standard error.
 
     Raises:
         DataError: the data cannot be read, a row has no known layout, or no row can be used.
@@ -416,6 +419,8 @@ def read_preferences(
     gone, repeated, contradicted = contradictions(found)
     kept = [one for place, one in enumerate(found) if place not in gone]
     left_out.update({"contradicted": len(gone)} if gone else {})
+    if read_as is not None:
+        read_as.append(told(reading, used=len(kept), left_out=left_out))
     if not kept:
         why = f": {', '.join(f'{n} {reason}' for reason, n in left_out.items())}" if left_out else ""
         raise DataError(f"there is no comparison that can be used{why}", where=data)

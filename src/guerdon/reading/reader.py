@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 from guerdon.errors import DataError, boundary, did_you_mean
@@ -29,7 +30,7 @@ from guerdon.reading.codings import (
 )
 from guerdon.reading.columns import NOTHING, Columns, said_columns
 from guerdon.reading.data_sets import DataPart, data_parts, split_word
-from guerdon.reading.layouts import LAYOUTS, PLAIN, Layout, Row, layout_of
+from guerdon.reading.layouts import LAYOUTS, PLAIN, Layout, Row, columns_of, layout_of
 from guerdon.reading.roles import ALL_ROLES, MODELS, OUTCOMES, PAIRS_OF_NAMES, SCORES, Role, beside, named, plain_name
 from guerdon.reading.values import MISSING, MOST_FIT, Sketch, canonical, nested
 
@@ -69,6 +70,7 @@ class Plan:
         nested: columns whose texts are lists or maps, all of them.
         listed: whether each of several responses has its rank or score in itself.
         with_prompt: whether every better and worse text begins with the prompt, which is then cut off.
+        instead: further columns of a role, of which the first filled one counts where its own column is empty.
     """
 
     layout: Layout
@@ -79,6 +81,7 @@ class Plan:
     nested: frozenset[str] = frozenset()
     listed: bool = False
     with_prompt: bool = False
+    instead: Mapping[Role, tuple[str, ...]] = field(default_factory=dict)
 
     def has(self, *roles: Role) -> bool:
         """Whether there is a column for each of these."""
@@ -95,6 +98,8 @@ class Record(NamedTuple):
         name: of its part, and its number there.
         subset: its part of the data; empty: it has none.
         left_out: why it cannot be used; empty: it can.
+        part: of the data that it is in.
+        error: of a row that cannot be read, which has neither columns nor roles.
     """
 
     where: str
@@ -103,6 +108,8 @@ class Record(NamedTuple):
     name: str
     subset: str = ""
     left_out: str = ""
+    part: DataPart | None = None
+    error: DataError | None = None
 
 
 class Reading:
@@ -134,11 +141,11 @@ class Reading:
         *,
         train: bool = False,
     ) -> None:
-        self.data, self.parts, self.columns, self.train = data, parts, columns, train
+        self.data, self.parts, self.train = data, parts, train
         self.bad: Counter[str] = Counter()
         self.rows = 0
         self.sketches: dict[str, Sketch] = {}
-        self._layout = _first_layout(parts, columns)
+        self.columns, self._layout = _layout_said(parts, columns, stored)
         self._look(self._layout)
         if self._layout is PLAIN and columns.function is None:
             self._layout = self._later_layout()
@@ -151,7 +158,7 @@ class Reading:
 
     def _look(self, layout: Layout) -> None:
         """Count what the cells of every row are."""
-        for _, _, row in self._mapped(layout):
+        for _, _, _, row in self._mapped(layout):
             for name, cell in row.items():
                 sketch = self.sketches.get(name)
                 if sketch is None:
@@ -169,25 +176,37 @@ class Reading:
                 self.sketches[inner] = Sketch()
             self.sketches[inner].add(value)
 
-    def _mapped(self, layout: Layout) -> Iterator[tuple[str, str, Row]]:
-        """Place, name and columns of every row that can be read, unwrapped where the layout says so."""
+    def _mapped(self, layout: Layout) -> Iterator[tuple[DataPart, str, str, Row]]:
+        """Part, place, name and columns of every row that can be read, unwrapped where the layout says so."""
+        for part, where, name, row in self._all(layout):
+            if not isinstance(row, DataError):
+                yield part, where, name, row
+
+    def _all(self, layout: Layout) -> Iterator[tuple[DataPart, str, str, Row | DataError]]:
+        """As `_mapped`; a row that cannot be read is counted, and is an error in its place."""
         self.bad.clear()
         for part in self.parts:
             if layout.whole is not None:
-                rows = layout.whole([record for _, record in self._maps(part)])
-                yield from ((part.where, f"{part.name}-{number}", row) for number, row in enumerate(rows))
+                rows = layout.whole([one for _, one in self._maps(part) if not isinstance(one, DataError)])
+                yield from ((part, part.where, f"{part.name}-{number}", row) for number, row in enumerate(rows))
                 continue
             for number, (where, record) in enumerate(self._maps(part)):
+                if isinstance(record, DataError):
+                    yield part, where, f"{part.name}-{number}", record
+                    continue
                 for row in self._unwrapped(layout, record):
-                    yield where, f"{part.name}-{number}", row
+                    yield part, where, f"{part.name}-{number}", row
 
-    def _maps(self, part: DataPart) -> Iterator[tuple[str, Row]]:
-        """The rows of a part that can be read; the others are counted."""
+    def _maps(self, part: DataPart) -> Iterator[tuple[str, Row | DataError]]:
+        """The rows of a part; those that cannot be read are counted."""
         for where, record in part.rows(kept=False):
             if isinstance(record, Mapping):
                 yield where, record
-            else:
-                self.bad[record.why if isinstance(record, BadRecord) else "a row that is no map of columns"] += 1
+                continue
+            self.bad[record.why if isinstance(record, BadRecord) else "a row that is no map of columns"] += 1
+            kind = type(record).__name__
+            no_map = DataError(f"a row must be a map of keys, this is {kind}", where=where)
+            yield where, record if isinstance(record, DataError) else no_map
 
     def _unwrapped(self, layout: Layout, record: Row) -> Sequence[Row]:
         """The rows in a record; none of one that is not like its layout, which is counted."""
@@ -227,21 +246,28 @@ class Reading:
         found = ((one, *self._roles(one)) for one in rows)
         return [Record(where, one, roles, name, left_out=left_out) for one, roles, left_out in found]
 
-    def records(self) -> Iterator[Record]:
-        """The rows by roles, in order; those that cannot be used have a reason."""
-        subsets = {part.name: part.subset or "" for part in self.parts}
+    def records(self, *, bad: bool = False) -> Iterator[Record]:
+        """The rows by roles, in order; those that cannot be used have a reason.
+
+        Args:
+            bad: with the rows that cannot be read, which have an error.
+        """
         own = "subset" in self.plan.uses
         has_train = self._has_train()
-        seen: dict[int, str] = {}  # the part in which a row was seen first
-        for where, name, row in self._mapped(self.plan.layout):
+        seen: dict[int, DataPart] = {}  # the part in which a row was seen first
+        for part, where, name, row in self._all(self.plan.layout):
+            subset = part.subset or ""
+            if isinstance(row, DataError):
+                if bad:
+                    yield Record(where, {}, {}, name, subset, "unreadable", part, row)
+                continue
             roles, left_out = self._roles(row)
-            part = name.rpartition("-")[0]
             if self.train and _is_of_other_split(roles.get("split"), has_train=has_train):
                 continue
-            if self.train and len(self.parts) > 1 and seen.setdefault(hash(repr(row)), part) != part:
+            if self.train and len(self.parts) > 1 and seen.setdefault(hash(repr(row)), part) is not part:
                 continue
-            subset = str(roles["subset"]) if own and roles.get("subset") else subsets[part]
-            yield Record(where, row, roles, name, subset, left_out)
+            subset = str(roles["subset"]) if own and roles.get("subset") else subset
+            yield Record(where, row, roles, name, subset, left_out, part)
 
     def _has_train(self) -> bool:
         """Whether the column `split` names the split to train on."""
@@ -255,7 +281,11 @@ class Reading:
         left_out = ""
         for role, use in self.plan.uses.items():
             cell = cell_of(row, use.column)
-            if use.coding is not None:
+            if role in self.plan.instead and is_empty(cell):
+                cell = self._instead(role, row)
+            if role == "step_labels" and use.coding is not None:
+                cell = _coded_list(use.coding, nested(cell) if isinstance(cell, str) else cell, row)
+            elif use.coding is not None:
                 value = None if _is_missing(cell) else use.coding.read(cell, row)
                 if value is None and not _is_missing(cell):
                     left_out = left_out or f"{role}: no value of {use.coding.name}"
@@ -265,15 +295,21 @@ class Reading:
             found[role] = cell
         return found, left_out
 
+    def _instead(self, role: Role, row: Row) -> Any:
+        """The cell of the first further column of a role that is filled; None: there is none."""
+        cells = (cell_of(row, column) for column in self.plan.instead.get(role, ()))
+        return next((cell for cell in cells if not is_empty(cell)), None)
+
     def all_rows(self, holds: Callable[[Row], bool]) -> bool:
         """Whether something holds for every row."""
-        return all(holds(row) for _, _, row in self._mapped(self._layout))
+        return all(holds(row) for _, _, _, row in self._mapped(self._layout))
 
     def read_as(self) -> list[dict[str, Any]]:
         """What was taken for what: `column`, `role`, `coding`, `example` and `from` of each, unused columns last."""
         used = [
-            {"column": use.column, "role": use.role, "coding": use.coding and use.coding.name,
-             "example": self._example(use.column), "from": use.source}
+            {"column": self.columns.renamed.get(use.column, use.column), "role": use.role,
+             "coding": use.coding and use.coding.name, "example": self._example(use.column),
+             "from": "given" if use.column in self.columns.renamed else use.source}
             for use in self.plan.uses.values()
         ]  # fmt: skip
         used += [
@@ -285,6 +321,15 @@ class Reading:
             for name in self.plan.unused
         ]
         return [*used, *rest]
+
+    def mapping(self) -> dict[str, str]:
+        """What `read` takes as `stored`: a column by role, or by the name that a layout has for it, with its coding."""
+        found = dict(self.columns.renamed)
+        for role, use in self.plan.uses.items():
+            if use.column not in found and role not in found:
+                coding = "" if use.coding is None or use.coding.of_row else f":{use.coding.name}"
+                found[role] = f"{use.column}{coding}"
+        return found
 
     def _example(self, column: str) -> str:
         sketch = self.sketches.get(column)
@@ -322,9 +367,9 @@ def read(
         ConfigError: as `said_columns`.
         DataError: as `data_parts` and `Reading`.
     """
-    said_by_user = said_columns(columns, usual=_USUAL_NAMES)
+    said_by_user, by_model = (said_columns(one or None, usual=_USUAL_NAMES) for one in (columns, stored))
     wanted = data_parts(data, train=train) if parts is None else parts
-    return Reading(data, wanted, said_by_user, said_columns(stored), train=train)
+    return Reading(data, wanted, said_by_user, by_model, train=train)
 
 
 def cell_of(row: Row, column: str) -> Any:
@@ -358,12 +403,30 @@ def _stands_in(cell: Any, text: str) -> bool:
     return isinstance(cell, str) and (cell in text or repr(cell)[1:-1] in text)
 
 
+def _has_at_most_one(columns: Sequence[str], row: Row) -> bool:
+    """Whether no two of these columns are filled in a row."""
+    return sum(not is_empty(cell_of(row, column)) for column in columns) < 2
+
+
 def _is_of_other_split(value: Any, *, has_train: bool) -> bool:
     """Whether a row is of another split than the one that is trained on."""
     if not isinstance(value, str) or not value.strip():
         return False
     split = split_word(value)
     return has_train if split is None else split != "train"
+
+
+def is_empty(cell: Any) -> bool:
+    """Whether nothing is in a cell: it is null, not a number, or a text of blanks."""
+    return cell is None or cell != cell or (isinstance(cell, str) and not cell.strip())
+
+
+def _coded_list(coding: Coding, cell: Any, row: Row) -> Any:
+    """The values of a list; one that is not of the coding stays as it is, for its reader to refuse."""
+    if not isinstance(cell, list | tuple):
+        return cell
+    values = [None if _is_missing(one) else coding.read(one, row) for one in cell]
+    return [one if value is None and not _is_missing(one) else value for one, value in zip(cell, values, strict=True)]
 
 
 def _is_missing(cell: Any) -> bool:
@@ -375,18 +438,28 @@ def _first_layout(parts: Sequence[DataPart], columns: Columns) -> Layout:
     """The layout of the columns that the first rows have together."""
     if columns.function is not None:
         return PLAIN
-    there: set[str] = set()
-    for number, record in enumerate(_records(parts)):
-        there.update(key for key, value in record.items() if value is not None)
-        inner = ((key, value) for key, value in record.items() if isinstance(value, Mapping))
-        there.update(f"{key}.{name}" for key, value in inner for name in value)
-        if number >= _LOOKED_AT:
-            break
-    renamed = {column: name for name, column in columns.renamed.items()}
-    found = layout_of({renamed.get(name, name) for name in there})
+    own = {column: name for name, column in columns.renamed.items()}
+    first = [{own.get(name, name): cell for name, cell in one.items()} for one in islice(_records(parts), _LOOKED_AT)]
+    found = layout_of(columns_of(first), first)
     if found.refused:
         raise DataError(f"{found.name}: {found.refused}", where=parts[0].where)
     return found
+
+
+def _layout_said(parts: Sequence[DataPart], columns: Columns, stored: Columns) -> tuple[Columns, Layout]:
+    """The layout of the first rows, and the columns with the names that it is recognised by.
+
+    A role that was said, by the user or when a model was trained, may be the name of a layout's column: `label=x`.
+    """
+    layout = _first_layout(parts, columns)
+    for one in (columns, columns.over(stored)):
+        names = one.as_names(_USUAL_NAMES)
+        if layout is PLAIN and names.renamed != columns.renamed:
+            layout = _first_layout(parts, names)
+            own = one.as_names(layout.keys)
+            uses = {role: said for role, said in columns.uses.items() if role in own.uses}
+            columns = columns if layout is PLAIN else Columns(uses, own.renamed)
+    return columns, layout
 
 
 def _records(parts: Iterable[DataPart]) -> Iterator[Row]:
@@ -409,6 +482,7 @@ class _Planner:
         self.ignored: list[str] = []  # columns that repeat what others say
         self.ratings: list[str] = []  # of HelpSteer2, some of whose names are otherwise those of a truth
         self.unclear: dict[Role, str] = {}
+        self.instead: dict[Role, tuple[str, ...]] = {}
 
     def plan(self) -> Plan:
         """What each column is for.
@@ -428,7 +502,9 @@ class _Planner:
         texts = frozenset(use.column for use in self.uses.values() if self._is_nested(use))
         several = self.uses.get("responses")
         listed = several is not None and bool(self.sketches[several.column].item_keys & _RANKED)
-        return Plan(self.layout, self.uses, ratings, self.unclear, unused, texts, listed, self._begins_with_prompt())
+        self._take_further()
+        begins = self._begins_with_prompt()
+        return Plan(self.layout, self.uses, ratings, self.unclear, unused, texts, listed, begins, self.instead)
 
     def _begins_with_prompt(self) -> bool:
         """Whether every better and worse text begins with the prompt."""
@@ -445,6 +521,13 @@ class _Planner:
     def _is_inner(self, name: str) -> bool:
         """Whether a name is that of a key below a column."""
         return "." in name and name.partition(".")[0] in self.sketches
+
+    def _take_further(self) -> None:
+        """Columns that count where the first of their role is empty, as in data put together from several sets."""
+        for role in _ANSWERS:
+            if role in self.uses and self.uses[role].source == "name":
+                others = tuple(named(role, self._free()))
+                self.instead |= {role: others} if others else {}
 
     def _take_said(self) -> None:
         for role, said_column in self.columns.uses.items():
@@ -470,7 +553,7 @@ class _Planner:
             if role not in self.uses and not name:
                 self.ignored += named(role, self.sketches)
             elif role not in self.uses and name in self.sketches:
-                self._use(role, name, _coding(coding, role) if coding else _USUAL.get(role), "layout")
+                self._use(role, name, said(coding, role) if coding else _USUAL.get(role), "layout")
 
     def _take_roles(self) -> None:
         """Rows that a function made: their keys are roles."""
@@ -496,13 +579,18 @@ class _Planner:
     def _take_named(self) -> None:
         """Roles by the names of columns, and by what is in them."""
         self._take_question()
-        if not self._take_chosen() and not self._take_pair() and not self._take_list():
-            self._take_response()
+        if self.layout.kind != "steps":
+            self._take_answers()
         if "response" in self.uses and named("rating", self._free())[:1] == ["helpfulness"]:
             self.ratings = [name for name in named("rating", self._free()) if self._has_numbers(name)]
         for role in _FURTHER:
             if role not in self.uses:
                 self._take_first(role)
+
+    def _take_answers(self) -> None:
+        """What was answered: steps with labels, two responses, several, or one."""
+        if not any(take() for take in (self._take_steps, self._take_chosen, self._take_pair, self._take_list)):
+            self._take_response()
 
     def _has_numbers(self, name: str) -> bool:
         """Whether nearly all cells of a column are numbers, or are written as one."""
@@ -518,7 +606,9 @@ class _Planner:
         if role in self.uses or not columns:
             return role in self.uses
         self._use(role, columns[0], None, "name")
-        if len(columns) > 1:
+        if len(columns) > 1 and self.reading.all_rows(partial(_has_at_most_one, columns)):
+            self.instead[role] = tuple(columns[1:])
+        elif len(columns) > 1:
             readings = " or ".join(f"{name} ({self.sketches[name].shown()!r})" for name in columns)
             choices = " or ".join(f"--columns {role}={name}" for name in columns)
             self.unclear[role] = f"the {role} could be {readings}; say which: {choices}"
@@ -562,6 +652,38 @@ class _Planner:
             if self.reading.all_rows(partial(_has_texts, widest, others)):
                 return [widest]
         return columns
+
+    def _take_steps(self) -> bool:
+        """The steps of a solution, in a list with a list of labels beside it."""
+        beside_it: dict[Role, list[str]] = {
+            role: [name for name in named(role, self._free()) if self.sketches[name].is_list] for role in _STEPS
+        }
+        if not self.uses.keys() & set(_STEPS) and not all(beside_it.values()):
+            return False
+        for role, names in beside_it.items():
+            if role not in self.uses and names:
+                self._use(role, names[0], None, "name")
+        use = self.uses.get("step_labels")
+        if use is not None and use.coding is None:
+            self._code_steps(use.column)
+        return True
+
+    def _code_steps(self, column: str) -> None:
+        """The coding of labels in lists; probabilities are as they are."""
+        sketch = Sketch()
+
+        def look(row: Row) -> bool:
+            cell = cell_of(row, column)
+            labels = nested(cell) if isinstance(cell, str) else cell
+            for label in labels if isinstance(labels, list | tuple) else ():
+                sketch.add(label)
+            return True
+
+        self.reading.all_rows(look)
+        if not sketch.filled:
+            return
+        is_share = sketch.numbers == sketch.filled and sketch.low >= 0 and sketch.high <= 1
+        self._decide("step_labels", [NUMBER] if is_share else label_codings(sketch))
 
     def _take_chosen(self) -> bool:
         """A better and a worse response, by name."""
@@ -703,19 +825,16 @@ _PROMPT_AND_BOTH: tuple[Role, ...] = ("prompt", "chosen", "rejected")
 _PAIR: tuple[Role, ...] = ("first", "second")
 _TEXTS: tuple[Role, ...] = (
     "prompt", "input", "system", "response", "chosen", "rejected", "first", "second", "reference",
+    "solution", "tests",
 )  # fmt: skip
+_STEPS: tuple[Role, ...] = ("steps", "step_labels")
+_ANSWERS: tuple[Role, ...] = ("reference", "solution")
 _FURTHER: tuple[Role, ...] = (
     "system", "tools", "images", "videos", "audio", "turn", "margin", "steps", "step_labels", "reward", "truth",
     "reference", "tests", "rubric", "solution", "options", "token_rewards", "advantage", "step", "group", "tokens",
     "length", "truncated", "failed", "id", "split", "subset", "model", "person", "weight",
 )  # fmt: skip
 _EXAMPLES = {"winner": "A/B/tie", "label": "yes/no", "rating": "1..5"}
-
-
-def _coding(text: str, role: Role) -> Coding:
-    """The coding that a layout names."""
-    known = {SIGNED.name: SIGNED, NUMBER.name: NUMBER}
-    return known.get(text) or said(text, role)
 
 
 def _meaning(role: Role) -> Callable[[Coding], str]:
