@@ -248,10 +248,14 @@ def _several(record: Record) -> Given:
     items = record.roles["responses"]
     if not isinstance(items, list | tuple) or not items:
         raise LeftOut("no_value")
-    texts = list(items)
-    if all(isinstance(one, Mapping) for one in items):
-        texts = [next((one[key] for key in _TEXTS if one.get(key) is not None), None) for one in items]
-    return Given(asked_of(record.roles), texts)
+    return Given(asked_of(record.roles), [text_in(one) for one in items])
+
+
+def text_in(item: Any) -> Any:
+    """The response in a map that has further keys; anything else, and a chat message, as it is."""
+    if not isinstance(item, Mapping) or "role" in item:
+        return item
+    return next((item[key] for key in _TEXTS if item.get(key) is not None), None)
 
 
 def _listed(record: Record, found: Given) -> Judged:

@@ -117,7 +117,9 @@ class Reading:
     Attributes:
         plan: what each column is for.
         sketches: of each column.
-        rows: how many there are, and by reason those that are none.
+        rows: how many there are, unwrapped.
+        several: whether a record of the data holds more rows than one.
+        bad: records that are no rows, by reason.
 
     Raises:
         DataError: there is no row, or a column that the user said is not there.
@@ -135,6 +137,7 @@ class Reading:
         self.data, self.parts, self.columns, self.train = data, parts, columns, train
         self.bad: Counter[str] = Counter()
         self.rows = 0
+        self.several = False
         self.sketches: dict[str, Sketch] = {}
         self._layout = _first_layout(parts, columns)
         self._look(self._layout)
@@ -149,7 +152,10 @@ class Reading:
 
     def _look(self, layout: Layout) -> None:
         """Count what the cells of every row are."""
-        for _, _, row in self._mapped(layout):
+        previous = ""
+        for _, record, row in self._mapped(layout, self.bad):
+            self.several = self.several or record == previous
+            previous = record
             for name, cell in row.items():
                 sketch = self.sketches.get(name)
                 if sketch is None:
@@ -167,34 +173,39 @@ class Reading:
                 self.sketches[inner] = Sketch()
             self.sketches[inner].add(value)
 
-    def _mapped(self, layout: Layout) -> Iterator[tuple[str, str, Row]]:
-        """Place, name and columns of every row that can be read, unwrapped where the layout says so."""
-        self.bad.clear()
+    def _mapped(self, layout: Layout, bad: Counter[str] | None = None) -> Iterator[tuple[str, str, Row]]:
+        """Place, name and columns of every row that can be read, unwrapped where the layout says so.
+
+        Args:
+            layout: of the rows.
+            bad: counts the records that are no rows, by reason.
+        """
+        bad = Counter() if bad is None else bad
         for part in self.parts:
             if layout.whole is not None:
-                rows = layout.whole([record for _, record in self._maps(part)])
+                rows = layout.whole([record for _, record in self._maps(part, bad)])
                 yield from ((part.where, f"{part.name}-{number}", row) for number, row in enumerate(rows))
                 continue
-            for number, (where, record) in enumerate(self._maps(part)):
-                for row in self._unwrapped(layout, record):
+            for number, (where, record) in enumerate(self._maps(part, bad)):
+                for row in self._unwrapped(layout, record, bad):
                     yield where, f"{part.name}-{number}", row
 
-    def _maps(self, part: DataPart) -> Iterator[tuple[str, Row]]:
+    def _maps(self, part: DataPart, bad: Counter[str]) -> Iterator[tuple[str, Row]]:
         """The rows of a part that can be read; the others are counted."""
         for where, record in part.rows(kept=False):
             if isinstance(record, Mapping):
                 yield where, record
             else:
-                self.bad[record.why if isinstance(record, BadRecord) else "a row that is no map of columns"] += 1
+                bad[record.why if isinstance(record, BadRecord) else "a row that is no map of columns"] += 1
 
-    def _unwrapped(self, layout: Layout, record: Row) -> Sequence[Row]:
+    def _unwrapped(self, layout: Layout, record: Row, bad: Counter[str]) -> Sequence[Row]:
         """The rows in a record; none of one that is not like its layout, which is counted."""
         try:
             return self._rows_in(layout, record)
         except (TypeError, AttributeError, LookupError, ValueError):
             if layout.unwrap is None:
                 raise
-            self.bad[f"a row that is not like {layout.name}"] += 1
+            bad[f"a row that is not like {layout.name}"] += 1
             return []
 
     def _rows_in(self, layout: Layout, record: Row) -> Sequence[Row]:
