@@ -514,7 +514,7 @@ def solution_of(prompt: Any, given: Any, name: str, tools: Any, system: str = ""
 
     Args:
         prompt: None: the response has the conversation in front of it.
-        given: the response.
+        given: the response; one message, too.
         name: its id.
         tools: JSON schemas.
         system: in front of a conversation that has no system prompt.
@@ -523,7 +523,8 @@ def solution_of(prompt: Any, given: Any, name: str, tools: Any, system: str = ""
         ChatError: it cannot be read as text, or is a response to another prompt.
         DataError: there is no prompt.
     """
-    said = chat_messages([{"role": "assistant", "content": given}] if isinstance(given, str) else given)
+    turn = {"role": "assistant", "content": given} if isinstance(given, str) else given
+    said = chat_messages([turn] if isinstance(turn, Mapping) else turn)
     alone = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     asked = () if alone is None else chat_messages(alone)
     if said[0]["role"] in ("assistant", "tool"):

@@ -488,6 +488,8 @@ class _Planner:
         self._take_question()
         if not self._take_chosen() and not self._take_pair() and not self._take_list():
             self._take_response()
+        if self.layout.kind == "steps" or self._has_steps():
+            self.ignored += [name for name in self._free() if plain_name(name) in _OF_STEPS]
         for role in _FURTHER:
             if role not in self.uses:
                 self._take_first(role)
@@ -678,6 +680,7 @@ class _Planner:
 
 
 _TEXT_KEYS = ("full_text", "raw", "text", "content", "problem", "question")  # of a question that is a map
+_OF_STEPS = ("answer", "label")  # columns that say something of the steps beside them, and not what is true
 _RANKED = {"rank", "score", "overall_score", "rating", "reward"}  # keys of a response in a list
 _PAIR: tuple[Role, ...] = ("first", "second")
 _TEXTS: tuple[Role, ...] = (

@@ -18,7 +18,7 @@ from guerdon.errors import DataError
 from guerdon.models.judges.rubric import REFERENCE, RUBRIC
 from guerdon.reading import nested
 from guerdon.reading.chats import ChatError, asked_of, is_answered, turns_of
-from guerdon.reading.layouts import PLAIN
+from guerdon.reading.layouts import Layout
 from guerdon.reading.nested import RESCORED
 from guerdon.reading.reader import Plan, Reading, Record
 from guerdon.reading.roles import Role, named
@@ -64,11 +64,11 @@ def scored_responses(reading: Reading) -> ResponsesOf:
         raise NothingToScoreError(f"{plan.layout.name} hold a response over several rows", where=reading.data)
     if plan.layout.unwrap is nested.listed:
         return partial(_of_list, reading)
-    if plan.layout.kind == "log" and plan.layout is not PLAIN and (_has_response(plan) or not reading.rows):
+    if _is_log(plan.layout) and (_has_response(plan) or not reading.rows):
         return partial(_of_log, reading, several=plan.layout.rescored is not None or reading.several)
     if plan.has("chosen", "rejected") or plan.has("first", "second") or plan.has("responses"):
         return partial(_of_comparison, reading)
-    if plan.layout.kind == "steps":
+    if plan.layout.kind == "steps" or (_lists_steps(reading) and not plan.has("response")):
         return partial(_of_steps, reading)
     if _has_response(plan):
         logged = "reward" in reading.sketches and reading.sketches["reward"].filled > 0
@@ -78,9 +78,20 @@ def scored_responses(reading: Reading) -> ResponsesOf:
     raise NothingToScoreError(_refusal(reading), where=reading.data)
 
 
+def _is_log(layout: Layout) -> bool:
+    """Whether rewards stand beside those of a log: its rows are nested, or all of its numbers are rewards."""
+    return layout.kind == "log" and (layout.unwrap is not None or layout.parts != "named")
+
+
 def _has_response(plan: Plan) -> bool:
     """Whether there is a response with what was asked, or a conversation that may end with one."""
     return plan.has("messages") or (plan.has("response") and any(plan.has(role) for role in _ASKED))
+
+
+def _lists_steps(reading: Reading) -> bool:
+    """Whether a column has the steps of a solution."""
+    use = reading.plan.uses.get("steps")
+    return use is not None and reading.sketches[use.column].is_list and _are_solutions(reading)
 
 
 def _are_solutions(reading: Reading) -> bool:
