@@ -318,6 +318,30 @@ def compare(
 app.command()(audit)
 
 
+@app.command("read")
+def read_(
+    data: Annotated[str, typer.Argument(help="A file, a folder, PATH:SPLIT or a hub id.", show_default=False)],
+    columns: Annotated[str | None, typer.Option(help="ROLE=NAME[:CODING],... or package.module:function")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write it as JSON.")] = False,
+) -> None:
+    """Show what the columns of a file are taken for, and which commands could use it."""
+    from guerdon.reading.reader import read
+    from guerdon.reading.shown import commands, record_lines, shown_record
+
+    reading = read(data, columns=columns)
+    record = shown_record(reading, used=reading.rows, left_out=reading.bad)
+    if as_json:
+        whole = {**record, "unclear": reading.plan.unclear, "commands": commands(reading.plan)}
+        return _say(json.dumps(whole, ensure_ascii=False))
+    for line in record_lines(record):
+        _say(line)
+    for role, why in reading.plan.unclear.items():
+        _say(f"{role}: {why}")
+    for name, what in commands(reading.plan).items():
+        _say(f"guerdon {name}: {what}")
+    return None
+
+
 @app.command()
 def serve(
     words: Annotated[

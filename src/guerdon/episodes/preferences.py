@@ -155,7 +155,7 @@ def given(record: Record, plan: Plan) -> Given:
     if seen is not None:
         raise LeftOut(f"has_{seen}")
     if plan.has("chosen", "rejected"):
-        return _better_and_worse(record)
+        return _better_and_worse(record, with_prompt=plan.with_prompt)
     if plan.has("first", "second"):
         return _side_by_side(record)
     return _several(record) if plan.has("responses") else _one(record, plan)
@@ -179,7 +179,7 @@ def judged(record: Record, plan: Plan) -> Judged:
     return _listed(record, found) if plan.has("responses") else _single(record, plan, found)
 
 
-def _better_and_worse(record: Record) -> Given:
+def _better_and_worse(record: Record, *, with_prompt: bool) -> Given:
     """A better and a worse one, or lists of each; the prompt may be their common beginning."""
     roles = record.roles
     both = [roles["chosen"], roles["rejected"]]
@@ -193,7 +193,7 @@ def _better_and_worse(record: Record) -> Given:
         responses = [turns_of(one) for one in responses]
         if all(isinstance(one, str) for one in responses):
             prompt, responses = _common(responses)
-    elif isinstance(prompt, str) and all(isinstance(one, str) and one.startswith(prompt) for one in responses):
+    elif with_prompt:
         responses = [one[len(prompt) :] for one in responses]
     return Given(prompt, responses, len(chosen))
 

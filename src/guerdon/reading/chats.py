@@ -115,7 +115,51 @@ def chat_messages(given: Any) -> tuple[Message, ...]:
     """
     if not isinstance(given, list | tuple) or not given:
         raise ChatError(f"a chat is a list of messages with role and content, this is {str(given)[:80]!r}")
-    return tuple(_message(message, f"message {k + 1}") for k, message in enumerate(given))
+    one_each = [one for message in given for one in _plain_messages(message)]
+    return tuple(_message(message, f"message {k + 1}") for k, message in enumerate(one_each))
+
+
+def _plain_messages(given: Any) -> list[Any]:
+    """A message of Chat Completions as it is; those of the Responses API and of Anthropic in its names."""
+    if not isinstance(given, Mapping):
+        return [given]
+    kind = given.get("type")
+    if kind == "function_call":
+        function = {"name": given.get("name"), "arguments": given.get("arguments")}
+        call = {"id": given.get("call_id"), "function": function}
+        return [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    if kind == "function_call_output":
+        return [{"role": "tool", "content": given.get("output"), "tool_call_id": given.get("call_id")}]
+    content = given.get("content")
+    blocks = content if isinstance(content, list | tuple) else []
+    if any(isinstance(one, Mapping) and one.get("type") in _BLOCKS for one in blocks):
+        return _of_blocks(given, blocks)
+    return [given]
+
+
+_BLOCKS = ("thinking", "redacted_thinking", "tool_use", "tool_result")
+
+
+def _of_blocks(given: Mapping[str, Any], blocks: Sequence[Any]) -> list[Any]:
+    """A message of Anthropic's API: results of tools are messages of their own, before what the user says."""
+
+    def of(kind: str) -> list[Mapping[str, Any]]:
+        return [one for one in blocks if isinstance(one, Mapping) and one.get("type") == kind]
+
+    rest = [one for one in blocks if not (isinstance(one, Mapping) and one.get("type") in _BLOCKS)]
+    results = [
+        {"role": "tool", "content": one.get("content") or "", "tool_call_id": one.get("tool_use_id")}
+        for one in of("tool_result")
+    ]
+    thought = "".join(str(one.get("thinking") or "") for one in of("thinking"))
+    calls = [
+        {"id": one.get("id"), "function": {"name": one.get("name"), "arguments": one.get("input")}}
+        for one in of("tool_use")
+    ]
+    if not (rest or calls or thought):
+        return results
+    more = {**({"thinking": thought} if thought else {}), **({"tool_calls": calls} if calls else {})}
+    return [*results, {**given, "content": rest or "", **more}]
 
 
 def _message(given: Any, where: str) -> Message:

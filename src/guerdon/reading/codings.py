@@ -143,6 +143,8 @@ def winner_codings(sketch: Sketch, responses: tuple[str, str]) -> list[Coding]:
     numbers = {value for value in sketch.values or () if value not in TIES and value not in MISSING}
     if sketch.values is not None and numbers <= {"0", "1"}:
         return _of_positions(ends, numbers)
+    if sketch.values is not None and numbers <= {"true", "false"}:
+        return [pair("true", "false"), pair("false", "true")]
     if numbers and sketch.values is not None and numbers <= {"1", "2"}:
         return [pair("1", "2")]
     if sketch.numbers < MOST_FIT * sketch.filled or not sketch.filled:

@@ -109,7 +109,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("an evaluation of SkyRL", "log", ("input_prompt", "output_response", "score", "env_class"),
            {"prompt": "input_prompt", "response": "output_response", "reward": "score", "truncated": "stop_reason"}),
     Layout("an evaluation of ragas", "log", ("user_input", "retrieved_contexts", "response"),
-           {"prompt": "user_input", "passage": "retrieved_contexts"}, parts="all"),
+           {"prompt": "user_input", "passage": "retrieved_contexts"}, parts="sum"),
     # preferences
     Layout("HelpSteer3", "pairs", ("context", "response1", "response2", "overall_preference"),
            {"messages": "context", "winner": "overall_preference:below 0: first"}),
@@ -135,7 +135,8 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("preference fine-tuning of OpenAI", "pairs", ("input", "preferred_output", "non_preferred_output"),
            {"messages": "input.messages", "tools": "input.tools"}),
     Layout("ms-swift", "pairs", ("messages", "rejected_response"), unwrap=nested.last_is_chosen, without=("chosen",)),
-    Layout("ms-swift", "pairs", ("messages", "rejected_messages"), {"chosen": "messages", "rejected": "rejected_messages"}),
+    Layout("ms-swift", "pairs", ("messages", "rejected_messages"),
+           {"chosen": "messages", "rejected": "rejected_messages"}),
     Layout("LLaMA-Factory", "pairs", ("conversations", "chosen", "rejected"), {"messages": "conversations"}),
     Layout("Argilla", "pairs", ("preference.responses",), unwrap=nested.argilla),
     Layout("Label Studio", "pairs", ("data", "annotations"), unwrap=nested.label_studio),

@@ -337,8 +337,9 @@ def lmsys(record: Row) -> list[Row]:
          for role, text in zip(("user", "assistant"), turn, strict=True)]
         for own in answers
     ]  # fmt: skip
-    a, b = (number_of(record[f"winner_model_{side}"]) or 0.0 for side in "ab")
-    return [{"id": record.get("id"), "first": talks[0], "second": talks[1], "winner": b - a}]
+    a, b, tie = (number_of(record.get(f"winner_{what}")) or 0.0 for what in ("model_a", "model_b", "tie"))
+    known = a or b or tie or "winner_tie" not in record
+    return [{"id": record.get("id"), "first": talks[0], "second": talks[1], "winner": b - a if known else None}]
 
 
 def last_is_chosen(record: Row) -> list[Row]:

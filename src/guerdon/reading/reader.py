@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 from guerdon.errors import DataError, boundary, did_you_mean
 from guerdon.files.bounds import BadRecord
@@ -30,11 +30,11 @@ from guerdon.reading.codings import (
 from guerdon.reading.columns import NOTHING, Columns, said_columns
 from guerdon.reading.data_sets import DataPart, data_parts, split_word
 from guerdon.reading.layouts import LAYOUTS, PLAIN, Layout, Row, layout_of
-from guerdon.reading.roles import MODELS, OUTCOMES, SCORES, Role, beside, named, plain_name
+from guerdon.reading.roles import ALL_ROLES, MODELS, OUTCOMES, PAIRS_OF_NAMES, SCORES, Role, beside, named, plain_name
 from guerdon.reading.values import MISSING, MOST_FIT, Sketch, canonical, nested
 
 Source = Literal["given", "model", "layout", "name"]
-_NAMES_OF_LAYOUTS = {plain_name(key): key for layout in LAYOUTS for key in layout.keys}
+_USUAL_NAMES = frozenset(key for layout in LAYOUTS for key in layout.keys) | PAIRS_OF_NAMES
 _RATINGS: tuple[Role, ...] = ("rating",)
 _LOOKED_AT = 100  # rows from whose columns a first layout is taken
 _DEEP_KEYS = 64  # keys of a map in a cell that count as columns
@@ -68,6 +68,7 @@ class Plan:
         unused: columns without a role.
         nested: columns whose texts are lists or maps, all of them.
         listed: whether each of several responses has its rank or score in itself.
+        with_prompt: whether every better and worse text begins with the prompt, which is then cut off.
     """
 
     layout: Layout
@@ -77,6 +78,7 @@ class Plan:
     unused: tuple[str, ...] = ()
     nested: frozenset[str] = frozenset()
     listed: bool = False
+    with_prompt: bool = False
 
     def has(self, *roles: Role) -> bool:
         """Whether there is a column for each of these."""
@@ -331,7 +333,7 @@ def read(
         ConfigError: as `said_columns`.
         DataError: as `data_parts` and `Reading`.
     """
-    said_by_user = said_columns(columns, layouts=_NAMES_OF_LAYOUTS)
+    said_by_user = said_columns(columns, usual=_USUAL_NAMES)
     wanted = data_parts(data, train=train) if parts is None else parts
     return Reading(data, wanted, said_by_user, said_columns(stored), train=train)
 
@@ -346,12 +348,25 @@ def cell_of(row: Row, column: str) -> Any:
     return cell
 
 
-def _has_texts(whole: Any, others: Sequence[Any]) -> bool:
-    """Whether the texts of other cells stand in one, which may be chat messages."""
+def _begins_with(prompt: str, chosen: str, rejected: str, row: Row) -> bool:
+    """Whether two texts of a row begin with a third; those that are missing do."""
+    asked = cell_of(row, prompt)
+    texts = [text for text in (cell_of(row, chosen), cell_of(row, rejected)) if text is not None]
+    return isinstance(asked, str) and all(isinstance(text, str) and text.startswith(asked) for text in texts)
+
+
+def _has_texts(column: str, others: Sequence[str], row: Row) -> bool:
+    """Whether the texts of other columns stand in one, which may be chat messages."""
+    whole = cell_of(row, column)
     text = whole if isinstance(whole, str) else repr(whole)
-    return all(
-        other is None or (isinstance(other, str) and (other in text or repr(other)[1:-1] in text)) for other in others
-    )
+    return all(_stands_in(cell_of(row, other), text) for other in others)
+
+
+def _stands_in(cell: Any, text: str) -> bool:
+    """Whether a text stands in another one, or in how Python writes it; one that is missing does."""
+    if cell is None:
+        return True
+    return isinstance(cell, str) and (cell in text or repr(cell)[1:-1] in text)
 
 
 def _is_of_other_split(value: Any, *, has_train: bool) -> bool:
@@ -403,6 +418,7 @@ class _Planner:
         self.data, self.sketches, self.columns = reading.data, reading.sketches, reading.columns
         self.uses: dict[Role, Use] = {}
         self.ignored: list[str] = []  # columns that repeat what others say
+        self.ratings: list[str] = []  # of HelpSteer2, some of whose names are otherwise those of a truth
         self.unclear: dict[Role, str] = {}
 
     def plan(self) -> Plan:
@@ -417,18 +433,23 @@ class _Planner:
             self._take_roles()
         if self.columns.function is None:
             self._take_named()
-        ratings = tuple(
-            name for name in named("rating", self._free()) if self.sketches[name].numbers == self.sketches[name].filled
-        )
+        ratings = tuple(self.ratings) or tuple(filter(self._has_numbers, named("rating", self._free())))
         taken = {part for use in self.uses.values() for part in (use.column, use.column.partition(".")[0])}
         unused = tuple(n for n in self.sketches if n not in taken and n not in ratings and not self._is_inner(n))
         texts = frozenset(use.column for use in self.uses.values() if self._is_nested(use))
         several = self.uses.get("responses")
         listed = several is not None and bool(self.sketches[several.column].item_keys & _RANKED)
-        return Plan(self.layout, self.uses, ratings, self.unclear, unused, texts, listed)
+        return Plan(self.layout, self.uses, ratings, self.unclear, unused, texts, listed, self._begins_with_prompt())
+
+    def _begins_with_prompt(self) -> bool:
+        """Whether every better and worse text begins with the prompt."""
+        if not {*_PROMPT_AND_BOTH} <= self.uses.keys():
+            return False
+        prompt, chosen, rejected = (self.uses[role].column for role in _PROMPT_AND_BOTH)
+        return self.reading.all_rows(partial(_begins_with, prompt, chosen, rejected))
 
     def _is_nested(self, use: Use) -> bool:
-        """Whether the texts of a column are lists or maps; an answer in JSON is a text, unless all are chat messages."""
+        """Whether texts are lists or maps to read; an answer in JSON is a text, unless all are chat messages."""
         sketch = self.sketches.get(use.column)
         return sketch is not None and sketch.is_nested_text and (use.role not in _TEXTS or sketch.is_talk)
 
@@ -460,13 +481,13 @@ class _Planner:
             if role not in self.uses and not name:
                 self.ignored += named(role, self.sketches)
             elif role not in self.uses and name in self.sketches:
-                self._use(role, name, _coding(coding, role) if coding else None, "layout")
+                self._use(role, name, _coding(coding, role) if coding else _USUAL.get(role), "layout")
 
     def _take_roles(self) -> None:
         """Rows that a function made: their keys are roles."""
         for name in self.sketches:
-            if name in _ALL_ROLES and name not in self.uses:
-                role = _ALL_ROLES[name]
+            if name in ALL_ROLES and name not in self.uses:
+                role = ALL_ROLES[name]
                 coding = SIGNED if role == "winner" else None
                 self._use(role, name, coding, "layout")
         self._code("winner", "label")
@@ -474,13 +495,13 @@ class _Planner:
     def _use(self, role: Role, column: str, coding: Coding | None, source: Source) -> None:
         self.uses[role] = Use(role, column, coding, source)
 
-    def _free(self) -> list[str]:
+    def _free(self, *, filled: bool = True) -> list[str]:
         """Columns without a role, in which something is; keys below a column are none."""
-        taken = {use.column for use in self.uses.values()}
+        taken = {*(use.column for use in self.uses.values()), *self.ratings}
         return [
             name
             for name, sketch in self.sketches.items()
-            if name not in taken and name not in self.ignored and sketch.filled and not self._is_inner(name)
+            if name not in taken | {*self.ignored} and (sketch.filled or not filled) and not self._is_inner(name)
         ]
 
     def _take_named(self) -> None:
@@ -490,9 +511,15 @@ class _Planner:
             self._take_response()
         if self.layout.kind == "steps" or self._has_steps():
             self.ignored += [name for name in self._free() if plain_name(name) in _OF_STEPS]
+        if "response" in self.uses and named("rating", self._free())[:1] == ["helpfulness"]:
+            self.ratings = [name for name in named("rating", self._free()) if self._has_numbers(name)]
         for role in _FURTHER:
             if role not in self.uses:
                 self._take_first(role)
+
+    def _has_numbers(self, name: str) -> bool:
+        """Whether nearly all cells of a column are numbers, or are written as one."""
+        return self.sketches[name].numbers >= MOST_FIT * self.sketches[name].filled > 0
 
     def _take_first(self, role: Role) -> None:
         """The first column with a name of a role."""
@@ -553,7 +580,7 @@ class _Planner:
         """A better and a worse response, by name."""
         if {"chosen", "rejected"} <= self.uses.keys():
             return True
-        better, worse = named("chosen", self._free()), named("rejected", self._free())
+        better, worse = (named(role, self._free(filled=False)) for role in _PROMPT_AND_BOTH[1:])
         if not (better and worse):
             return False
         self._take_alone("chosen", better)
@@ -592,6 +619,9 @@ class _Planner:
             self._use("first_score", a, NUMBER, "name")
             self._use("second_score", b, NUMBER, "name")
             return
+        for name in named("winner", free)[:1]:  # what it says cannot be read
+            self._use("winner", name, None, "name")
+            self._decide("winner", [])
 
     def _winner_codings(self, name: str, first: str, second: str) -> list[Coding]:
         found = winner_codings(self.sketches[name], (first, second))
@@ -682,16 +712,17 @@ class _Planner:
 _TEXT_KEYS = ("full_text", "raw", "text", "content", "problem", "question")  # of a question that is a map
 _OF_STEPS = ("answer", "label")  # columns that say something of the steps beside them, and not what is true
 _RANKED = {"rank", "score", "overall_score", "rating", "reward"}  # keys of a response in a list
+_USUAL: Mapping[Role, Coding] = {"first_score": NUMBER, "second_score": NUMBER}
+_PROMPT_AND_BOTH: tuple[Role, ...] = ("prompt", "chosen", "rejected")
 _PAIR: tuple[Role, ...] = ("first", "second")
 _TEXTS: tuple[Role, ...] = (
-    "prompt", "input", "passage", "system", "response", "chosen", "rejected", "first", "second", "reference",
+    "prompt", "input", "system", "response", "chosen", "rejected", "first", "second", "reference",
 )  # fmt: skip
 _FURTHER: tuple[Role, ...] = (
     "system", "tools", "images", "videos", "audio", "turn", "margin", "steps", "step_labels", "reward", "truth",
     "reference", "tests", "rubric", "solution", "options", "token_rewards", "advantage", "step", "group", "tokens",
     "length", "truncated", "failed", "id", "split", "subset", "model", "person", "weight",
 )  # fmt: skip
-_ALL_ROLES: Mapping[str, Role] = {role: role for role in get_args(Role)}
 _EXAMPLES = {"winner": "A/B/tie", "label": "yes/no", "rating": "1..5"}
 
 

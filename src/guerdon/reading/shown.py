@@ -1,8 +1,8 @@
 """What a reading took for what, in lines for people and as values for JSON files.
 
-    for line in shown_lines(reading, used=98, left_out={"no_value": 2}): log_line(line)
-    # pairs.csv: vote is the winner (1/2, for example '2')
-    # pairs.csv: 100 rows read, 98 used, 2 left out (2 no_value)
+for line in shown_lines(reading, used=98, left_out={"no_value": 2}): log_line(line)
+# pairs.csv: vote is the winner (1/2, for example '2')
+# pairs.csv: 100 rows read, 98 used, 2 left out (2 no_value)
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from guerdon.reading.reader import Reading
+from guerdon.reading.reader import Plan, Reading
 
 _SOURCES = {"given": ", as you said", "model": ", as in the data that the model was trained on"}
 
@@ -43,9 +43,38 @@ def record_lines(record: Mapping[str, Any]) -> list[str]:
 
 def _column_line(one: Mapping[str, Any]) -> str:
     coding = f"{one['coding']}, " if one["coding"] else ""
-    return f"{one['column']} is the {one['role']} ({coding}for example {one['example']!r}){_SOURCES.get(one['from'], '')}"
+    return (
+        f"{one['column']} is the {one['role']} ({coding}for example {one['example']!r}){_SOURCES.get(one['from'], '')}"
+    )
 
 
 def shown_lines(reading: Reading, *, used: int, left_out: Mapping[str, int]) -> list[str]:
     """The lines of `shown_record`, which a command writes to standard error."""
     return record_lines(shown_record(reading, used=used, left_out=left_out))
+
+
+def commands(plan: Plan) -> dict[str, str]:
+    """The commands that could use such rows, and what of them."""
+    answers = plan.has("response") or plan.has("chosen", "rejected") or plan.has("first", "second")
+    answers = answers or plan.has("responses") or plan.has("messages")
+    asks = plan.has("prompt") or plan.has("messages")
+    rewarded = plan.has("reward") or plan.has("token_rewards") or plan.layout.parts == "sum"
+    found = {
+        "audit": "the rewards of a log" if rewarded else "",
+        "score": "its responses" if answers or plan.has("steps") else "",
+        "evaluate": _judged(plan),
+        "train": _judged(plan),
+        "run, search, label": "its prompts" if asks else "",
+    }
+    return {command: what for command, what in found.items() if what}
+
+
+def _judged(plan: Plan) -> str:
+    """What the rows say of responses; empty: nothing."""
+    if plan.has("steps", "step_labels") or plan.layout.kind == "steps":
+        return "labels of steps"
+    compared = plan.has("winner") or plan.has("first_score", "second_score")
+    ranked = plan.has("responses") and (plan.listed or plan.has("ranks") or plan.has("scores"))
+    if plan.has("chosen", "rejected") or (plan.has("first", "second") and compared) or ranked:
+        return "preferences"
+    return "labels of responses" if plan.has("label") or plan.has("rating") or plan.ratings else ""
