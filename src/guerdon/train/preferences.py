@@ -239,7 +239,7 @@ def _target(one: Comparison, attributes: Mapping[str, float]) -> FloatArray:
     return np.array([float(bool(one.label))], dtype=np.float32)
 
 
-def _read_once(model: TextRewardModel, readings: list[Reading]) -> list[Reading]:
+def _read_once(model: TextRewardModel, readings: list[Tokens]) -> list[Tokens]:
     """The responses to one prompt with what they have in common marked, which is read once."""
     if len(readings) < 2:
         return readings
