@@ -10,6 +10,7 @@ used is left out and counted by reason, never used in silence.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections import Counter
@@ -367,6 +368,12 @@ def benchmark_of(data: str, row: Any) -> str | None:
         isinstance(row[key], list | tuple) and len(row[key]) == 3 for key in ("chosen", "rejected")
     ):
         return "RM-Bench"
+    return _benchmark_named(data)
+
+
+@functools.lru_cache(maxsize=64)
+def _benchmark_named(data: str) -> str | None:
+    """The benchmark that the name of a data set is that of."""
     own = Path(data).stem if has_rows(Path(data)) else Path(data).name.partition(":")[0]
     return next((name for name, known in _BENCHMARKS.items() if re.search(known, own, re.IGNORECASE)), None)
 

@@ -601,6 +601,9 @@ class _Planner:
         for role in _FURTHER:
             if role not in self.uses:
                 self._take_first(role)
+        for name in named("id", self.sketches)[:1]:  # it may also be the column of groups
+            if "id" not in self.uses and self.sketches[name].filled:
+                self._use("id", name, None, "name")
 
     def _take_answers(self) -> None:
         """What was answered: steps with labels, two responses, several, or one."""
@@ -848,7 +851,7 @@ _ANSWERS: tuple[Role, ...] = ("reference", "solution")
 _FURTHER: tuple[Role, ...] = (
     "system", "tools", "images", "videos", "audio", "turn", "margin", "steps", "step_labels", "reward", "truth",
     "reference", "tests", "rubric", "solution", "options", "token_rewards", "advantage", "step", "group", "tokens",
-    "length", "truncated", "failed", "id", "split", "subset", "model", "person", "weight",
+    "length", "truncated", "failed", "split", "subset", "model", "person", "weight",
 )  # fmt: skip
 _EXAMPLES = {"winner": "A/B/tie", "label": "yes/no", "rating": "1..5"}
 
