@@ -319,11 +319,15 @@ def prompts_in(
     places: list[str] = []
     skipped: list[tuple[str, str]] = []  # place and reason
     left_out: Counter[str] = Counter()
+    name = ""
     reading.need("prompt", "messages")
     for record in reading.records(bad=True):
         if record.error is not None:
             raise record.error
         kind = media_in(record.roles)
+        if record.name == name:
+            continue  # another response to the prompt of a row that holds several
+        name = record.name
         if kind:
             left_out[f"has_{kind}"] += 1
             continue
@@ -509,10 +513,11 @@ def _solution(row: Mapping[str, Any], roles: Mapping[str, Any], plan: Plan) -> s
 
 
 def _response(roles: Mapping[str, Any], plan: Plan) -> str | None:
-    """The one response of a row of which nothing says how good it is: a worked solution."""
+    """The response of a set of instructions, if nothing says how good it is: a worked solution."""
     said = roles.get("response")
     judged = is_preference(plan) or plan.has("reward") or plan.has("reference")
-    return said if isinstance(said, str) and said.strip() and not judged else None
+    worked = plan.layout.kind == "prompts" and not judged
+    return said if worked and isinstance(said, str) and said.strip() else None
 
 
 def _marks(text: str) -> bool:
