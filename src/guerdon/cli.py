@@ -230,8 +230,7 @@ def evaluate(
     words = [*([] if study is None else [study]), *(overrides or [])]
     file = check_words(words, model, data, labels, output, of_study=bool(only or attack))
     if file is not None:
-        of_labels = [] if labels is None else [f"evaluate.labels={json.dumps(labels)}"]
-        config = _load(_expanded(Path(file)), [*words[1:], *of_labels])
+        config = _load(_expanded(Path(file)), [*words[1:], *_labels_override(labels)])
     elif model is None:
         return _say(evaluate_judged(str(data or labels), words, output))
     else:
@@ -248,6 +247,11 @@ def evaluate(
     if gate:
         for line in chosen.gate(config, done):
             sys.stderr.write(f"{line}\n")
+
+
+def _labels_override(labels: str | None) -> list[str]:
+    """The flag `--labels` as an override."""
+    return [] if labels is None else [f"evaluate.labels={json.dumps(labels)}"]
 
 
 @app.command()

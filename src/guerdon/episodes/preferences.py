@@ -249,10 +249,14 @@ def _several(record: Record) -> Given:
     items = record.roles["responses"]
     if not isinstance(items, list | tuple) or not items:
         raise LeftOut("no_value")
-    texts = list(items)
-    if all(isinstance(one, Mapping) for one in items):
-        texts = [next((one[key] for key in _TEXTS if one.get(key) is not None), None) for one in items]
-    return Given(asked_of(record.roles), texts)
+    return Given(asked_of(record.roles), [text_in(one) for one in items])
+
+
+def text_in(item: Any) -> Any:
+    """The response in a map that has further keys; anything else, and a chat message, as it is."""
+    if not isinstance(item, Mapping) or "role" in item:
+        return item
+    return next((item[key] for key in _TEXTS if item.get(key) is not None), None)
 
 
 def _listed(record: Record, found: Given) -> Judged:
@@ -515,7 +519,7 @@ def solution_of(prompt: Any, given: Any, name: str, tools: Any, system: str = ""
 
     Args:
         prompt: None: the response has the conversation in front of it.
-        given: the response.
+        given: the response; one message, too.
         name: its id.
         tools: JSON schemas.
         system: in front of a conversation that has no system prompt.
@@ -524,7 +528,8 @@ def solution_of(prompt: Any, given: Any, name: str, tools: Any, system: str = ""
         ChatError: it cannot be read as text, or is a response to another prompt.
         DataError: there is no prompt.
     """
-    said = chat_messages([{"role": "assistant", "content": given}] if isinstance(given, str) else given)
+    turn = {"role": "assistant", "content": given} if isinstance(given, str) else given
+    said = chat_messages([turn] if isinstance(turn, Mapping) else turn)
     alone = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     asked = () if alone is None else chat_messages(alone)
     if said[0]["role"] in ("assistant", "tool"):

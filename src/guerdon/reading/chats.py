@@ -306,9 +306,28 @@ def asked_of(roles: Mapping[str, Any]) -> Any:
     if passage and isinstance(asked, str):
         asked = f"{_passage(passage)}\n\n{asked}"
     before = [*earlier_turns(roles.get("history")), *(messages if isinstance(messages, list | tuple) else ())]
+    if isinstance(asked, str) and (place := _place_of(asked, before)) is not None:
+        return before[: place + 1]  # the turns have the question, too
     if asked is None or not before:
         return asked if asked is not None else before or None
     return [*before, *([{"role": "user", "content": asked}] if isinstance(asked, str) else asked)]
+
+
+def _place_of(question: str, messages: Sequence[Any]) -> int | None:
+    """The last of these messages that is a question of a user."""
+    wanted = question.strip()
+    for place in range(len(messages) - 1, -1, -1):
+        one = messages[place]
+        said = one.get("content", one.get("value")) if isinstance(one, Mapping) else None
+        if isinstance(said, str) and said.strip() == wanted and _role_of(one) == "user":
+            return place
+    return None
+
+
+def is_answered(messages: Any) -> bool:
+    """Whether something is chat messages that end with a turn of the assistant."""
+    is_chat = isinstance(messages, list | tuple) and bool(messages) and isinstance(messages[-1], Mapping)
+    return is_chat and _role_of(messages[-1]) == "assistant"
 
 
 def _passage(given: Any) -> str:

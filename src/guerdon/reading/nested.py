@@ -183,7 +183,9 @@ def query(record: Row) -> list[Row]:
     """What OpenRLHF gives a reward function: the query is the prompt and its response."""
     query, prompt = record["query"], record["prompt"]
     whole = isinstance(query, str) and isinstance(prompt, str) and query.startswith(prompt)
-    return [{**record, "response": query[len(prompt) :] if whole else query}]
+    rest = {key: value for key, value in record.items() if key != "label"}
+    truth = record.get("label", record.get("reference"))
+    return [{**rest, "response": query[len(prompt) :] if whole else query, "reference": truth}]
 
 
 def shown(record: Row) -> list[Row]:

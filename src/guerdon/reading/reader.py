@@ -126,7 +126,9 @@ class Reading:
     Attributes:
         plan: what each column is for.
         sketches: of each column.
-        rows: how many there are, and by reason those that are none.
+        rows: how many there are, unwrapped.
+        several: whether a record of the data holds more rows than one.
+        bad: records that are no rows, by reason.
 
     Raises:
         DataError: there is no row, or a column that the user said is not there.
@@ -144,6 +146,7 @@ class Reading:
         self.data, self.parts, self.train = data, parts, train
         self.bad: Counter[str] = Counter()
         self.rows = 0
+        self.several = False
         self.sketches: dict[str, Sketch] = {}
         self.columns, self._layout = _layout_said(parts, columns, stored)
         self._look(self._layout)
@@ -158,7 +161,10 @@ class Reading:
 
     def _look(self, layout: Layout) -> None:
         """Count what the cells of every row are."""
-        for _, _, _, row in self._mapped(layout):
+        previous = ""
+        for _, _, record, row in self._mapped(layout, self.bad):
+            self.several = self.several or record == previous
+            previous = record
             for name, cell in row.items():
                 sketch = self.sketches.get(name)
                 if sketch is None:
@@ -176,46 +182,53 @@ class Reading:
                 self.sketches[inner] = Sketch()
             self.sketches[inner].add(value)
 
-    def _mapped(self, layout: Layout) -> Iterator[tuple[DataPart, str, str, Row]]:
-        """Part, place, name and columns of every row that can be read, unwrapped where the layout says so."""
-        for part, where, name, row in self._all(layout):
+    def _mapped(self, layout: Layout, bad: Counter[str] | None = None) -> Iterator[tuple[DataPart, str, str, Row]]:
+        """Part, place, name and columns of every row that can be read, unwrapped where the layout says so.
+
+        Args:
+            layout: of the rows.
+            bad: counts the records that are no rows, by reason.
+        """
+        for part, where, name, row in self._all(layout, bad):
             if not isinstance(row, DataError):
                 yield part, where, name, row
 
-    def _all(self, layout: Layout) -> Iterator[tuple[DataPart, str, str, Row | DataError]]:
-        """As `_mapped`; a row that cannot be read is counted, and is an error in its place."""
-        self.bad.clear()
+    def _all(
+        self, layout: Layout, bad: Counter[str] | None = None
+    ) -> Iterator[tuple[DataPart, str, str, Row | DataError]]:
+        """As `_mapped`; a row that cannot be read is an error in its place."""
+        bad = Counter() if bad is None else bad
         for part in self.parts:
             if layout.whole is not None:
-                rows = layout.whole([one for _, one in self._maps(part) if not isinstance(one, DataError)])
+                rows = layout.whole([one for _, one in self._maps(part, bad) if not isinstance(one, DataError)])
                 yield from ((part, part.where, f"{part.name}-{number}", row) for number, row in enumerate(rows))
                 continue
-            for number, (where, record) in enumerate(self._maps(part)):
+            for number, (where, record) in enumerate(self._maps(part, bad)):
                 if isinstance(record, DataError):
                     yield part, where, f"{part.name}-{number}", record
                     continue
-                for row in self._unwrapped(layout, record):
+                for row in self._unwrapped(layout, record, bad):
                     yield part, where, f"{part.name}-{number}", row
 
-    def _maps(self, part: DataPart) -> Iterator[tuple[str, Row | DataError]]:
+    def _maps(self, part: DataPart, bad: Counter[str]) -> Iterator[tuple[str, Row | DataError]]:
         """The rows of a part; those that cannot be read are counted."""
         for where, record in part.rows(kept=False):
             if isinstance(record, Mapping):
                 yield where, record
                 continue
-            self.bad[record.why if isinstance(record, BadRecord) else "a row that is no map of columns"] += 1
+            bad[record.why if isinstance(record, BadRecord) else "a row that is no map of columns"] += 1
             kind = type(record).__name__
             no_map = DataError(f"a row must be a map of keys, this is {kind}", where=where)
             yield where, record if isinstance(record, DataError) else no_map
 
-    def _unwrapped(self, layout: Layout, record: Row) -> Sequence[Row]:
+    def _unwrapped(self, layout: Layout, record: Row, bad: Counter[str]) -> Sequence[Row]:
         """The rows in a record; none of one that is not like its layout, which is counted."""
         try:
             return self._rows_in(layout, record)
         except (TypeError, AttributeError, LookupError, ValueError):
             if layout.unwrap is None:
                 raise
-            self.bad[f"a row that is not like {layout.name}"] += 1
+            bad[f"a row that is not like {layout.name}"] += 1
             return []
 
     def _rows_in(self, layout: Layout, record: Row) -> Sequence[Row]:
@@ -581,6 +594,8 @@ class _Planner:
         self._take_question()
         if self.layout.kind != "steps":
             self._take_answers()
+        if self.layout.kind == "steps" or self._has_steps():
+            self.ignored += [name for name in self._free() if plain_name(name) in _OF_STEPS]
         if "response" in self.uses and named("rating", self._free())[:1] == ["helpfulness"]:
             self.ratings = [name for name in named("rating", self._free()) if self._has_numbers(name)]
         for role in _FURTHER:
@@ -819,6 +834,7 @@ class _Planner:
 
 
 _TEXT_KEYS = ("full_text", "raw", "text", "content", "problem", "question")  # of a question that is a map
+_OF_STEPS = ("answer", "label")  # columns that say something of the steps beside them, and not what is true
 _RANKED = {"rank", "score", "overall_score", "rating", "reward"}  # keys of a response in a list
 _USUAL: Mapping[Role, Coding] = {"first_score": NUMBER, "second_score": NUMBER}
 _PROMPT_AND_BOTH: tuple[Role, ...] = ("prompt", "chosen", "rejected")

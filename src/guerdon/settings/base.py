@@ -43,8 +43,13 @@ from guerdon.secrets import remember
 
 
 def _yaml(*values: Any) -> str:
-    shown = (str(value).lower() if isinstance(value, bool) else "null" if value is None else value for value in values)
-    return ", ".join(map(str, shown))
+    return ", ".join(map(_one_yaml, values))
+
+
+def _one_yaml(value: Any) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @dataclass(frozen=True)
