@@ -89,6 +89,11 @@ def solution_of(record: Record, plan: Plan) -> Solution:
     return read_row(_with_lists(record, plan) | _said(record, plan, layout), record.where, record.name)
 
 
+def is_solution(record: Record | None) -> bool:
+    """Whether a row is a solution in steps, by its columns."""
+    return record is not None and (_layout_of(record) is not PLAIN or record.roles.get("steps") is not None)
+
+
 def _layout_of(record: Record) -> Layout:
     return layout_of(columns_of([record.row]), [record.row], kind="steps")
 
