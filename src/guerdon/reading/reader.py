@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 from guerdon.errors import DataError, did_you_mean
@@ -33,9 +34,9 @@ from guerdon.reading.roles import MODELS, OUTCOMES, SCORES, Role, beside, named,
 from guerdon.reading.values import MISSING, MOST_FIT, Sketch, canonical, nested
 
 Source = Literal["given", "model", "layout", "name"]
-_NAMES_OF_LAYOUTS = {plain_name(key): key for layout in LAYOUTS for key in layout.keys}
+NAMES_OF_LAYOUTS = {plain_name(key): key for layout in LAYOUTS for key in layout.keys}
 _RATINGS: tuple[Role, ...] = ("rating",)
-_LOOKED_AT = 100  # rows from whose columns a first layout is taken
+_LOOKED_AT = 100  # rows from whose columns a layout is taken
 _DEEP_KEYS = 64  # keys of a map in a cell that count as columns
 
 
@@ -137,7 +138,7 @@ class Reading:
         self.sketches: dict[str, Sketch] = {}
         layout = self._layout = _first_layout(parts, columns)
         self._look(layout)
-        self.plan = _Planner(self, stored, layout).plan()
+        self.plan = plan_of(data, self.sketches, layout, self.all_rows, columns, stored)
 
     def _look(self, layout: Layout) -> None:
         """Count what the cells of every row are."""
@@ -180,17 +181,9 @@ class Reading:
                 self.bad[record.why if isinstance(record, BadRecord) else "a row that is no map of columns"] += 1
 
     def _unwrapped(self, layout: Layout, record: Row) -> Sequence[Row]:
-        """The rows in a record, with the names of columns that the layout has."""
-        if self.columns.renamed:
-            own = {column: name for name, column in self.columns.renamed.items()}
-            record = {own.get(name, name): cell for name, cell in record.items()}
-        if self.columns.function is not None:
-            found = self.columns.function(record)
-            return [] if found is None else [found]
-        if layout.unwrap is None:
-            return [record]
+        """`rows_in`; a record of another form is counted."""
         try:
-            return layout.unwrap(record)
+            return rows_in(record, layout, self.columns)
         except (TypeError, AttributeError, LookupError, ValueError):
             self.bad[f"a row that is not like {layout.name}"] += 1
             return []
@@ -238,21 +231,8 @@ class Reading:
         return all(holds(row) for _, _, row in self._mapped(self._layout))
 
     def read_as(self) -> list[dict[str, Any]]:
-        """What was taken for what: `column`, `role`, `coding`, `example` and `from` of each, unused columns last."""
-        used = [
-            {"column": use.column, "role": use.role, "coding": use.coding and use.coding.name,
-             "example": self._example(use.column), "from": use.source}
-            for use in self.plan.uses.values()
-        ]  # fmt: skip
-        rest = [
-            {"column": name, "role": None, "coding": None, "example": self._example(name), "from": None}
-            for name in self.plan.unused
-        ]
-        return [*used, *rest]
-
-    def _example(self, column: str) -> str:
-        sketch = self.sketches.get(column)
-        return "" if sketch is None else sketch.shown()
+        """As the function `read_as`."""
+        return read_as(self.plan.uses.values(), self.plan.unused, self.sketches)
 
     def need(self, *roles: Role) -> None:
         """Refuse data in which one of these could be two things.
@@ -284,8 +264,66 @@ def read(
         ConfigError: as `said_columns`.
         DataError: as `data_parts` and `Reading`.
     """
-    said_by_user = said_columns(columns, layouts=_NAMES_OF_LAYOUTS)
+    said_by_user = said_columns(columns, layouts=NAMES_OF_LAYOUTS)
     return Reading(data, data_parts(data, train=train), said_by_user, said_columns(stored), train=train)
+
+
+def read_as(uses: Iterable[Use], unused: Iterable[str], sketches: Mapping[str, Sketch]) -> list[dict[str, Any]]:
+    """What was taken for what: `column`, `role`, `coding`, `example` and `from` of each, unused columns last."""
+
+    def example(column: str) -> str:
+        sketch = sketches.get(column)
+        return "" if sketch is None else sketch.shown()
+
+    used = [
+        {"column": use.column, "role": use.role, "coding": use.coding and use.coding.name,
+         "example": example(use.column), "from": use.source}
+        for use in uses
+    ]  # fmt: skip
+    rest = [{"column": name, "role": None, "coding": None, "example": example(name), "from": None} for name in unused]
+    return [*used, *rest]
+
+
+def rows_in(record: Row, layout: Layout, columns: Columns) -> Sequence[Row]:
+    """The rows in a record, with the names of columns that the layout has.
+
+    Raises:
+        AttributeError, LookupError, TypeError, ValueError: it is not like the layout.
+    """
+    if columns.renamed:
+        own = {column: name for name, column in columns.renamed.items()}
+        record = {own.get(name, name): cell for name, cell in record.items()}
+    if columns.function is not None:
+        found = columns.function(record)
+        return [] if found is None else [found]
+    return [record] if layout.unwrap is None else layout.unwrap(record)
+
+
+def plan_of(
+    data: str,
+    sketches: Mapping[str, Sketch],
+    layout: Layout,
+    all_rows: Callable[[Callable[[Row], bool]], bool],
+    columns: Columns = NOTHING,
+    stored: Columns = NOTHING,
+    *,
+    log: bool = False,
+) -> Plan:
+    """What the columns of a data set are for.
+
+    Args:
+        data: what messages call it.
+        sketches: of each column, and of keys below a column as `a.b`.
+        layout: of the rows.
+        all_rows: whether something holds for every row.
+        columns: what the user said.
+        stored: what a model was trained on.
+        log: the rows have one response each, with a reward, and say nothing else of it.
+
+    Raises:
+        DataError: a column that the user said is not there.
+    """
+    return _Planner(data, sketches, layout, all_rows, columns, stored, log=log).plan()
 
 
 def cell_of(row: Row, column: str) -> Any:
@@ -320,21 +358,39 @@ def _is_missing(cell: Any) -> bool:
 
 
 def _first_layout(parts: Sequence[DataPart], columns: Columns) -> Layout:
-    """The layout of the columns that the first rows have together."""
-    if columns.function is not None:
-        return PLAIN
-    there: set[str] = set()
-    for number, record in enumerate(_records(parts)):
-        there.update(key for key, value in record.items() if value is not None)
-        inner = ((key, value) for key, value in record.items() if isinstance(value, Mapping))
-        there.update(f"{key}.{name}" for key, value in inner for name in value)
-        if number >= _LOOKED_AT:
-            break
-    renamed = {column: name for name, column in columns.renamed.items()}
-    found = layout_of({renamed.get(name, name) for name in there})
+    """The layout of the columns that the first rows have together.
+
+    Raises:
+        DataError: it is one that is not read.
+    """
+    found = layout_of_rows(islice(_records(parts), _LOOKED_AT), columns)
     if found.refused:
         raise DataError(f"{found.name}: {found.refused}", where=parts[0].where)
     return found
+
+
+def layout_of_rows(records: Iterable[Row], columns: Columns = NOTHING) -> Layout:
+    """The layout of the columns that records have together.
+
+    A column without a value counts where it makes them a log: a run may not know of any success.
+
+    Args:
+        records: the first ones of a file.
+        columns: what the user said.
+    """
+    if columns.function is not None:
+        return PLAIN
+    there, empty = set[str](), set[str]()
+    for record in records:
+        there.update(key for key, value in record.items() if value is not None)
+        empty.update(key for key, value in record.items() if value is None)
+        inner = ((key, value) for key, value in record.items() if isinstance(value, Mapping))
+        there.update(f"{key}.{name}" for key, value in inner for name in value)
+    own = {column: name for name, column in columns.renamed.items()}
+    there, empty = ({own.get(name, name) for name in names} for names in (there, empty))
+    found = layout_of(there)
+    log = layout_of(there | empty)
+    return log if found is PLAIN and log.kind == "log" else found
 
 
 def _records(parts: Iterable[DataPart]) -> Iterator[Row]:
@@ -344,15 +400,22 @@ def _records(parts: Iterable[DataPart]) -> Iterator[Row]:
 class _Planner:
     """Decides what each column is for: what was said, then what the layout says, then names and values.
 
-    Args:
-        reading: the data set, whose rows were looked at.
-        stored: what a model was trained on.
-        layout: of the rows.
+    Args: as of `plan_of`.
     """
 
-    def __init__(self, reading: Reading, stored: Columns, layout: Layout) -> None:
-        self.reading, self.stored, self.layout = reading, stored, layout
-        self.data, self.sketches, self.columns = reading.data, reading.sketches, reading.columns
+    def __init__(
+        self,
+        data: str,
+        sketches: Mapping[str, Sketch],
+        layout: Layout,
+        all_rows: Callable[[Callable[[Row], bool]], bool],
+        columns: Columns,
+        stored: Columns,
+        *,
+        log: bool,
+    ) -> None:
+        self.data, self.sketches, self.layout, self.all_rows = data, sketches, layout, all_rows
+        self.columns, self.stored, self.log = columns, stored, log
         self.uses: dict[Role, Use] = {}
         self.ignored: list[str] = []  # columns that repeat what others say
         self.unclear: dict[Role, str] = {}
@@ -411,9 +474,12 @@ class _Planner:
 
     def _take_roles(self) -> None:
         """Rows that a function made: their keys are roles."""
+        taken = {use.column for use in self.uses.values()}
         for name in self.sketches:
-            if name in _ALL_ROLES and name not in self.uses:
-                role = _ALL_ROLES[name]
+            role = _ALL_ROLES.get(name)
+            if role is None or role in self.uses or name in taken:
+                continue
+            if self.columns.function is not None or self.layout.kind != "log" or role not in _OF_PAIRS:
                 coding = SIGNED if role == "winner" else None
                 self._use(role, name, coding, "layout")
         self._code("winner", "label")
@@ -433,7 +499,8 @@ class _Planner:
     def _take_named(self) -> None:
         """Roles by the names of columns, and by what is in them."""
         self._take_question()
-        if not self._take_chosen() and not self._take_pair() and not self._take_list():
+        several = not self.log and (self._take_chosen() or self._take_pair() or self._take_list())
+        if not several:
             self._take_response()
         for role in _FURTHER:
             if role not in self.uses:
@@ -490,9 +557,7 @@ class _Planner:
             return columns
         for widest in columns:
             others = [name for name in columns if name != widest]
-            if self.reading.all_rows(
-                lambda row, one=widest, rest=others: _has_texts(row.get(one), [row.get(n) for n in rest])
-            ):
+            if self.all_rows(lambda row, one=widest, rest=others: _has_texts(row.get(one), [row.get(n) for n in rest])):
                 return [widest]
         return columns
 
@@ -603,6 +668,8 @@ class _Planner:
         elif found and self._is_gold(found[0]):
             found = []
         self._take_alone("response", found)
+        if self.log:
+            return
         if "label" in self.uses:
             self._code("label")
         elif not named("reward", self._free()):
@@ -611,20 +678,27 @@ class _Planner:
                 self._decide("label", coded[self.uses["label"].column])
 
     def _is_gold(self, column: str) -> bool:
-        """Whether all rows of a prompt have the same answer: it is the true one, and no response."""
+        """Whether all rows of a prompt have the same answer: it is the true one, and no response.
+
+        In a log, whose rewards are for something, only where a prompt comes again.
+        """
         asked = self.uses.get("prompt")
         answers: dict[int, int] = {}
+        rows = 0
 
         def same(row: Row) -> bool:
+            nonlocal rows
+            rows += 1
             answer = hash(repr(row.get(column)))
             return answers.setdefault(hash(repr(cell_of(row, asked.column))) if asked else 0, answer) == answer
 
-        return asked is not None and self.reading.all_rows(same)
+        return asked is not None and self.all_rows(same) and (not self.log or rows > len(answers))
 
 
 _TEXT_KEYS = ("full_text", "raw", "text", "content", "problem", "question")  # of a question that is a map
 _RANKED = {"rank", "score", "overall_score", "rating", "reward"}  # keys of a response in a list
 _PAIR: tuple[Role, ...] = ("first", "second")
+_OF_PAIRS: tuple[Role, ...] = ("winner", "label")  # in a log such a column is a true answer, or no role of it
 _FURTHER: tuple[Role, ...] = (
     "system", "tools", "images", "videos", "audio", "turn", "margin", "steps", "step_labels", "reward", "truth",
     "reference", "tests", "rubric", "solution", "options", "token_rewards", "advantage", "step", "group", "tokens",
