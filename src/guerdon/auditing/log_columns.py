@@ -117,8 +117,8 @@ class LogColumns:
 class Look:
     """Sketches of the columns of a log, as far as they can still say something.
 
-    A column of texts is known with its first text that is no list and no map; one without a role by its first value;
-    only of rewards and truth every cell counts.
+    A column of texts is known with its first cell that is no number and no text of a list, one without a role with its
+    first value; of rewards and truth every cell counts.
 
     Args:
         said: what the user said.
@@ -129,7 +129,7 @@ class Look:
         self.said, self.layout = said, layout
         self.sketches: dict[str, Sketch] = {}
         self._open: dict[str, Sketch] = {}
-        self._roles: dict[str, str] = {}  # `coded`, `text` or nothing, by column
+        self._roles: dict[str, str] = {}  # `coded`, `talk`, `text` or nothing, by column
         given = {use.column: role for role, use in said.uses.items()}
         given |= {column.partition(":")[0]: role for role, column in layout.roles.items()}
         self.given = given
@@ -146,6 +146,8 @@ class Look:
         roles = {*roles_of(name), *known}
         if roles & {*_CODED}:
             return "coded"
+        if "passage" in roles:
+            return "talk"
         return "text" if roles & {*TEXTS} else ""
 
     def add(self, row: Row, parts: Row) -> None:
@@ -167,9 +169,7 @@ class Look:
             is_list = kind == "coded" and (isinstance(cell, list) or (isinstance(cell, str) and cell[:1] in ("{", "[")))
             if is_list or isinstance(cell, dict):
                 self._look_inside(name, cell)
-            if kind == "text" and sketch.kinds["str"] <= sketch.texts_of_lists:
-                continue
-            if kind != "coded" and sketch.filled:
+            if _is_known(sketch, kind):
                 known.append(name)
         for name in known:
             del self._open[name]
@@ -227,8 +227,8 @@ class Look:
     def _parsed(self, uses: Mapping[Role, Use], sketches: Mapping[str, Sketch]) -> frozenset[str]:
         found = set()
         for role, use in uses.items():
-            base = use.column if use.column in self.sketches else use.column.partition(".")[0]
-            sketch = sketches[base] if base in sketches else Sketch()
+            base = use.column.partition(".")[0] if self._is_key(use.column) else use.column
+            sketch = sketches[base]
             chats = role in ("prompt", "messages", "response") and sketch.is_talk
             if sketch.is_nested_text and (chats or role in ("history", "reward", "tokens", "token_rewards")):
                 found.add(base)
@@ -254,6 +254,16 @@ class Look:
     def _is_key(self, name: str) -> bool:
         """Whether a name is that of a key of a map in a column."""
         return name.partition(".")[0] in self.sketches and "." in name
+
+
+def _is_known(sketch: Sketch, kind: str) -> bool:
+    """Whether further cells of a column can say nothing of it: not every one is a number, or text of a list."""
+    if kind == "coded" or not sketch.filled:
+        return False
+    if kind == "talk":
+        return not sketch.is_talk
+    other = sketch.kinds["str"] - sketch.texts_of_lists + sketch.kinds["list"] + sketch.kinds["dict"]
+    return kind != "text" or other > 0
 
 
 def _inside(cell: Any, key: str) -> Any:

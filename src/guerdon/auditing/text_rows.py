@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from guerdon.auditing.association import strata, stratum_means
-from guerdon.auditing.conversations import asked_and_said, conversation_of, written
+from guerdon.auditing.conversations import asked_and_said, conversation_of, messages_of, written
 from guerdon.auditing.log_columns import NUMBERS, TEXTS, LogColumns, Look
 from guerdon.auditing.rows import Codes, Flags, Numbers, Rows, Texts
 from guerdon.errors import DataError
@@ -42,6 +42,7 @@ _OF_TOKENS: tuple[tuple[Role, type], ...] = (("token_rewards", float), ("tokens"
 _FLAGS: tuple[Role, ...] = ("truncated", "failed")
 _STEP = re.compile(r"(?:^|[/_-])(?:global_?)?step[_-]?(\d+)|(?:^|/)(\d+)\.\w+$")
 _CUT = {"length", "max_tokens", "max_output_tokens", "max_length", "model_length", "limit", "true", "1"}
+_EXACT = 1 << 53  # whole numbers below it are floats
 _INFINITE = re.compile(r"\s*[+-]?inf(inity)?\s*", re.IGNORECASE)
 _NAN = float("nan")
 _FITS = 0.99  # correlation of advantages with the reward that they are of
@@ -57,6 +58,8 @@ class _BadRow(ValueError):
 
 def _number(value: Any, what: str) -> float:
     """A number, or a text or a list with one alone; missing ones are NaN."""
+    if type(value) is int and abs(value) < _EXACT:
+        return float(value)
     if isinstance(value, list | tuple) and len(value) == 1:
         value = value[0]
     if value is None or value != value or (isinstance(value, str) and canonical(value) in MISSING):
@@ -522,9 +525,12 @@ class RowReader:
 
 def _turns(asked: Any, said: Any) -> list[dict[str, str]]:
     """The conversation of a row; none where it is a text and a text."""
-    if not isinstance(asked, list | tuple) and not isinstance(said, list | tuple):
+    if isinstance(asked, str) and isinstance(said, str):
         return []
-    return [*conversation_of(asked, "user"), *conversation_of(said, "assistant")]
+    before, after = messages_of(asked), messages_of(said)
+    if not before and not after:
+        return []
+    return [*(before or conversation_of(asked, "user")), *(after or conversation_of(said, "assistant"))]
 
 
 def _if_any(values: list[_Value]) -> list[_Value] | None:

@@ -530,7 +530,7 @@ class _Planner:
             self._use("input", plain["input"], None, "name")
         elif "input" in plain and {"output"} <= plain.keys() and "instruction" in plain:
             self._use("input", plain["input"], None, "name")
-        asked = [self._text_in(name) for name in named("prompt", self._free()) if not self.sketches[name].is_number]
+        asked = [self._text_in(name) for name in self._texts("prompt")]
         asked = [name for name in asked if name]
         if "prompt" not in self.uses and asked:
             self._take_alone("prompt", self._widest(asked))
@@ -544,6 +544,12 @@ class _Planner:
         self._take_alone("messages", named("messages", self._free()))
         for name in named("history", self._free()):
             self._use("history" if "prompt" in self.uses else "prompt", name, None, "name")
+
+    def _texts(self, role: Role) -> list[str]:
+        """The columns with a name of a role that are no numbers; in a log, whose prompts may be numbers, else those."""
+        found = named(role, self._free())
+        texts = [name for name in found if not self.sketches[name].is_number]
+        return texts or (found if self.log else [])
 
     def _text_in(self, name: str) -> str:
         """A column, or the key of its maps that has a text; empty: its maps have none."""
@@ -661,7 +667,7 @@ class _Planner:
 
     def _take_response(self) -> None:
         """One response, and whether it is good."""
-        found = [name for name in named("response", self._free()) if not self.sketches[name].is_number]
+        found = self._texts("response")
         others = [name for name in found if plain_name(name) not in ("answer", "text")]
         if others:
             found = others
