@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from guerdon.auditing.log_columns import Look
 from guerdon.auditing.rows import Codes, Numbers, RobotSteps, Rows
 from guerdon.auditing.text_rows import RowReader
 from guerdon.episodes.data_files import DataFiles
@@ -32,6 +31,7 @@ from guerdon.reading.containers import ROWS, Part, file_rows, has_rows, parts_of
 from guerdon.reading.data_sets import log_files
 from guerdon.reading.fields import is_beyond_float
 from guerdon.reading.layouts import PLAIN, Layout, Row
+from guerdon.reading.log_columns import REWARDS, Look
 from guerdon.reading.nested import RESCORED
 from guerdon.reading.reader import NAMES_OF_LAYOUTS, layout_of_rows, rows_in
 from guerdon.reading.roles import named
@@ -501,10 +501,10 @@ def _kinds(path: Path, parts: Sequence[Part], said: Columns) -> tuple[dict[str, 
 def _has_rewards(columns: Iterable[str], said: Columns) -> bool:
     """Whether columns are of a log: one is of rewards, or the user says what is."""
     there = list(columns)
-    given = [one.column for role, one in said.uses.items() if role in ("reward", "token_rewards")]
+    given = [one.column for role, one in said.uses.items() if role in REWARDS]
     if said.function is not None or any(name in there or name.partition(".")[0] in there for name in given):
         return True
-    return not given and bool(named("reward", there) or named("token_rewards", there))
+    return not given and any(named(role, there) for role in REWARDS)
 
 
 class _First(NamedTuple):

@@ -20,7 +20,6 @@ import numpy as np
 
 from guerdon.auditing.association import strata, stratum_means
 from guerdon.auditing.conversations import asked_and_said, conversation_of, messages_of, written
-from guerdon.auditing.log_columns import NUMBERS, TEXTS, LogColumns, Look
 from guerdon.auditing.rows import Codes, Flags, Numbers, Rows, Texts
 from guerdon.errors import DataError
 from guerdon.files.bounds import BadRecord, TooLarge
@@ -29,6 +28,7 @@ from guerdon.reading.codings import NUMBER, Coding
 from guerdon.reading.containers import Part
 from guerdon.reading.fields import is_beyond_float
 from guerdon.reading.layouts import Layout, Row
+from guerdon.reading.log_columns import FLAGS, NUMBERS, TEXTS, LogColumns, Look
 from guerdon.reading.nested import RESCORED
 from guerdon.reading.reader import rows_in
 from guerdon.reading.roles import Role
@@ -39,7 +39,6 @@ _BYTES = 200_000_000  # of all texts that are kept
 _MOST = 99  # columns of further rewards
 _RUN = 4096  # rows of one prompt that are sampled together, at most
 _OF_TOKENS: tuple[tuple[Role, type], ...] = (("token_rewards", float), ("tokens", str))
-_FLAGS: tuple[Role, ...] = ("truncated", "failed")
 _STEP = re.compile(r"(?:^|[/_-])(?:global_?)?step[_-]?(\d+)|(?:^|/)(\d+)\.\w+$")
 _CUT = {"length", "max_tokens", "max_output_tokens", "max_length", "model_length", "limit", "true", "1"}
 _EXACT = 1 << 53  # whole numbers below it are floats
@@ -318,7 +317,7 @@ class RowReader:
             found |= self._composed(row, parts or {})
         for key, column, coding in shape.numbers:
             value = row[column] if column in row else self.of.value(row, parts or {}, column)
-            is_read = type(value) is float and (coding is NUMBER or coding is None) and key[1] not in _FLAGS
+            is_read = type(value) is float and (coding is NUMBER or coding is None) and key[1] not in FLAGS
             found[key] = value if is_read else self._value(value, key[1], coding, row)
         return found
 
@@ -368,7 +367,7 @@ class RowReader:
 
     def _value(self, value: Any, what: str, coding: Coding | None, row: Row) -> float:
         """A number or flag; only a reward that is none makes a row bad."""
-        if what in _FLAGS:
+        if what in FLAGS:
             return _flag(value, what)
         try:
             return _number(value, what) if coding is NUMBER or coding is None else _coded(value, coding, what, row)

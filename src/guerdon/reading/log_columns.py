@@ -1,4 +1,4 @@
-"""What the columns of a log are for, by `guerdon.reading`, while the log is read once.
+"""What the columns of a log are for, decided over all of its rows while the log is read once.
 
 The first rows of the files say it at once, and all rows are read by that; meanwhile `Look` counts what the cells are.
 Where all rows together say something else, the log is read again, by what all of them say.
@@ -28,10 +28,12 @@ _ASKED: tuple[Role, ...] = ("prompt", "input", "messages", "history", "passage",
 TEXTS: tuple[Role, ...] = (*_ASKED, "response")
 """Roles whose cells are texts or messages."""
 _CODED: tuple[Role, ...] = ("reward", "truth")
-NUMBERS: tuple[Role, ...] = (*_CODED, "step", "length", "truncated", "failed", "advantage")
+FLAGS: tuple[Role, ...] = ("truncated", "failed")
+REWARDS: tuple[Role, ...] = ("reward", "token_rewards")
+"""Roles that make rows those of a log."""
+NUMBERS: tuple[Role, ...] = (*_CODED, "step", "length", *FLAGS, "advantage")
 """Roles whose cells are one number each."""
-USED: tuple[Role, ...] = (*TEXTS, *NUMBERS, "group", "reference", "tokens", "token_rewards")
-"""Roles that an audit reads."""
+_USED: tuple[Role, ...] = (*TEXTS, *NUMBERS, "group", "reference", "tokens", "token_rewards")
 _OWN_OF_SUMS: tuple[Role, ...] = ("reward", "length")  # no roles by name where every column of numbers is a reward
 _TOTALS = (*ROLES["reward"], "total")  # keys of a map of rewards that are the reward
 _MOST_ITEMS = 16  # of a list of rewards that have a name
@@ -46,7 +48,7 @@ class LogColumns:
     """What the columns of a log are for.
 
     Attributes:
-        uses: of `USED`, by role.
+        uses: by role, of those that a log can have.
         form: what the cells of the reward are; empty: the log has no column of it.
         total: the key of a map of rewards that is their total; empty: the reward is their sum.
         parsed: columns whose texts are lists or maps.
@@ -202,7 +204,7 @@ class Look:
         unclear = next((plan.unclear[role] for role in TEXTS if role in plan.unclear), None)
         if unclear is not None and all_seen:
             raise DataError(unclear, where=data)
-        uses = {role: use for role, use in plan.uses.items() if role in USED and use.column in sketches}
+        uses = {role: use for role, use in plan.uses.items() if role in _USED and use.column in sketches}
         parts = self.layout.parts
         is_sum = parts == "sum" and ("reward" not in uses or uses["reward"].source == "name")
         maybe = ""
