@@ -230,8 +230,7 @@ def evaluate(
     words = [*([] if study is None else [study]), *(overrides or [])]
     file = check_words(words, model, data, labels, output, of_study=bool(only or attack))
     if file is not None:
-        of_labels = [] if labels is None else [f"evaluate.labels={json.dumps(labels)}"]
-        config = _load(_expanded(Path(file)), [*words[1:], *of_labels])
+        config = _load(_expanded(Path(file)), [*words[1:], *_labels_override(labels)])
     elif model is None:
         return _say(evaluate_judged(str(data or labels), words, output))
     else:
@@ -248,6 +247,11 @@ def evaluate(
     if gate:
         for line in chosen.gate(config, done):
             sys.stderr.write(f"{line}\n")
+
+
+def _labels_override(labels: str | None) -> list[str]:
+    """The flag `--labels` as an override."""
+    return [] if labels is None else [f"evaluate.labels={json.dumps(labels)}"]
 
 
 @app.command()
@@ -316,6 +320,30 @@ def compare(
 
 
 app.command()(audit)
+
+
+@app.command("read")
+def read_(
+    data: Annotated[str, typer.Argument(help="A file, a folder, PATH:SPLIT or a hub id.", show_default=False)],
+    columns: Annotated[str | None, typer.Option(help="ROLE=NAME[:CODING],... or package.module:function")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write it as JSON.")] = False,
+) -> None:
+    """Show what the columns of a file are taken for, and which commands could use it."""
+    from guerdon.reading.reader import read
+    from guerdon.reading.shown import commands, record_lines, shown_record
+
+    reading = read(data, columns=columns)
+    record = shown_record(reading, used=reading.rows, left_out=reading.bad)
+    if as_json:
+        whole = {**record, "unclear": reading.plan.unclear, "commands": commands(reading.plan)}
+        return _say(json.dumps(whole, ensure_ascii=False))
+    for line in record_lines(record):
+        _say(line)
+    for role, why in reading.plan.unclear.items():
+        _say(f"{role}: {why}")
+    for name, what in commands(reading.plan).items():
+        _say(f"guerdon {name}: {what}")
+    return None
 
 
 @app.command()

@@ -7,12 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from guerdon.episodes.solution_files import (
-    format_of,
-    read_solutions,
-    solutions_from_rows,
-    write_solutions,
-)
+from guerdon.episodes.solution_files import read_solutions, solutions_in, write_solutions
 from guerdon.episodes.solution_formats import (
     NotExpressibleError,
     from_record,
@@ -26,6 +21,8 @@ from guerdon.episodes.solution_formats import (
 )
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
+from guerdon.reading.layouts import columns_of, layout_of
+from memory_rows import reading_of
 
 SEED = {  # the sample of the seed's guide, whose solution is shortened
     "question": "If x + y = 10 and x - y = 4, what is x?",
@@ -92,17 +89,22 @@ def solutions(draw, *, soft=True, labelled=False):
 
 def solution_from_row(row, where, name):
     """One row as a solution."""
-    ((_, found),) = solutions_from_rows([(where, row)], name)
+    ((_, found),) = solutions_in(reading_of([row], name, where=where))
     if isinstance(found, DataError):
         raise found
     return found
+
+
+LAYOUTS = {
+    "seed": "solutions of guerdon", "trl": "TRL, steps", "prm800k": "PRM800K", "math_shepherd": "Math-Shepherd",
+}  # fmt: skip
 
 
 def again(solution, form):
     """Through one row of JSON and back."""
     write = {"seed": to_record, "trl": to_trl, "prm800k": to_prm800k, "math_shepherd": to_math_shepherd}[form]
     row = json.loads(json.dumps(write(solution)))
-    assert format_of(row, "x:1") == form
+    assert layout_of(columns_of([row]), [row]).name == LAYOUTS[form]
     return solution_from_row(row, "x:1", "x")
 
 
@@ -142,7 +144,7 @@ def test_math_shepherd_loses_nothing_where_labels_have_no_gap(solution):
 def test_files_hold_several_kinds_of_solutions(found, form, ending, tmp_path_factory):
     path = tmp_path_factory.mktemp("x") / f"file{ending}"
     written = write_solutions(path, found, form)
-    assert list(read_solutions(path, form)) == found
+    assert list(read_solutions(path)) == found
     assert (written.rows, written.left_out) == (len(found), {})
 
 
@@ -185,9 +187,9 @@ def test_training_rows_without_ids_are_told_apart_by_their_text():
     rows = [{k: v for k, v in row.items() if k not in ("id", "step")} for row in to_training(
         Solution("a", "q", ("one ", "two"), (1.0, 1.0), (1.0, 1.0))) + to_training(
         Solution("b", "q", ("other",), (0.0,), (-1.0,)))]  # fmt: skip
-    found = [s for _, s in solutions_from_rows([(f"f:{i}", r) for i, r in enumerate(rows)], "f")]
+    found = [s for _, s in solutions_in(reading_of(rows, "f"))]
     assert [s.steps for s in found] == [("one ", "two"), ("other",)]
-    assert [s.id for s in found] == ["f-0", "f-2"]
+    assert [s.id for s in found] == ["f-1", "f-3"]
 
 
 def test_steps_without_label_have_no_training_row():
@@ -275,7 +277,7 @@ def test_stepwise_supervision_as_published():
 
 BAD = [
     ({"question": "q"}, "no known format"),
-    ([1], "no known format"),
+    ([1], "a row must be a map"),
     ({**SEED, "step_rewards": [1.0]}, "1 step_rewards for 3 steps"),
     ({**SEED, "step_rewards": [1.0, 1.0, 3.0]}, "allowed: -1 to 1"),
     ({**SEED, "step_rewards": [1.0, 1.0, float("nan")]}, "allowed: -1 to 1"),
@@ -292,7 +294,7 @@ BAD = [
     ({"prompt": "q", "completions": ["a"], "labels": [1], "label_mask": []}, "label_mask"),
     ({**SHEPHERD, "label": SHEPHERD["label"].replace("2+2=5 -", "2+2=5 ?")}, "step 2"),
     ({**SHEPHERD, "label": SHEPHERD["label"] + "x"}, "end differently"),
-    ({"input": "no marker", "label": "no marker"}, "no ки"),
+    ({"input": "no marker", "label": "no marker"}, "no known format"),
     ({"input": "q a ки", "label": "q a +"}, "Step 1"),
     ({**PRM800K, "label": {**PRM800K["label"], "finish_reason": "tired"}}, "finish_reason"),
     ({**PRM800K, "label": {"steps": [], "finish_reason": "bad_problem"}}, "no step is rated"),
@@ -332,7 +334,7 @@ def test_a_bad_row_has_a_line_and_a_reason(row, reason, tmp_path):
         ("x.jsonl", b"[" * 100_000, r"x\.jsonl:1: nested deeper than 200 levels"),
         ("x.jsonl", b"\n", "no solution"),
         ("x.parquet", b"PAR1 no", "cannot be read as Parquet"),
-        ("x.json", b"{}", "one list of rows"),
+        ("x.json", b"{}", "a JSON object without a list of rows"),
         ("x.txt", b"", "are read from"),
     ],
 )
@@ -370,7 +372,6 @@ def test_a_file_may_mix_formats(tmp_path):
     training = to_training(from_record(SEED, "x", "x"))
     path.write_text("".join(json.dumps(row) + "\n" for row in [SEED, *training, SHEPHERD, PRM800K]))
     assert [len(s.steps) for s in read_solutions(path)] == [3, 3, 3, 4]
-    assert format_of(SHEPHERD, "x") == "math_shepherd"
 
 
 def test_half_a_character_survives_in_json(tmp_path):

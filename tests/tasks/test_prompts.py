@@ -20,7 +20,7 @@ from guerdon.settings.data import (
     GSM8KDataSettings,
     SwapSettings,
 )
-from guerdon.tasks.prompt_files import load_prompts, prompt_from_row, read_dataset, read_gsm8k, read_prompts
+from guerdon.tasks.prompt_files import load_prompts, read_dataset, read_gsm8k, read_prompts
 from guerdon.tasks.prompts import (
     Prompt,
     PromptStream,
@@ -31,6 +31,7 @@ from guerdon.tasks.prompts import (
     question_hash,
 )
 from guerdon.tasks.reasoning import step_truth
+from memory_rows import prompt_from_row
 from tables import cases, refuses
 
 EURUS = {
@@ -106,7 +107,7 @@ def test_plain_questions_and_answers_in_several_spellings(row, gold, solution):
     [
         ('{"question": "a", "answer": "1"', "not JSON"),
         ("[1]", "a row must be a map"),
-        ('{"text": "a", "answer": "1"}', "no question; expected one of question, problem, query, prompt"),
+        ('{"text": "a", "answer": "1"}', "no question; expected one of prompt, instruction, question"),
         ('{"question": "a"}', "no true answer"),
         ('{"question": "a", "solution": "no mark"}', "no true answer"),
         ('{"question": "a", "answer": " "}', "no true answer"),
@@ -131,9 +132,10 @@ def test_files_that_cannot_be_read_say_why(tmp_path):
     (tmp_path / "map.json").write_text('{"question": "a", "answer": "1"}')
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 no")
     (tmp_path / "empty.jsonl").write_text("\n")
+    (tmp_path / "rows.xlsx").write_bytes(b"PK")
     for name, why in [
         ("bytes.jsonl", "bytes.jsonl:2: not JSON"),
-        ("map.json", "holds one list of rows, this holds dict"),
+        ("map.json", "a JSON object without a list of rows"),
         ("broken.parquet", "cannot be read as Parquet"),
         ("empty.jsonl", "/empty.jsonl: there is no prompt in it"),
         ("rows.xlsx", "rows are read from .jsonl"),
@@ -164,9 +166,9 @@ def test_tables_with_a_header_are_read_as_text(tmp_path):
         ("question,answer\na,b,1\n", "row 0: 3 cells under 2 columns"),
         ("question,question\na,1\n", "must name every column once"),
         ("question,\na,1\n", "must name every column once"),
-        ('question,answer\n"a,1\n', "cannot be read as CSV"),
+        ('question,answer\n"a,1\n', "unexpected end of data"),
         ("a,1\nb,2\n", "row 0: no question; expected one of"),
-        ("question,answer\n\"[{'role': 'user', 'content': 'a'}]\",1\n", "chat messages written as text"),
+        ("question,answer\n\"[{'role': 'user', 'content': 'a'}]\",1\nb,2\n", "chat messages written as text"),
         ("", "there is no prompt in it"),
     ],
 )
@@ -404,7 +406,7 @@ def test_fuzzed_rows_are_read_or_refused_never_more():
     ]
     keys = ["prompt", "question", "answer", "solution", "reward_model", "extra_info", "id", "data_source"]
     read, refusals = 0, []
-    for _ in range(500):
+    for _ in range(800):
         row = {key: values[rng.integers(len(values))] for key in keys if rng.random() < 0.6}
         try:
             prompt = prompt_from_row(row, "f:1", "s")

@@ -60,10 +60,10 @@ def audit(
     from guerdon.auditing.page import write_page
     from guerdon.config.tree import Tree, apply_overrides
     from guerdon.reading.columns import said_columns
-    from guerdon.reading.reader import NAMES_OF_LAYOUTS
+    from guerdon.reading.reader import USUAL_NAMES
 
     wanted = [_condition(given) for given in fail_on or ()]
-    said_columns(columns, layouts=NAMES_OF_LAYOUTS)
+    said_columns(columns, usual=USUAL_NAMES)
     keys = apply_overrides(Tree(), options or []).data
     if judge is None and (options or sample):
         words = " ".join(options or [f"--sample {sample}"])

@@ -30,10 +30,10 @@ from guerdon.reading.columns import Columns, said_columns
 from guerdon.reading.containers import ROWS, Part, file_rows, has_rows, parts_of
 from guerdon.reading.data_sets import log_files
 from guerdon.reading.fields import is_beyond_float
-from guerdon.reading.layouts import PLAIN, Layout, Row
+from guerdon.reading.layouts import PLAIN, Layout, Row, columns_of, layout_of
 from guerdon.reading.log_columns import REWARDS, Look
 from guerdon.reading.nested import RESCORED
-from guerdon.reading.reader import NAMES_OF_LAYOUTS, layout_of_rows, rows_in
+from guerdon.reading.reader import USUAL_NAMES, rows_in
 from guerdon.reading.roles import named
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -377,7 +377,7 @@ def read_log(
         DataError: nothing is recognised, logs of several kinds lie in one folder, there is no reward, a column could
             be two things, or `columns` names something that is not there.
     """
-    said = said_columns(columns, layouts=NAMES_OF_LAYOUTS)
+    said = said_columns(columns, usual=USUAL_NAMES)
     if not path.exists():
         raise DataError("there is no such file or folder", where=path)
     if (path / "meta" / "info.json").is_file():
@@ -521,29 +521,38 @@ class _First(NamedTuple):
     rows: list[tuple[Row, Row]]
 
 
+def _layout_of(filled: Iterable[str], names: Iterable[str], said: Columns) -> Layout:
+    """The layout of a log by its columns; one without a value counts where no other layout is found.
+
+    Args:
+        filled: columns that have values.
+        names: all columns; a run of guerdon may not know of any success.
+        said: by the user.
+    """
+    if said.function is not None:
+        return PLAIN
+    own = {column: name for name, column in said.renamed.items()}
+    there, empty = ({own.get(name, name) for name in columns} for columns in (filled, names))
+    found = layout_of(there, kind="log")
+    return layout_of(there | empty, kind="log") if found is PLAIN else found
+
+
 def _first_rows(part: Part, said: Columns, most: int) -> _First:
     """The first records of a file, of which rows are kept as far as they are not large.
 
     Raises:
         DataError: the file cannot be read, or is of a kind that has no rewards or no responses.
     """
-    names, kept, size = dict[str, None](), list[Row](), 0
-    records = islice((record for _, record in part.rows() if isinstance(record, Mapping)), most)
-
-    def looked_at() -> Iterator[Row]:
-        nonlocal size
-        for record in records:
-            names.update(dict.fromkeys(record))
-            size += len(repr(record)) if size < _FIRST_SIZE else 0
-            if size < _FIRST_SIZE or not kept:
-                kept.append(record)
-            yield record
-
-    layout = layout_of_rows(looked_at(), said)
+    names, filled, kept, size = dict[str, None](), set[str](), list[Row](), 0
+    for record in islice((one for _, one in part.rows() if isinstance(one, Mapping)), most):
+        names |= dict.fromkeys(record)
+        filled |= columns_of([record])
+        size += len(repr(record)) if size < _FIRST_SIZE else 0
+        if size < _FIRST_SIZE or not kept:
+            kept.append(record)
+    layout = _layout_of(filled, names, said)
     if layout.refused:
         raise DataError(f"{layout.name}: {layout.refused}", where=part.where)
-    if layout.kind != "log":
-        layout = PLAIN
     rows: list[tuple[Row, Row]] = []
     for record in kept:
         try:

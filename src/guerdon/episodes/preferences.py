@@ -36,6 +36,7 @@ from guerdon.reading.chats import (
 from guerdon.reading.containers import has_rows
 from guerdon.reading.reader import Plan, Reading, Record, cell_of, read
 from guerdon.reading.roles import Role
+from guerdon.reading.shown import ReadAs, told
 from guerdon.reading.values import number_of
 from guerdon.types import Failure
 
@@ -125,8 +126,40 @@ class Judged(NamedTuple):
     attributes: Mapping[str, float] = {}
 
 
+class Given(NamedTuple):
+    """The responses of a row, whatever it says of them.
+
+    Attributes:
+        prompt: as of `Judged`.
+        responses: texts or messages, in the order of the row.
+        better: how many of them, the first ones, stand in a column of better ones.
+    """
+
+    prompt: Any
+    responses: Sequence[Any]
+    better: int = 0
+
+
 class LeftOut(DataError):
     """A row that says nothing about which response is better; its text is the reason."""
+
+
+def given(record: Record, plan: Plan) -> Given:
+    """The responses of a row and what was asked.
+
+    Raises:
+        LeftOut: there are none, or the row has pictures, sound or video.
+        ChatError: turns before the question cannot be read.
+        DataError: a column of responses holds something else.
+    """
+    seen = next((role for role in ("images", "videos", "audio") if record.roles.get(role)), None)
+    if seen is not None:
+        raise LeftOut(f"has_{seen}")
+    if plan.has("chosen", "rejected"):
+        return _better_and_worse(record, with_prompt=plan.with_prompt)
+    if plan.has("first", "second"):
+        return _side_by_side(record)
+    return _several(record) if plan.has("responses") else _one(record, plan)
 
 
 def judged(record: Record, plan: Plan) -> Judged:
@@ -134,55 +167,66 @@ def judged(record: Record, plan: Plan) -> Judged:
 
     Raises:
         LeftOut: it says nothing of them, or cannot be read.
-        ChatError: turns before the question cannot be read.
-        DataError: a column of responses holds something else.
+        ChatError: as `given`.
+        DataError: as `given`.
     """
-    roles = record.roles
     if record.left_out:
         raise LeftOut(f"unreadable_{record.left_out.partition(':')[0]}")
-    seen = next((role for role in ("images", "videos", "audio") if roles.get(role)), None)
-    if seen is not None:
-        raise LeftOut(f"has_{seen}")
+    found = given(record, plan)
     if plan.has("chosen", "rejected"):
-        return _chosen(record)
+        return _chosen(record, found)
     if plan.has("first", "second"):
-        return _compared(record, plan)
-    if plan.has("responses"):
-        return _listed(record)
-    return _single(record, plan)
+        return _compared(record, plan, found)
+    return _listed(record, found) if plan.has("responses") else _single(record, plan, found)
 
 
-def _chosen(record: Record) -> Judged:
+def _better_and_worse(record: Record, *, with_prompt: bool) -> Given:
     """A better and a worse one, or lists of each; the prompt may be their common beginning."""
     roles = record.roles
-    given = [roles["chosen"], roles["rejected"]]
-    if any(one is None for one in given):
+    both = [roles["chosen"], roles["rejected"]]
+    if any(one is None for one in both):
         raise LeftOut("no_value")
     chosen, rejected = (
-        responses_of(one, f"{record.where}: {name}") for one, name in zip(given, ("chosen", "rejected"), strict=True)
+        responses_of(one, f"{record.where}: {name}") for one, name in zip(both, ("chosen", "rejected"), strict=True)
     )
+    prompt, responses = asked_of(roles), [*chosen, *rejected]
+    if prompt is None and all(isinstance(one, str) for one in responses):
+        responses = [turns_of(one) for one in responses]
+        if all(isinstance(one, str) for one in responses):
+            prompt, responses = _common(responses)
+    elif with_prompt:
+        responses = [one[len(prompt) :] for one in responses]
+    return Given(prompt, responses, len(chosen))
+
+
+def _chosen(record: Record, found: Given) -> Judged:
+    """Better and worse ones, and by how much."""
+    roles = record.roles
     margin = number_of(roles.get("margin"))
     better, worse = (number_of(roles.get(role)) for role in ("chosen_score", "rejected_score"))
     if margin is None and better is not None and worse is not None:
         margin = better - worse
     if margin is not None and margin < 0:
         raise LeftOut("chosen_scored_lower")
-    prompt, responses = asked_of(roles), [*chosen, *rejected]
-    if prompt is None and all(isinstance(one, str) for one in responses):
-        responses = [turns_of(one) for one in responses]
-        if all(isinstance(one, str) for one in responses):
-            prompt, responses = _common(responses)
-    elif isinstance(prompt, str) and all(isinstance(one, str) and one.startswith(prompt) for one in responses):
-        responses = [one[len(prompt) :] for one in responses]
-    return Judged(prompt, responses, [0] * len(chosen) + [1] * len(rejected), margin)
+    ranks = [int(k >= found.better) for k in range(len(found.responses))]
+    return Judged(found.prompt, found.responses, ranks, margin)
 
 
-def _compared(record: Record, plan: Plan) -> Judged:
-    """Two responses side by side, with the better one named or scored."""
+def _side_by_side(record: Record) -> Given:
+    """Two responses in columns of their own; of conversations that were judged after a turn what came up to it."""
     roles = record.roles
     responses = [roles["first"], roles["second"]]
     if any(one is None for one in responses):
         raise LeftOut("no_value")
+    turn = number_of(roles.get("turn"))
+    if turn is not None:
+        responses = [cut_after(one, int(turn)) if isinstance(one, list | tuple) else one for one in responses]
+    return Given(asked_of(roles), responses)
+
+
+def _compared(record: Record, plan: Plan, found: Given) -> Judged:
+    """Two responses side by side, with the better one named or scored."""
+    roles = record.roles
     margin: float | None = None
     if plan.has("winner"):
         sign = roles["winner"]
@@ -197,51 +241,68 @@ def _compared(record: Record, plan: Plan) -> Judged:
         raise LeftOut("no_winner")
     if sign is None:
         raise LeftOut("no_value")
-    turn = number_of(roles.get("turn"))
-    if turn is not None:
-        responses = [cut_after(one, int(turn)) if isinstance(one, list | tuple) else one for one in responses]
-    return Judged(asked_of(roles), responses, [int(sign > 0), int(sign < 0)], margin)
+    return Judged(found.prompt, found.responses, [int(sign > 0), int(sign < 0)], margin)
 
 
-def _listed(record: Record) -> Judged:
-    """Several responses with a rank or a score each: in maps with the text, or in a list beside."""
-    roles = record.roles
-    items = roles["responses"]
+def _several(record: Record) -> Given:
+    """Several responses in a list: texts, messages, or maps with these."""
+    items = record.roles["responses"]
     if not isinstance(items, list | tuple) or not items:
         raise LeftOut("no_value")
+    return Given(asked_of(record.roles), [text_in(one) for one in items])
+
+
+def text_in(item: Any) -> Any:
+    """The response in a map that has further keys; anything else, and a chat message, as it is."""
+    if not isinstance(item, Mapping) or "role" in item:
+        return item
+    return next((item[key] for key in _TEXTS if item.get(key) is not None), None)
+
+
+def _listed(record: Record, found: Given) -> Judged:
+    """Several responses with a rank or a score each: in maps with the text, or in a list beside."""
+    roles, items = record.roles, record.roles["responses"]
     if all(isinstance(one, Mapping) for one in items):
-        texts = [next((one[key] for key in _TEXTS if one.get(key) is not None), None) for one in items]
         named = next((key for key in _NUMBERS if items[0].get(key) is not None), "")
-        given, ranked = [one.get(named) for one in items], named == "rank"
+        values, ranked = [one.get(named) for one in items], named == "rank"
     else:
-        texts, ranked = list(items), roles.get("ranks") is not None
-        given = list(roles.get("ranks") or roles.get("scores") or ())
-    numbers = [number_of(one) for one in given]
-    if len(numbers) != len(texts) or any(one is None for one in numbers):
+        ranked = roles.get("ranks") is not None
+        values = list(roles.get("ranks") or roles.get("scores") or ())
+    numbers = [number_of(one) for one in values]
+    if len(numbers) != len(found.responses) or any(one is None for one in numbers):
         raise LeftOut("no_rank")
     order = [one if ranked else -one for one in numbers if one is not None]
     ranks = [sorted(set(order)).index(one) for one in order]
-    return Judged(asked_of(roles), texts, ranks)
+    return Judged(found.prompt, found.responses, ranks)
 
 
 _TEXTS = ("answer", "response", "completion", "text", "output", "content")  # keys of a response that is a map
 _NUMBERS = ("rank", "overall_score", "score", "rating", "reward")
 
 
-def _single(record: Record, plan: Plan) -> Judged:
-    """One response, with a label or ratings."""
+def _one(record: Record, plan: Plan) -> Given:
+    """One response; it may be the end of a conversation."""
     roles = record.roles
     asked, said = asked_of(roles), roles.get("response")
     if not plan.has("response"):
         asked, said = roles.get("prompt"), roles.get("messages")
     if said is None:
         raise LeftOut("no_value")
+    return Given(asked, [said])
+
+
+def _single(record: Record, plan: Plan, found: Given) -> Judged:
+    """One response, with a label or ratings."""
     ratings = {name: number_of(cell_of(record.row, name)) for name in plan.ratings}
+    if plan.has("rating"):
+        ratings[plan.uses["rating"].column] = number_of(record.roles["rating"])
     attributes = {name: value for name, value in ratings.items() if value is not None}
-    label = roles.get("label")
+    label = record.roles.get("label")
     if label is None and not attributes:
         raise LeftOut("no_value")
-    return Judged(asked, [said], [0], label=None if label is None else bool(label), attributes=attributes)
+    return Judged(
+        found.prompt, found.responses, [0], label=None if label is None else bool(label), attributes=attributes
+    )
 
 
 def responses_of(given: Any, where: str) -> list[Any]:
@@ -323,7 +384,8 @@ def is_preference(plan: Plan) -> bool:
         return plan.has("winner") or plan.has("first_score", "second_score")
     if plan.has("responses"):
         return plan.has("ranks") or plan.has("scores") or bool(plan.listed)
-    return (plan.has("response") or plan.has("messages")) and (plan.has("label") or bool(plan.ratings))
+    rated = plan.has("label") or plan.has("rating") or bool(plan.ratings)
+    return (plan.has("response") or plan.has("messages")) and rated
 
 
 def read_preferences(
@@ -332,6 +394,7 @@ def read_preferences(
     columns: str | Mapping[str, str] | None = None,
     stored: Mapping[str, str] | None = None,
     train: bool = False,
+    read_as: list[ReadAs] | None = None,
 ) -> Preferences:
     """The comparisons of a file, a folder or a hub data set.
 
@@ -340,6 +403,7 @@ def read_preferences(
         columns: as of `read`.
         stored: as of `read`.
         train: of several splits, only `train`.
+        read_as: of a command: receives what the data was read as, which is also said on standard error.
 
     Raises:
         DataError: the data cannot be read, a row has no known layout, or no row can be used.
@@ -359,6 +423,8 @@ def read_preferences(
     gone, repeated, contradicted = contradictions(found)
     kept = [one for place, one in enumerate(found) if place not in gone]
     left_out.update({"contradicted": len(gone)} if gone else {})
+    if read_as is not None:
+        read_as.append(told(reading, used=len(kept), left_out=left_out))
     if not kept:
         why = f": {', '.join(f'{n} {reason}' for reason, n in left_out.items())}" if left_out else ""
         raise DataError(f"there is no comparison that can be used{why}", where=data)
@@ -414,21 +480,22 @@ def comparison(record: Record, plan: Plan, *, every: bool = False) -> Comparison
 
 
 def responses_in(record: Record, plan: Plan) -> tuple[list[Solution | Failure], tuple[int, int]]:
-    """The responses of a row, in its order, whatever the judgement says; numbers of those ranked first and of others.
+    """The responses of a row, in its order, whatever the judgement says; numbers of the better ones and of others.
 
-    What cannot be read is a `Failure`.
+    What cannot be read is a `Failure`. Better ones are those of a column of such.
 
     Raises:
         DataError: a column holds something else than responses.
     """
     try:
-        found = judged(record, plan)
+        found = given(record, plan)
     except LeftOut as error:
         return [Failure(str(error))] * 2, (1, 1)
+    except ChatError as error:
+        return [error.failure] * 2, (1, 1)
     asked = turns_of(found.prompt) if isinstance(found.prompt, str) else found.prompt
     read_all = [read_response(asked, one, f"{record.name}-{k}", record.roles) for k, one in enumerate(found.responses)]
-    best = sum(rank == 0 for rank in found.ranks)
-    return read_all, (best, len(found.ranks) - best)
+    return read_all, (found.better, len(read_all) - found.better)
 
 
 def response_of(prompt: Any, given: Any, name: str, roles: Mapping[str, Any]) -> Solution:
@@ -452,7 +519,7 @@ def solution_of(prompt: Any, given: Any, name: str, tools: Any, system: str = ""
 
     Args:
         prompt: None: the response has the conversation in front of it.
-        given: the response.
+        given: the response; one message, too.
         name: its id.
         tools: JSON schemas.
         system: in front of a conversation that has no system prompt.
@@ -461,7 +528,8 @@ def solution_of(prompt: Any, given: Any, name: str, tools: Any, system: str = ""
         ChatError: it cannot be read as text, or is a response to another prompt.
         DataError: there is no prompt.
     """
-    said = chat_messages([{"role": "assistant", "content": given}] if isinstance(given, str) else given)
+    turn = {"role": "assistant", "content": given} if isinstance(given, str) else given
+    said = chat_messages([turn] if isinstance(turn, Mapping) else turn)
     alone = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     asked = () if alone is None else chat_messages(alone)
     if said[0]["role"] in ("assistant", "tool"):

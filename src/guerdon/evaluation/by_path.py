@@ -42,10 +42,7 @@ def kind_of(data: str) -> Kind:
     if {SCORE, LABEL} & columns.keys():
         return "labels"
     if is_preference(columns) and not _has_steps(columns):
-        if benchmark_of(data, columns):
-            return "pairs"
-        one = comparison(columns, where, "", every=True)
-        return "pairs" if isinstance(one, str) or len(one.responses) != 1 else "labels"
+        return _kind_of_preference(data, columns, where)
     try:
         return "prm_bench" if format_of(row, where) == "prmbench" else "process_bench"
     except DataError:
@@ -55,6 +52,14 @@ def kind_of(data: str) -> Kind:
             f"(docs/labels.md), labels of people ({LABEL}), episodes (a LeRobot folder), and preferences: {known}",
             where=where,
         ) from None
+
+
+def _kind_of_preference(data: str, columns: Mapping[str, Any], where: str) -> Kind:
+    """Pairs; or labels, where each row judges one response."""
+    if benchmark_of(data, columns):
+        return "pairs"
+    one = comparison(columns, where, "", every=True)
+    return "pairs" if isinstance(one, str) or len(one.responses) != 1 else "labels"
 
 
 def _has_steps(columns: Mapping[str, Any]) -> bool:
@@ -135,18 +140,24 @@ def check_words(
     Raises:
         ConfigError: there is a study file and a model, or neither; or an option that would do nothing.
     """
-    study = words[0] if words and "=" not in words[0] else None
-    if study is not None and (model is not None or data is not None):
-        raise ConfigError(f"{study} and {'--model' if model else '--data'}: evaluate a study, or one model on one file")
-    if study is not None and output is not None:
-        raise ConfigError("--output is for a model without a study; set evaluate.save_dir")
-    if study is None and data is None and labels is None:
+    if words and "=" not in words[0]:
+        _check_beside_study(words[0], model, data, output)
+        return words[0]
+    if data is None and labels is None:
         raise ConfigError("name a study file, or --model PATH --data FILE")
-    if study is None and of_study:
+    if of_study:
         raise ConfigError("--only and --attack are for the models of a study")
-    if study is None and model is None and (kind := kind_of(str(data or labels))) != "labels":
+    if model is None and (kind := kind_of(str(data or labels))) != "labels":
         raise ConfigError(f"--data {data or labels} has {kind.replace('_', ' ')}: name the reward model, --model PATH")
-    return study
+    return None
+
+
+def _check_beside_study(study: str, model: str | None, data: str | None, output: Path | None) -> None:
+    """Refuse options that are for a model without a study."""
+    if model is not None or data is not None:
+        raise ConfigError(f"{study} and {'--model' if model else '--data'}: evaluate a study, or one model on one file")
+    if output is not None:
+        raise ConfigError("--output is for a model without a study; set evaluate.save_dir")
 
 
 def evaluate_judged(data: str, words: Sequence[str], output: Path | None) -> str:

@@ -115,7 +115,51 @@ def chat_messages(given: Any) -> tuple[Message, ...]:
     """
     if not isinstance(given, list | tuple) or not given:
         raise ChatError(f"a chat is a list of messages with role and content, this is {str(given)[:80]!r}")
-    return tuple(_message(message, f"message {k + 1}") for k, message in enumerate(given))
+    one_each = [one for message in given for one in _plain_messages(message)]
+    return tuple(_message(message, f"message {k + 1}") for k, message in enumerate(one_each))
+
+
+def _plain_messages(given: Any) -> list[Any]:
+    """A message of Chat Completions as it is; those of the Responses API and of Anthropic in its names."""
+    if not isinstance(given, Mapping):
+        return [given]
+    kind = given.get("type")
+    if kind == "function_call":
+        function = {"name": given.get("name"), "arguments": given.get("arguments")}
+        call = {"id": given.get("call_id"), "function": function}
+        return [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    if kind == "function_call_output":
+        return [{"role": "tool", "content": given.get("output"), "tool_call_id": given.get("call_id")}]
+    content = given.get("content")
+    blocks = content if isinstance(content, list | tuple) else []
+    if any(isinstance(one, Mapping) and one.get("type") in _BLOCKS for one in blocks):
+        return _of_blocks(given, blocks)
+    return [given]
+
+
+_BLOCKS = ("thinking", "redacted_thinking", "tool_use", "tool_result")
+
+
+def _of_blocks(given: Mapping[str, Any], blocks: Sequence[Any]) -> list[Any]:
+    """A message of Anthropic's API: results of tools are messages of their own, before what the user says."""
+
+    def of(kind: str) -> list[Mapping[str, Any]]:
+        return [one for one in blocks if isinstance(one, Mapping) and one.get("type") == kind]
+
+    rest = [one for one in blocks if not (isinstance(one, Mapping) and one.get("type") in _BLOCKS)]
+    results = [
+        {"role": "tool", "content": one.get("content") or "", "tool_call_id": one.get("tool_use_id")}
+        for one in of("tool_result")
+    ]
+    thought = "".join(str(one.get("thinking") or "") for one in of("thinking"))
+    calls = [
+        {"id": one.get("id"), "function": {"name": one.get("name"), "arguments": one.get("input")}}
+        for one in of("tool_use")
+    ]
+    if not (rest or calls or thought):
+        return results
+    more = {**({"thinking": thought} if thought else {}), **({"tool_calls": calls} if calls else {})}
+    return [*results, {**given, "content": rest or "", **more}]
 
 
 def _message(given: Any, where: str) -> Message:
@@ -262,9 +306,28 @@ def asked_of(roles: Mapping[str, Any]) -> Any:
     if passage and isinstance(asked, str):
         asked = f"{_passage(passage)}\n\n{asked}"
     before = [*earlier_turns(roles.get("history")), *(messages if isinstance(messages, list | tuple) else ())]
+    if isinstance(asked, str) and (place := _place_of(asked, before)) is not None:
+        return before[: place + 1]  # the turns have the question, too
     if asked is None or not before:
         return asked if asked is not None else before or None
     return [*before, *([{"role": "user", "content": asked}] if isinstance(asked, str) else asked)]
+
+
+def _place_of(question: str, messages: Sequence[Any]) -> int | None:
+    """The last of these messages that is a question of a user."""
+    wanted = question.strip()
+    for place in range(len(messages) - 1, -1, -1):
+        one = messages[place]
+        said = one.get("content", one.get("value")) if isinstance(one, Mapping) else None
+        if isinstance(said, str) and said.strip() == wanted and _role_of(one) == "user":
+            return place
+    return None
+
+
+def is_answered(messages: Any) -> bool:
+    """Whether something is chat messages that end with a turn of the assistant."""
+    is_chat = isinstance(messages, list | tuple) and bool(messages) and isinstance(messages[-1], Mapping)
+    return is_chat and _role_of(messages[-1]) == "assistant"
 
 
 def _passage(given: Any) -> str:
@@ -341,6 +404,25 @@ def answer_text(message: Message) -> str:
     if message.get("tool_calls"):
         raise NoResponseError("the response has tool_calls, and a response is scored as text: score the answer to them")
     return str(message["content"])
+
+
+_MEDIA = ("image", "video", "audio")
+
+
+def media_in(roles: Mapping[str, Any]) -> str:
+    """What a row has besides text: `images`, `videos` or `audio`, in a column or in its messages; empty: nothing."""
+    for role in ("images", "videos", "audio"):
+        if roles.get(role):
+            return role
+    for cell in (roles.get("prompt"), roles.get("messages")):
+        turns = cell if isinstance(cell, list | tuple) else ()
+        contents = [turn.get("content") for turn in turns if isinstance(turn, Mapping)]
+        parts = [part for content in contents if isinstance(content, list | tuple) for part in content]
+        kinds = [str(part.get("type")) for part in parts if isinstance(part, Mapping)]
+        found = next((medium for medium in _MEDIA if any(medium in kind for kind in kinds)), None)
+        if found is not None:
+            return {"audio": "audio"}.get(found, f"{found}s")
+    return ""
 
 
 def beyond_question(context: Sequence[Message], tools: Sequence[Tool]) -> str:

@@ -10,6 +10,7 @@ A coding is decided for a whole column by its `Sketch`, or said by the user: `1/
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -40,11 +41,13 @@ class Coding(NamedTuple):
         read: a cell of a row as a number; None: it is none of this coding. Of a winner below 0 for the first response,
             above 0 for the second, 0 for a tie.
         is_scale: whether the size of the number says something, too.
+        of_row: whether other cells of the row are needed, so that the name alone does not say how.
     """
 
     name: str
     read: Callable[[Any, Row], float | None]
     is_scale: bool = False
+    of_row: bool = False
 
 
 def fits(coding: Coding, sketch: Sketch) -> bool:
@@ -71,6 +74,7 @@ SIGNED = Coding("below 0: first", sign_of, is_scale=True)
 TRUTH = Coding("true/false", lambda cell, row: _truth(canonical(cell)))
 MINUS = Coding("1/-1", lambda cell, row: {"1": 1.0, "-1": 0.0}.get(canonical(cell)))
 NUMBER = Coding("number", lambda cell, row: number_of(cell), is_scale=True)
+_NAMED = {coding.name: coding for coding in (SIGNED, TRUTH, MINUS, NUMBER)}
 
 
 def _truth(word: str) -> float | None:
@@ -109,7 +113,7 @@ def named_by_row(first: str, second: str) -> Coding:
             return None
         return -1.0 if word == names[0] else 1.0
 
-    return Coding(f"value of {first}/{second}", read)
+    return Coding(f"value of {first}/{second}", read, of_row=True)
 
 
 def by_columns(first: str, second: str) -> Coding:
@@ -119,7 +123,7 @@ def by_columns(first: str, second: str) -> Coding:
         a, b = (_truth(canonical(row.get(column))) for column in (first, second))
         return None if a is None or b is None else b - a
 
-    return Coding(f"{first}, {second}", read)
+    return Coding(f"{first}, {second}", read, of_row=True)
 
 
 def winner_codings(sketch: Sketch, responses: tuple[str, str]) -> list[Coding]:
@@ -142,6 +146,8 @@ def winner_codings(sketch: Sketch, responses: tuple[str, str]) -> list[Coding]:
     numbers = {value for value in sketch.values or () if value not in TIES and value not in MISSING}
     if sketch.values is not None and numbers <= {"0", "1"}:
         return _of_positions(ends, numbers)
+    if sketch.values is not None and numbers <= {"true", "false"}:
+        return [pair("true", "false"), pair("false", "true")]
     if numbers and sketch.values is not None and numbers <= {"1", "2"}:
         return [pair("1", "2")]
     if sketch.numbers < MOST_FIT * sketch.filled or not sketch.filled:
@@ -168,7 +174,7 @@ def _end(name: str) -> str:
 
 def _name_in(sketch: Sketch, first: Sequence[str], second: Sequence[str]) -> str:
     """A coding by the words that the column really has."""
-    seen = sketch.values or {}
+    seen = sketch.values or Counter()
     found = [next((word for word in side if word in seen), "") for side in (first, second)]
     return "/".join(found) if all(found) else ""
 
@@ -195,6 +201,8 @@ def said(text: str, role: str) -> Coding:
     Raises:
         ConfigError: it is neither.
     """
+    if text in _NAMED:
+        return _NAMED[text]
     scaled = _SCALE.fullmatch(text.strip())
     if scaled:
         low, high = float(scaled["low"]), float(scaled["high"])

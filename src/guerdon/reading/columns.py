@@ -8,18 +8,18 @@ said_columns("my_package.rows:roles").function({"q": "1+1?"})      # {"prompt": 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from guerdon.config.registry import Registry
 from guerdon.errors import ConfigError, did_you_mean
 from guerdon.reading.codings import Coding, said
-from guerdon.reading.roles import ROLES, Role
+from guerdon.reading.roles import ALL_ROLES, Role, roles_of
 
 FUNCTIONS = Registry("function of columns", "guerdon.columns", {})
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-_CODED: tuple[Role, ...] = ("winner", "label", "rating", "truth", "reward", "margin")
+_CODED: tuple[Role, ...] = ("winner", "label", "step_labels", "rating", "truth", "reward", "margin")
 """Roles whose columns have a coding."""
 
 
@@ -44,16 +44,26 @@ class Columns:
     renamed: Mapping[str, str] = field(default_factory=dict)
     function: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] | None = None
 
+    def as_names(self, names: Collection[str]) -> Columns:
+        """The same, where roles that are also names of a layout's columns are such names."""
+        plain = {str(role): said.column for role, said in self.uses.items() if role in names and said.coding is None}
+        uses = {role: said for role, said in self.uses.items() if role not in plain}
+        return Columns(uses, {**self.renamed, **plain}, self.function)
+
+    def over(self, others: Columns) -> Columns:
+        """These, and of others what these do not say."""
+        return Columns({**others.uses, **self.uses}, {**others.renamed, **self.renamed}, self.function)
+
 
 NOTHING = Columns()
 
 
-def said_columns(given: str | Mapping[str, str] | None, *, layouts: Mapping[str, object] = {}) -> Columns:
+def said_columns(given: str | Mapping[str, str] | None, *, usual: Collection[str] = ()) -> Columns:
     """What a user said, understood.
 
     Args:
         given: `ROLE=NAME[:CODING],...`, a map of the same, or `package.module:function`.
-        layouts: names of columns that layouts have, which may stand in the place of a role.
+        usual: names of columns that layouts have, which may stand in the place of a role.
 
     Raises:
         ConfigError: it is none of these, a role or a coding is unknown, or a role is said twice.
@@ -66,14 +76,15 @@ def said_columns(given: str | Mapping[str, str] | None, *, layouts: Mapping[str,
     uses: dict[Role, Said] = {}
     renamed: dict[str, str] = {}
     for role, column in pairs:
-        if role in ROLES and role not in uses:
-            uses[cast(Role, role)] = _said(cast(Role, role), column)
-        elif role in uses:
+        known = ALL_ROLES.get(role)
+        if known is not None and known not in uses:
+            uses[known] = _said(known, column)
+        elif known is not None:
             raise ConfigError(f"columns: {role} is said twice; one column has a role", key="columns")
-        elif role in layouts:
+        elif role in usual or roles_of(role):
             renamed[role] = column
         else:
-            near = did_you_mean(role, ROLES) or f"; there are {', '.join(ROLES)}"
+            near = did_you_mean(role, ALL_ROLES) or f"; there are {', '.join(ALL_ROLES)}"
             raise ConfigError(f"columns: {role}={column}: no column is for {role!r}{near}", key="columns")
     return Columns(uses, renamed)
 

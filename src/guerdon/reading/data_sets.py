@@ -96,6 +96,11 @@ def log_files(path: Path, *more: str) -> list[Path]:
     return sorted(found, key=lambda f: [int(p) if k % 2 else p for k, p in enumerate(_DIGITS.split(str(f)))])
 
 
+def held_part(rows: Sequence[tuple[str, Any]], data: str, name: str, subset: str | None = None) -> DataPart:
+    """Rows that are in memory, each with its place, as a part of a data set."""
+    return DataPart(data, name, None, subset, lambda kept: iter(rows))
+
+
 def split_word(text: str) -> str | None:
     """The split that a value of a column `split` means; None: none that is known."""
     return SPLITS.get(text.strip().casefold())

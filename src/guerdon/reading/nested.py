@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from guerdon.reading.roles import beside, named, roles_of
+from guerdon.reading.values import is_talk, number_of
 from guerdon.reading.values import nested as parsed
-from guerdon.reading.values import number_of
 
 Row = Mapping[str, Any]
 RESCORED, FAILURE = "guerdon_reward", "guerdon_failure"
@@ -183,7 +183,9 @@ def query(record: Row) -> list[Row]:
     """What OpenRLHF gives a reward function: the query is the prompt and its response."""
     query, prompt = record["query"], record["prompt"]
     whole = isinstance(query, str) and isinstance(prompt, str) and query.startswith(prompt)
-    return [{**record, "response": query[len(prompt) :] if whole else query}]
+    rest = {key: value for key, value in record.items() if key != "label"}
+    truth = record.get("label", record.get("reference"))
+    return [{**rest, "response": query[len(prompt) :] if whole else query, "reference": truth}]
 
 
 def shown(record: Row) -> list[Row]:
@@ -337,8 +339,9 @@ def lmsys(record: Row) -> list[Row]:
          for role, text in zip(("user", "assistant"), turn, strict=True)]
         for own in answers
     ]  # fmt: skip
-    a, b = (number_of(record[f"winner_model_{side}"]) or 0.0 for side in "ab")
-    return [{"id": record.get("id"), "first": talks[0], "second": talks[1], "winner": b - a}]
+    a, b, tie = (number_of(record.get(f"winner_{what}")) or 0.0 for what in ("model_a", "model_b", "tie"))
+    known = a or b or tie or "winner_tie" not in record
+    return [{"id": record.get("id"), "first": talks[0], "second": talks[1], "winner": b - a if known else None}]
 
 
 def last_is_chosen(record: Row) -> list[Row]:
@@ -419,3 +422,38 @@ def swe_agent(record: Row) -> list[Row]:
         for one in record["trajectory"]
     ]
     return [{"messages": turns, "reward": record["target"], "truth": record["target"], "group": record["instance_id"]}]
+
+
+# Steps.
+
+STEP_MARK = "ки"
+"""What ends a step of Math-Shepherd, after a space."""
+
+
+def _decoded(cell: Any) -> Any:
+    """A cell, or the list that its text is."""
+    return parsed(cell) if isinstance(cell, str) else cell
+
+
+def has_steps(record: Row) -> bool:
+    """Whether the steps of a row are a list, and not their number."""
+    return isinstance(_decoded(record.get("steps")), list | tuple)
+
+
+def has_step_labels(record: Row) -> bool:
+    """Whether a row has a list of labels beside its steps."""
+    return all(isinstance(_decoded(record.get(name)), list | tuple) for name in ("completions", "labels"))
+
+
+def has_step_marks(record: Row) -> bool:
+    """Whether the steps of a row end with the mark of Math-Shepherd."""
+    return STEP_MARK in str(record.get("input"))
+
+
+def has_signed_turns(record: Row) -> bool:
+    """Whether the turns of the assistant in a row are signs, each for the step in the user's turn before it."""
+    turns = _decoded(record.get("conversations", record.get("messages")))
+    if not is_talk(turns):
+        return False
+    said = [str(one.get("content", one.get("value"))).strip() for one in turns[1::2]]
+    return bool(said) and {*said} <= {"+", "-"}

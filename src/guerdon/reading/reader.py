@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple
 
-from guerdon.errors import DataError, did_you_mean
+from guerdon.errors import DataError, boundary, did_you_mean
 from guerdon.files.bounds import BadRecord
 from guerdon.reading.codings import (
     NUMBER,
@@ -29,14 +30,14 @@ from guerdon.reading.codings import (
 )
 from guerdon.reading.columns import NOTHING, Columns, said_columns
 from guerdon.reading.data_sets import DataPart, data_parts, split_word
-from guerdon.reading.layouts import LAYOUTS, PLAIN, Layout, Row, layout_of
-from guerdon.reading.roles import MODELS, OUTCOMES, SCORES, Role, beside, named, plain_name
+from guerdon.reading.layouts import LAYOUTS, PLAIN, Layout, Row, columns_of, layout_of
+from guerdon.reading.roles import ALL_ROLES, MODELS, OUTCOMES, PAIRS_OF_NAMES, SCORES, Role, beside, named, plain_name
 from guerdon.reading.values import MISSING, MOST_FIT, Sketch, canonical, nested
 
 Source = Literal["given", "model", "layout", "name"]
-NAMES_OF_LAYOUTS = {plain_name(key): key for layout in LAYOUTS for key in layout.keys}
+USUAL_NAMES = frozenset(key for layout in LAYOUTS for key in layout.keys) | PAIRS_OF_NAMES
 _RATINGS: tuple[Role, ...] = ("rating",)
-_LOOKED_AT = 100  # rows from whose columns a layout is taken
+_LOOKED_AT = 100  # rows from whose columns a first layout is taken
 _DEEP_KEYS = 64  # keys of a map in a cell that count as columns
 
 
@@ -68,6 +69,8 @@ class Plan:
         unused: columns without a role.
         nested: columns whose texts are lists or maps, all of them.
         listed: whether each of several responses has its rank or score in itself.
+        with_prompt: whether every better and worse text begins with the prompt, which is then cut off.
+        instead: further columns of a role, of which the first filled one counts where its own column is empty.
     """
 
     layout: Layout
@@ -77,6 +80,8 @@ class Plan:
     unused: tuple[str, ...] = ()
     nested: frozenset[str] = frozenset()
     listed: bool = False
+    with_prompt: bool = False
+    instead: Mapping[Role, tuple[str, ...]] = field(default_factory=dict)
 
     def has(self, *roles: Role) -> bool:
         """Whether there is a column for each of these."""
@@ -93,6 +98,8 @@ class Record(NamedTuple):
         name: of its part, and its number there.
         subset: its part of the data; empty: it has none.
         left_out: why it cannot be used; empty: it can.
+        part: of the data that it is in.
+        error: of a row that cannot be read, which has neither columns nor roles.
     """
 
     where: str
@@ -101,6 +108,8 @@ class Record(NamedTuple):
     name: str
     subset: str = ""
     left_out: str = ""
+    part: DataPart | None = None
+    error: DataError | None = None
 
 
 class Reading:
@@ -117,7 +126,9 @@ class Reading:
     Attributes:
         plan: what each column is for.
         sketches: of each column.
-        rows: how many there are, and by reason those that are none.
+        rows: how many there are, unwrapped.
+        several: whether a record of the data holds more rows than one.
+        bad: records that are no rows, by reason.
 
     Raises:
         DataError: there is no row, or a column that the user said is not there.
@@ -132,17 +143,28 @@ class Reading:
         *,
         train: bool = False,
     ) -> None:
-        self.data, self.parts, self.columns, self.train = data, parts, columns, train
+        self.data, self.parts, self.train = data, parts, train
         self.bad: Counter[str] = Counter()
         self.rows = 0
+        self.several = False
         self.sketches: dict[str, Sketch] = {}
-        layout = self._layout = _first_layout(parts, columns)
-        self._look(layout)
-        self.plan = plan_of(data, self.sketches, layout, self.all_rows, columns, stored)
+        self.columns, self._layout = _layout_said(parts, columns, stored)
+        self._look(self._layout)
+        if self._layout is PLAIN and columns.function is None:
+            self._layout = self._later_layout()
+        self.plan = plan_of(data, self.sketches, self._layout, self.all_rows, self.columns, stored)
+
+    def _later_layout(self) -> Layout:
+        """The layout of all columns, whose first cells may be null; one that unwraps rows shows in its first ones."""
+        found = layout_of({name for name, sketch in self.sketches.items() if sketch.filled})
+        return PLAIN if found.unwrap or found.whole or found.refused else found
 
     def _look(self, layout: Layout) -> None:
         """Count what the cells of every row are."""
-        for _, _, row in self._mapped(layout):
+        previous = ""
+        for _, _, record, row in self._mapped(layout, self.bad):
+            self.several = self.several or record == previous
+            previous = record
             for name, cell in row.items():
                 sketch = self.sketches.get(name)
                 if sketch is None:
@@ -160,49 +182,95 @@ class Reading:
                 self.sketches[inner] = Sketch()
             self.sketches[inner].add(value)
 
-    def _mapped(self, layout: Layout) -> Iterator[tuple[str, str, Row]]:
-        """Place, name and columns of every row that can be read, unwrapped where the layout says so."""
-        self.bad.clear()
+    def _mapped(self, layout: Layout, bad: Counter[str] | None = None) -> Iterator[tuple[DataPart, str, str, Row]]:
+        """Part, place, name and columns of every row that can be read, unwrapped where the layout says so.
+
+        Args:
+            layout: of the rows.
+            bad: counts the records that are no rows, by reason.
+        """
+        for part, where, name, row in self._all(layout, bad):
+            if not isinstance(row, DataError):
+                yield part, where, name, row
+
+    def _all(
+        self, layout: Layout, bad: Counter[str] | None = None
+    ) -> Iterator[tuple[DataPart, str, str, Row | DataError]]:
+        """As `_mapped`; a row that cannot be read is an error in its place."""
+        bad = Counter() if bad is None else bad
         for part in self.parts:
             if layout.whole is not None:
-                rows = layout.whole([record for _, record in self._maps(part)])
-                yield from ((part.where, f"{part.name}-{number}", row) for number, row in enumerate(rows))
+                rows = layout.whole([one for _, one in self._maps(part, bad) if not isinstance(one, DataError)])
+                yield from ((part, part.where, f"{part.name}-{number}", row) for number, row in enumerate(rows))
                 continue
-            for number, (where, record) in enumerate(self._maps(part)):
-                for row in self._unwrapped(layout, record):
-                    yield where, f"{part.name}-{number}", row
+            for number, (where, record) in enumerate(self._maps(part, bad)):
+                if isinstance(record, DataError):
+                    yield part, where, f"{part.name}-{number}", record
+                    continue
+                for row in self._unwrapped(layout, record, bad):
+                    yield part, where, f"{part.name}-{number}", row
 
-    def _maps(self, part: DataPart) -> Iterator[tuple[str, Row]]:
-        """The rows of a part that can be read; the others are counted."""
+    def _maps(self, part: DataPart, bad: Counter[str]) -> Iterator[tuple[str, Row | DataError]]:
+        """The rows of a part; those that cannot be read are counted."""
         for where, record in part.rows(kept=False):
             if isinstance(record, Mapping):
                 yield where, record
-            else:
-                self.bad[record.why if isinstance(record, BadRecord) else "a row that is no map of columns"] += 1
+                continue
+            bad[record.why if isinstance(record, BadRecord) else "a row that is no map of columns"] += 1
+            kind = type(record).__name__
+            no_map = DataError(f"a row must be a map of keys, this is {kind}", where=where)
+            yield where, record if isinstance(record, DataError) else no_map
 
-    def _unwrapped(self, layout: Layout, record: Row) -> Sequence[Row]:
-        """`rows_in`; a record of another form is counted."""
+    def _unwrapped(self, layout: Layout, record: Row, bad: Counter[str]) -> Sequence[Row]:
+        """The rows in a record; none of one that is not like its layout, which is counted."""
         try:
             return rows_in(record, layout, self.columns)
         except (TypeError, AttributeError, LookupError, ValueError):
-            self.bad[f"a row that is not like {layout.name}"] += 1
+            if layout.unwrap is None:
+                raise
+            bad[f"a row that is not like {layout.name}"] += 1
             return []
 
-    def records(self) -> Iterator[Record]:
-        """The rows by roles, in order; those that cannot be used have a reason."""
-        subsets = {part.name: part.subset or "" for part in self.parts}
+    def records_in(self, row: Row, where: str, name: str) -> list[Record]:
+        """What stands in one row of the data: itself, or those that it unwraps to; none where a function gives None.
+
+        Args:
+            row: as it is in the data.
+            where: its place.
+            name: of its records.
+
+        Raises:
+            DataError: it is not like the layout of the data.
+        """
+        layout, rows = self.plan.layout, [row]
+        if layout.unwrap is not None or self.columns.function is not None or self.columns.renamed:
+            with boundary(DataError, f"{where}: not like {layout.name}"):
+                rows = list(rows_in(row, layout, self.columns))
+        found = ((one, *self._roles(one)) for one in rows)
+        return [Record(where, one, roles, name, left_out=left_out) for one, roles, left_out in found]
+
+    def records(self, *, bad: bool = False) -> Iterator[Record]:
+        """The rows by roles, in order; those that cannot be used have a reason.
+
+        Args:
+            bad: with the rows that cannot be read, which have an error.
+        """
         own = "subset" in self.plan.uses
         has_train = self._has_train()
-        seen: dict[int, str] = {}  # the part in which a row was seen first
-        for where, name, row in self._mapped(self.plan.layout):
+        seen: dict[int, DataPart] = {}  # the part in which a row was seen first
+        for part, where, name, row in self._all(self.plan.layout):
+            subset = part.subset or ""
+            if isinstance(row, DataError):
+                if bad:
+                    yield Record(where, {}, {}, name, subset, "unreadable", part, row)
+                continue
             roles, left_out = self._roles(row)
-            part = name.rpartition("-")[0]
             if self.train and _is_of_other_split(roles.get("split"), has_train=has_train):
                 continue
-            if self.train and len(self.parts) > 1 and seen.setdefault(hash(repr(row)), part) != part:
+            if self.train and len(self.parts) > 1 and seen.setdefault(hash(repr(row)), part) is not part:
                 continue
-            subset = str(roles["subset"]) if own and roles.get("subset") else subsets[part]
-            yield Record(where, row, roles, name, subset, left_out)
+            subset = str(roles["subset"]) if own and roles.get("subset") else subset
+            yield Record(where, row, roles, name, subset, left_out, part)
 
     def _has_train(self) -> bool:
         """Whether the column `split` names the split to train on."""
@@ -216,7 +284,11 @@ class Reading:
         left_out = ""
         for role, use in self.plan.uses.items():
             cell = cell_of(row, use.column)
-            if use.coding is not None:
+            if role in self.plan.instead and is_empty(cell):
+                cell = self._instead(role, row)
+            if role == "step_labels" and use.coding is not None:
+                cell = _coded_list(use.coding, nested(cell) if isinstance(cell, str) else cell, row)
+            elif use.coding is not None:
                 value = None if _is_missing(cell) else use.coding.read(cell, row)
                 if value is None and not _is_missing(cell):
                     left_out = left_out or f"{role}: no value of {use.coding.name}"
@@ -226,13 +298,30 @@ class Reading:
             found[role] = cell
         return found, left_out
 
+    def _instead(self, role: Role, row: Row) -> Any:
+        """The cell of the first further column of a role that is filled; None: there is none."""
+        cells = (cell_of(row, column) for column in self.plan.instead.get(role, ()))
+        return next((cell for cell in cells if not is_empty(cell)), None)
+
     def all_rows(self, holds: Callable[[Row], bool]) -> bool:
         """Whether something holds for every row."""
-        return all(holds(row) for _, _, row in self._mapped(self._layout))
+        return all(holds(row) for _, _, _, row in self._mapped(self._layout))
 
     def read_as(self) -> list[dict[str, Any]]:
         """As the function `read_as`."""
-        return read_as(self.plan.uses.values(), self.plan.unused, self.sketches)
+        ratings = [Use("rating", name, None, "name") for name in self.plan.ratings]
+        return read_as(
+            [*self.plan.uses.values(), *ratings], self.plan.unused, self.sketches, renamed=self.columns.renamed
+        )
+
+    def mapping(self) -> dict[str, str]:
+        """What `read` takes as `stored`: a column by role, or by the name that a layout has for it, with its coding."""
+        found = dict(self.columns.renamed)
+        for role, use in self.plan.uses.items():
+            if use.column not in found and role not in found:
+                coding = "" if use.coding is None or use.coding.of_row else f":{use.coding.name}"
+                found[role] = f"{use.column}{coding}"
+        return found
 
     def need(self, *roles: Role) -> None:
         """Refuse data in which one of these could be two things.
@@ -251,6 +340,7 @@ def read(
     columns: str | Mapping[str, str] | None = None,
     stored: Mapping[str, str] | None = None,
     train: bool = False,
+    parts: Sequence[DataPart] | None = None,
 ) -> Reading:
     """Read a data set.
 
@@ -259,28 +349,38 @@ def read(
         columns: as of `said_columns`.
         stored: the same, of the data that a model was trained on; of columns that are not there nothing is taken.
         train: without the parts of other splits than `train`.
+        parts: of the data, where some are wanted, or they are in memory; None: all.
 
     Raises:
         ConfigError: as `said_columns`.
         DataError: as `data_parts` and `Reading`.
     """
-    said_by_user = said_columns(columns, layouts=NAMES_OF_LAYOUTS)
-    return Reading(data, data_parts(data, train=train), said_by_user, said_columns(stored), train=train)
+    said_by_user, by_model = (said_columns(one or None, usual=USUAL_NAMES) for one in (columns, stored))
+    wanted = data_parts(data, train=train) if parts is None else parts
+    return Reading(data, wanted, said_by_user, by_model, train=train)
 
 
-def read_as(uses: Iterable[Use], unused: Iterable[str], sketches: Mapping[str, Sketch]) -> list[dict[str, Any]]:
-    """What was taken for what: `column`, `role`, `coding`, `example` and `from` of each, unused columns last."""
+def read_as(
+    uses: Iterable[Use], unused: Iterable[str], sketches: Mapping[str, Sketch], *, renamed: Mapping[str, str] = {}
+) -> list[dict[str, Any]]:
+    """What was taken for what: `column`, `role`, `coding`, `example` and `from` of each, unused columns last.
 
-    def example(column: str) -> str:
-        sketch = sketches.get(column)
-        return "" if sketch is None else sketch.shown()
-
+    Args:
+        uses: of columns.
+        unused: columns.
+        sketches: by column.
+        renamed: names in the data of columns that a layout calls otherwise, as the user said.
+    """
+    examples = {name: sketch.shown() for name, sketch in sketches.items()}
     used = [
-        {"column": use.column, "role": use.role, "coding": use.coding and use.coding.name,
-         "example": example(use.column), "from": use.source}
+        {"column": renamed.get(use.column, use.column), "role": use.role, "coding": use.coding and use.coding.name,
+         "example": examples.get(use.column, ""), "from": "given" if use.column in renamed else use.source}
         for use in uses
     ]  # fmt: skip
-    rest = [{"column": name, "role": None, "coding": None, "example": example(name), "from": None} for name in unused]
+    rest = [
+        {"column": name, "role": None, "coding": None, "example": examples.get(name, ""), "from": None}
+        for name in unused
+    ]
     return [*used, *rest]
 
 
@@ -299,11 +399,15 @@ def rows_in(record: Row, layout: Layout, columns: Columns) -> Sequence[Row]:
     return [record] if layout.unwrap is None else layout.unwrap(record)
 
 
+AllRows = Callable[[Callable[[Row], bool]], bool]
+"""Whether something holds for every row."""
+
+
 def plan_of(
     data: str,
     sketches: Mapping[str, Sketch],
     layout: Layout,
-    all_rows: Callable[[Callable[[Row], bool]], bool],
+    all_rows: AllRows,
     columns: Columns = NOTHING,
     stored: Columns = NOTHING,
     *,
@@ -336,12 +440,30 @@ def cell_of(row: Row, column: str) -> Any:
     return cell
 
 
-def _has_texts(whole: Any, others: Sequence[Any]) -> bool:
-    """Whether the texts of other cells stand in one, which may be chat messages."""
+def _begins_with(prompt: str, chosen: str, rejected: str, row: Row) -> bool:
+    """Whether two texts of a row begin with a third; those that are missing do."""
+    asked = cell_of(row, prompt)
+    texts = [text for text in (cell_of(row, chosen), cell_of(row, rejected)) if text is not None]
+    return isinstance(asked, str) and all(isinstance(text, str) and text.startswith(asked) for text in texts)
+
+
+def _has_texts(column: str, others: Sequence[str], row: Row) -> bool:
+    """Whether the texts of other columns stand in one, which may be chat messages."""
+    whole = cell_of(row, column)
     text = whole if isinstance(whole, str) else repr(whole)
-    return all(
-        other is None or (isinstance(other, str) and (other in text or repr(other)[1:-1] in text)) for other in others
-    )
+    return all(_stands_in(cell_of(row, other), text) for other in others)
+
+
+def _stands_in(cell: Any, text: str) -> bool:
+    """Whether a text stands in another one, or in how Python writes it; one that is missing does."""
+    if cell is None:
+        return True
+    return isinstance(cell, str) and (cell in text or repr(cell)[1:-1] in text)
+
+
+def _has_at_most_one(columns: Sequence[str], row: Row) -> bool:
+    """Whether no two of these columns are filled in a row."""
+    return sum(not is_empty(cell_of(row, column)) for column in columns) < 2
 
 
 def _is_of_other_split(value: Any, *, has_train: bool) -> bool:
@@ -352,45 +474,50 @@ def _is_of_other_split(value: Any, *, has_train: bool) -> bool:
     return has_train if split is None else split != "train"
 
 
+def is_empty(cell: Any) -> bool:
+    """Whether nothing is in a cell: it is null, not a number, or a text of blanks."""
+    return cell is None or cell != cell or (isinstance(cell, str) and not cell.strip())
+
+
+def _coded_list(coding: Coding, cell: Any, row: Row) -> Any:
+    """The values of a list; one that is not of the coding stays as it is, for its reader to refuse."""
+    if not isinstance(cell, list | tuple):
+        return cell
+    values = [None if _is_missing(one) else coding.read(one, row) for one in cell]
+    return [one if value is None and not _is_missing(one) else value for one, value in zip(cell, values, strict=True)]
+
+
 def _is_missing(cell: Any) -> bool:
     """Whether a cell of a coded column says nothing."""
     return cell is None or cell != cell or (isinstance(cell, str) and canonical(cell) in MISSING)
 
 
 def _first_layout(parts: Sequence[DataPart], columns: Columns) -> Layout:
-    """The layout of the columns that the first rows have together.
-
-    Raises:
-        DataError: it is one that is not read.
-    """
-    found = layout_of_rows(islice(_records(parts), _LOOKED_AT), columns)
+    """The layout of the columns that the first rows have together."""
+    if columns.function is not None:
+        return PLAIN
+    own = {column: name for name, column in columns.renamed.items()}
+    first = [{own.get(name, name): cell for name, cell in one.items()} for one in islice(_records(parts), _LOOKED_AT)]
+    found = layout_of(columns_of(first), first)
     if found.refused:
         raise DataError(f"{found.name}: {found.refused}", where=parts[0].where)
     return found
 
 
-def layout_of_rows(records: Iterable[Row], columns: Columns = NOTHING) -> Layout:
-    """The layout of the columns that records have together.
+def _layout_said(parts: Sequence[DataPart], columns: Columns, stored: Columns) -> tuple[Columns, Layout]:
+    """The layout of the first rows, and the columns with the names that it is recognised by.
 
-    A column without a value counts where it makes them a log: a run may not know of any success.
-
-    Args:
-        records: the first ones of a file.
-        columns: what the user said.
+    A role that was said, by the user or when a model was trained, may be the name of a layout's column: `label=x`.
     """
-    if columns.function is not None:
-        return PLAIN
-    there, empty = set[str](), set[str]()
-    for record in records:
-        there.update(key for key, value in record.items() if value is not None)
-        empty.update(key for key, value in record.items() if value is None)
-        inner = ((key, value) for key, value in record.items() if isinstance(value, Mapping))
-        there.update(f"{key}.{name}" for key, value in inner for name in value)
-    own = {column: name for name, column in columns.renamed.items()}
-    there, empty = ({own.get(name, name) for name in names} for names in (there, empty))
-    found = layout_of(there)
-    log = layout_of(there | empty)
-    return log if found is PLAIN and log.kind == "log" else found
+    layout = _first_layout(parts, columns)
+    for one in (columns, columns.over(stored)):
+        names = one.as_names(USUAL_NAMES)
+        if layout is PLAIN and names.renamed != columns.renamed:
+            layout = _first_layout(parts, names)
+            own = one.as_names(layout.keys)
+            uses = {role: said for role, said in columns.uses.items() if role in own.uses}
+            columns = columns if layout is PLAIN else Columns(uses, own.renamed)
+    return columns, layout
 
 
 def _records(parts: Iterable[DataPart]) -> Iterator[Row]:
@@ -408,7 +535,7 @@ class _Planner:
         data: str,
         sketches: Mapping[str, Sketch],
         layout: Layout,
-        all_rows: Callable[[Callable[[Row], bool]], bool],
+        all_rows: AllRows,
         columns: Columns,
         stored: Columns,
         *,
@@ -418,7 +545,9 @@ class _Planner:
         self.columns, self.stored, self.log = columns, stored, log
         self.uses: dict[Role, Use] = {}
         self.ignored: list[str] = []  # columns that repeat what others say
+        self.ratings: list[str] = []  # of HelpSteer2, some of whose names are otherwise those of a truth
         self.unclear: dict[Role, str] = {}
+        self.instead: dict[Role, tuple[str, ...]] = {}
 
     def plan(self) -> Plan:
         """What each column is for.
@@ -432,19 +561,38 @@ class _Planner:
             self._take_roles()
         if self.columns.function is None:
             self._take_named()
-        ratings = tuple(
-            name for name in named("rating", self._free()) if self.sketches[name].numbers == self.sketches[name].filled
-        )
+        ratings = tuple(self.ratings) or tuple(filter(self._has_numbers, named("rating", self._free())))
         taken = {part for use in self.uses.values() for part in (use.column, use.column.partition(".")[0])}
         unused = tuple(n for n in self.sketches if n not in taken and n not in ratings and not self._is_inner(n))
-        texts = frozenset(name for name, sketch in self.sketches.items() if sketch.is_nested_text)
+        texts = frozenset(use.column for use in self.uses.values() if self._is_nested(use))
         several = self.uses.get("responses")
         listed = several is not None and bool(self.sketches[several.column].item_keys & _RANKED)
-        return Plan(self.layout, self.uses, ratings, self.unclear, unused, texts, listed)
+        self._take_further()
+        begins = self._begins_with_prompt()
+        return Plan(self.layout, self.uses, ratings, self.unclear, unused, texts, listed, begins, self.instead)
+
+    def _begins_with_prompt(self) -> bool:
+        """Whether every better and worse text begins with the prompt."""
+        if not {*_PROMPT_AND_BOTH} <= self.uses.keys():
+            return False
+        prompt, chosen, rejected = (self.uses[role].column for role in _PROMPT_AND_BOTH)
+        return self.all_rows(partial(_begins_with, prompt, chosen, rejected))
+
+    def _is_nested(self, use: Use) -> bool:
+        """Whether texts are lists or maps to read; an answer in JSON is a text, unless all are chat messages."""
+        sketch = self.sketches.get(use.column)
+        return sketch is not None and sketch.is_nested_text and (use.role not in _TEXTS or sketch.is_talk)
 
     def _is_inner(self, name: str) -> bool:
         """Whether a name is that of a key below a column."""
         return "." in name and name.partition(".")[0] in self.sketches
+
+    def _take_further(self) -> None:
+        """Columns that count where the first of their role is empty, as in data put together from several sets."""
+        for role in _ANSWERS:
+            if role in self.uses and self.uses[role].source == "name":
+                others = tuple(named(role, self._free()))
+                self.instead |= {role: others} if others else {}
 
     def _take_said(self) -> None:
         for role, said_column in self.columns.uses.items():
@@ -469,42 +617,54 @@ class _Planner:
             name, _, coding = column.partition(":")
             if role not in self.uses and not name:
                 self.ignored += named(role, self.sketches)
-            elif role not in self.uses:
-                self._use(role, name, _coding(coding, role) if coding else None, "layout")
+            elif role not in self.uses and name in self.sketches:
+                self._use(role, name, said(coding, role) if coding else _USUAL.get(role), "layout")
 
     def _take_roles(self) -> None:
         """Rows that a function made: their keys are roles."""
         taken = {use.column for use in self.uses.values()}
         for name in self.sketches:
-            role = _ALL_ROLES.get(name)
-            if role is None or role in self.uses or name in taken:
+            role = ALL_ROLES.get(name)
+            if role is None or role in self.uses or name in taken or (self.log and role in _JUDGED):
                 continue
-            if self.columns.function is not None or self.layout.kind != "log" or role not in _OF_PAIRS:
-                coding = SIGNED if role == "winner" else None
-                self._use(role, name, coding, "layout")
+            self._use(role, name, SIGNED if role == "winner" else None, "layout")
         self._code("winner", "label")
 
     def _use(self, role: Role, column: str, coding: Coding | None, source: Source) -> None:
         self.uses[role] = Use(role, column, coding, source)
 
-    def _free(self) -> list[str]:
+    def _free(self, *, filled: bool = True) -> list[str]:
         """Columns without a role, in which something is; keys below a column are none."""
-        taken = {use.column for use in self.uses.values()}
+        taken = {*(use.column for use in self.uses.values()), *self.ratings}
         return [
             name
             for name, sketch in self.sketches.items()
-            if name not in taken and name not in self.ignored and sketch.filled and not self._is_inner(name)
+            if name not in taken | {*self.ignored} and (sketch.filled or not filled) and not self._is_inner(name)
         ]
 
     def _take_named(self) -> None:
         """Roles by the names of columns, and by what is in them."""
         self._take_question()
-        several = not self.log and (self._take_chosen() or self._take_pair() or self._take_list())
-        if not several:
+        if self.log:
             self._take_response()
+        elif self.layout.kind != "steps":
+            self._take_answers()
+        if self.layout.kind == "steps" or (self._has_steps() and not self.log):
+            self.ignored += [name for name in self._free() if plain_name(name) in _OF_STEPS]
+        if "response" in self.uses and not self.log and named("rating", self._free())[:1] == ["helpfulness"]:
+            self.ratings = [name for name in named("rating", self._free()) if self._has_numbers(name)]
         for role in _FURTHER:
             if role not in self.uses:
                 self._take_first(role)
+
+    def _take_answers(self) -> None:
+        """What was answered: steps with labels, two responses, several, or one."""
+        if not any(take() for take in (self._take_steps, self._take_chosen, self._take_pair, self._take_list)):
+            self._take_response()
+
+    def _has_numbers(self, name: str) -> bool:
+        """Whether nearly all cells of a column are numbers, or are written as one."""
+        return self.sketches[name].numbers >= MOST_FIT * self.sketches[name].filled > 0
 
     def _take_first(self, role: Role) -> None:
         """The first column with a name of a role."""
@@ -516,7 +676,9 @@ class _Planner:
         if role in self.uses or not columns:
             return role in self.uses
         self._use(role, columns[0], None, "name")
-        if len(columns) > 1:
+        if len(columns) > 1 and self.all_rows(partial(_has_at_most_one, columns)):
+            self.instead[role] = tuple(columns[1:])
+        elif len(columns) > 1:
             readings = " or ".join(f"{name} ({self.sketches[name].shown()!r})" for name in columns)
             choices = " or ".join(f"--columns {role}={name}" for name in columns)
             self.unclear[role] = f"the {role} could be {readings}; say which: {choices}"
@@ -563,21 +725,53 @@ class _Planner:
             return columns
         for widest in columns:
             others = [name for name in columns if name != widest]
-            if self.all_rows(lambda row, one=widest, rest=others: _has_texts(row.get(one), [row.get(n) for n in rest])):
+            if self.all_rows(partial(_has_texts, widest, others)):
                 return [widest]
         return columns
+
+    def _take_steps(self) -> bool:
+        """The steps of a solution, in a list with a list of labels beside it."""
+        beside_it: dict[Role, list[str]] = {
+            role: [name for name in named(role, self._free()) if self.sketches[name].is_list] for role in _STEPS
+        }
+        if not self.uses.keys() & set(_STEPS) and not all(beside_it.values()):
+            return False
+        for role, names in beside_it.items():
+            if role not in self.uses and names:
+                self._use(role, names[0], None, "name")
+        use = self.uses.get("step_labels")
+        if use is not None and use.coding is None:
+            self._code_steps(use.column)
+        return True
+
+    def _code_steps(self, column: str) -> None:
+        """The coding of labels in lists; probabilities are as they are."""
+        sketch = Sketch()
+
+        def look(row: Row) -> bool:
+            cell = cell_of(row, column)
+            labels = nested(cell) if isinstance(cell, str) else cell
+            for label in labels if isinstance(labels, list | tuple) else ():
+                sketch.add(label)
+            return True
+
+        self.all_rows(look)
+        if not sketch.filled:
+            return
+        is_share = sketch.numbers == sketch.filled and sketch.low >= 0 and sketch.high <= 1
+        self._decide("step_labels", [NUMBER] if is_share else label_codings(sketch))
 
     def _take_chosen(self) -> bool:
         """A better and a worse response, by name."""
         if {"chosen", "rejected"} <= self.uses.keys():
             return True
-        better, worse = named("chosen", self._free()), named("rejected", self._free())
+        better, worse = (named(role, self._free(filled=False)) for role in _PROMPT_AND_BOTH[1:])
         if not (better and worse):
             return False
         self._take_alone("chosen", better)
         self._take_alone("rejected", worse)
         for role in ("margin", "chosen_score", "rejected_score"):
-            self._take_first(cast(Role, role))
+            self._take_first(role)
         return True
 
     def _take_pair(self) -> bool:
@@ -610,6 +804,9 @@ class _Planner:
             self._use("first_score", a, NUMBER, "name")
             self._use("second_score", b, NUMBER, "name")
             return
+        for name in named("winner", free)[:1]:  # what it says cannot be read
+            self._use("winner", name, None, "name")
+            self._decide("winner", [])
 
     def _winner_codings(self, name: str, first: str, second: str) -> list[Coding]:
         found = winner_codings(self.sketches[name], (first, second))
@@ -659,9 +856,9 @@ class _Planner:
             return False
         self._take_alone("responses", lists)
         for role in ("ranks", "scores"):
-            beside_it = [name for name in named(cast(Role, role), self._free()) if self.sketches[name].is_list]
+            beside_it = [name for name in named(role, self._free()) if self.sketches[name].is_list]
             if beside_it:
-                self._use(cast(Role, role), beside_it[0], None, "name")
+                self._use(role, beside_it[0], None, "name")
                 break
         return True
 
@@ -671,7 +868,7 @@ class _Planner:
         others = [name for name in found if plain_name(name) not in ("answer", "text")]
         if others:
             found = others
-        elif found and self._is_gold(found[0]):
+        elif found and (self._is_gold(found[0]) or (self._has_steps() and not self.log)):
             found = []
         self._take_alone("response", found)
         if self.log:
@@ -682,6 +879,10 @@ class _Planner:
             coded = {n: codings for n in named("label", self._free()) if (codings := label_codings(self.sketches[n]))}
             if self._take_alone("label", list(coded)):
                 self._decide("label", coded[self.uses["label"].column])
+
+    def _has_steps(self) -> bool:
+        """Whether there is a list of steps, whose last one has the answer in it."""
+        return any(self.sketches[name].is_list for name in named("steps", self._free()))
 
     def _is_gold(self, column: str) -> bool:
         """Whether all rows of a prompt have the same answer: it is the true one, and no response.
@@ -702,22 +903,24 @@ class _Planner:
 
 
 _TEXT_KEYS = ("full_text", "raw", "text", "content", "problem", "question")  # of a question that is a map
+_OF_STEPS = ("answer", "label")  # columns that say something of the steps beside them, and not what is true
 _RANKED = {"rank", "score", "overall_score", "rating", "reward"}  # keys of a response in a list
+_USUAL: Mapping[Role, Coding] = {"first_score": NUMBER, "second_score": NUMBER}
+_PROMPT_AND_BOTH: tuple[Role, ...] = ("prompt", "chosen", "rejected")
 _PAIR: tuple[Role, ...] = ("first", "second")
-_OF_PAIRS: tuple[Role, ...] = ("winner", "label")  # in a log such a column is a true answer, or no role of it
+_TEXTS: tuple[Role, ...] = (
+    "prompt", "input", "system", "response", "chosen", "rejected", "first", "second", "reference",
+    "solution", "tests",
+)  # fmt: skip
+_STEPS: tuple[Role, ...] = ("steps", "step_labels")
+_JUDGED: tuple[Role, ...] = ("winner", "label")  # in a log such a column is a true answer, or nothing
+_ANSWERS: tuple[Role, ...] = ("reference", "solution")
 _FURTHER: tuple[Role, ...] = (
     "system", "tools", "images", "videos", "audio", "turn", "margin", "steps", "step_labels", "reward", "truth",
     "reference", "tests", "rubric", "solution", "options", "token_rewards", "advantage", "step", "group", "tokens",
     "length", "truncated", "failed", "id", "split", "subset", "model", "person", "weight",
 )  # fmt: skip
-_ALL_ROLES: Mapping[str, Role] = {role: role for role in get_args(Role)}
 _EXAMPLES = {"winner": "A/B/tie", "label": "yes/no", "rating": "1..5"}
-
-
-def _coding(text: str, role: Role) -> Coding:
-    """The coding that a layout names."""
-    known = {SIGNED.name: SIGNED, NUMBER.name: NUMBER}
-    return known.get(text) or said(text, role)
 
 
 def _meaning(role: Role) -> Callable[[Coding], str]:

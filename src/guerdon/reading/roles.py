@@ -1,7 +1,7 @@
 """What a column is for, by its name: one table for every command.
 
 Names are compared without case, blanks, `-` and `_`. Two columns of one role are refused where they could say different
-things (`ALONE`); of other roles the first name of the table counts, and the others are further columns.
+things; of most roles the first name of the table counts, and the others are further columns.
 
     roles_of("Expected Answer")           # ("reference",)
     beside(["response_a", "response_b"])  # [("response_a", "response_b")]
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Literal
+from typing import Literal, get_args
 
 Role = Literal[
     "prompt", "input", "messages", "history", "passage", "system", "tools", "images", "videos", "audio", "turn",
@@ -21,6 +21,11 @@ Role = Literal[
     "reward", "token_rewards", "truth", "advantage", "step", "group", "tokens", "length", "truncated", "failed",
     "id", "split", "subset", "model", "person", "weight",
 ]  # fmt: skip
+
+TEXTS_OF_TESTS = ("test", "test_code", "functional")
+"""Columns with the tests of a programming task as a program."""
+LISTS_OF_TESTS = ("test_cases", "tests", "unit_tests")
+"""Columns with such tests as inputs and outputs."""
 
 ROLES: Mapping[Role, tuple[str, ...]] = {  # the first name that is there counts
     # what was asked
@@ -56,7 +61,8 @@ ROLES: Mapping[Role, tuple[str, ...]] = {  # the first name that is there counts
     # what is true, and how it is found out
     "reference": ("reference", "ground_truth", "gts", "reference_answer", "expected_answer", "answer", "target",
                   "final_answer", "gold", "gold_answer", "gt", "label", "tests"),
-    "tests": ("tests", "test_list", "test", "input_output", "public_test_cases"),
+    "tests": (*TEXTS_OF_TESTS, *LISTS_OF_TESTS, "test_list", "public_test_cases", "private_test_cases", "input_output",
+              "verification_info"),
     "rubric": ("rubric", "rubrics"),
     "solution": ("solution", "rationale", "generated_solution"),
     "options": ("options", "choices"),
@@ -82,10 +88,8 @@ ROLES: Mapping[Role, tuple[str, ...]] = {  # the first name that is there counts
     "weight": ("weight", "sample_weight"),
 }  # fmt: skip
 
-ALONE: frozenset[Role] = frozenset(
-    ("prompt", "messages", "response", "responses", "chosen", "rejected", "winner", "label")
-)
-"""Roles of which a row has one column: two of them are two readings."""
+ALL_ROLES: Mapping[str, Role] = {role: role for role in get_args(Role)}
+"""Every role by its name."""
 _RESPONSES = (
     "response", "answer", "output", "completion", "conversation", "human_ref", "text", "option", "reply", "generation",
     "candidate", "summary", "chat", "model_response", "messages",
@@ -98,6 +102,10 @@ SCORES = ("score", "rating", "overall_score", "rank")
 """Beginnings of names of two columns with a number for each response."""
 _ENDS = (("a", "b"), ("1", "2"), ("0", "1"), ("model_a", "model_b"))
 _TWO = (("first", "second"), ("left", "right"))
+
+
+PAIRS_OF_NAMES = frozenset(f"{stem}_{end}" for stem in _RESPONSES for pair in _ENDS for end in pair)
+"""Names of columns with one of two responses, as they are usually written."""
 
 
 def plain_name(name: str) -> str:

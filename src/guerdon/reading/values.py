@@ -81,8 +81,8 @@ class Sketch:
         else:
             self.values = None
             self.talks += is_talk(cell)
-            if kind == "list" and cell and isinstance(cell[0], Mapping) and len(self.item_keys) < _DISTINCT:
-                self.item_keys.update(cell[0])
+            if kind == "list" and len(self.item_keys) < _DISTINCT:
+                self.item_keys.update(next((one for one in cell if isinstance(one, Mapping)), ()))
 
     def _add_number(self, cell: float) -> None:
         number = finite(cell)

@@ -16,7 +16,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from guerdon.episodes.rollout_logs import FAILURE
 from guerdon.errors import DataError, boundary
 from guerdon.files.arrow_bounds import arrow_table, is_stream
 from guerdon.files.atomic import write_bytes
@@ -24,6 +23,7 @@ from guerdon.files.bounds import Unpacked, read_json, zip_members
 from guerdon.files.json_files import json_line
 from guerdon.files.parquet_bounds import BoundedParquet
 from guerdon.reading.containers import ARCHIVE, Part, eval_members, is_sample, list_inside, parts_of
+from guerdon.reading.nested import FAILURE
 
 if TYPE_CHECKING:
     import pyarrow as pa
