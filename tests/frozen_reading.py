@@ -35,6 +35,7 @@ READERS = {  # name: module and function of a path
     "score": ("guerdon.evaluation.scoring.score_file", "score_file"),
 }
 MOST_BYTES, MOST_FILES, SHOWN = 1_000_000, 50, 2000
+NEW = ("read_as",)  # fields that there were none of when readings were frozen
 _ROOT = "{file}"  # stands for the path in what is kept
 
 
@@ -49,7 +50,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return plain(value.tolist())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        names = [field.name for field in dataclasses.fields(value) if field.name not in NEW]
+        return {name: plain(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
         return {str(key): plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

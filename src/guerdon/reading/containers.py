@@ -62,6 +62,8 @@ SAVED = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow")
 _KNOWN_LISTS = (("samples",), ("simulations",), ("results", "results"), ("rows",), ("responses",))
 """Lists of maps in objects of JSON that hold the rows, where there are further lists: of inspect_ai, tau2-bench,
 promptfoo, the viewer of the hub, and responses that guerdon shows."""
+HALF_WRITTEN = "half-written last line"
+"""What is wrong with the last line of a file that is still being written."""
 _PIECE = 1 << 20  # bytes that are unpacked at a time
 _DEEP = 6  # maps inside each other in which a list of rows is looked for
 
@@ -275,7 +277,7 @@ def _row_of(line: bytes, part: Part, number: int) -> Any:
     except Unparsed as error:
         if error.why == "not JSON" and not line.endswith(b"\n"):
             said = f"not JSON, a half-written last line: {error.more}"
-            return BadRecord(said, "half-written last line", where=part.place(number))
+            return BadRecord(said, HALF_WRITTEN, where=part.place(number))
         return BadRecord(str(error), error.why, where=part.place(number))
     if isinstance(row, dict) and len(row) > COLUMNS:
         said = f"it has {len(row):,} keys, at most {COLUMNS:,} are read"
