@@ -148,7 +148,7 @@ LAYOUTS: tuple[Layout, ...] = (
     # labels
     Layout("HelpSteer2", "labels", ("prompt", "response", "helpfulness"), {}),
     Layout("BeaverTails", "labels", ("prompt", "response", "is_safe"), {"label": "is_safe"}),
-    Layout("CJE", "labels", ("oracle_label",), {"label": "oracle_label:number"}),
+    Layout("CJE", "labels", ("oracle_label",), {"label": "oracle_label:number", "reward": "judge_score"}),
     # steps
     Layout("TRL, steps", "steps", ("prompt", "completions", "labels"),
            {"steps": "completions", "step_labels": "labels"}),

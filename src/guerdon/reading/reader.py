@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 from guerdon.errors import DataError, boundary, did_you_mean
 from guerdon.files.bounds import BadRecord
 from guerdon.reading.codings import (
+    MEASURED,
     NUMBER,
     SIGNED,
     TIES,
@@ -300,6 +301,20 @@ class Reading:
     def _example(self, column: str) -> str:
         sketch = self.sketches.get(column)
         return "" if sketch is None else sketch.shown()
+
+    def need_rows(self) -> None:
+        """Refuse data without a row.
+
+        Raises:
+            DataError: with what stands there instead.
+        """
+        if self.rows:
+            return
+        first = next((row for part in self.parts for _, row in part.rows()), None)
+        if isinstance(first, DataError):
+            raise first
+        why = ", ".join(f"{n} x {reason}" for reason, n in self.bad.items())
+        raise DataError(f"no row can be read: {why}" if why else "there is no row in it", where=self.data)
 
     def need(self, *roles: Role) -> None:
         """Refuse data in which one of these could be two things.
@@ -728,7 +743,7 @@ _EXAMPLES = {"winner": "A/B/tie", "label": "yes/no", "rating": "1..5"}
 
 def _coding(text: str, role: Role) -> Coding:
     """The coding that a layout names."""
-    known = {SIGNED.name: SIGNED, NUMBER.name: NUMBER}
+    known = {SIGNED.name: SIGNED, NUMBER.name: MEASURED if role == "label" else NUMBER}
     return known.get(text) or said(text, role)
 
 
