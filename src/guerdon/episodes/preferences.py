@@ -297,8 +297,10 @@ def _single(record: Record, plan: Plan, found: Given) -> Judged:
     ratings = {name: number_of(cell_of(record.row, name)) for name in plan.ratings}
     if plan.has("rating"):
         ratings[plan.uses["rating"].column] = number_of(record.roles["rating"])
+    label, use = record.roles.get("label"), plan.uses.get("label")
+    if use is not None and use.coding is not None and use.coding.is_scale:
+        ratings[use.column], label = label, None
     attributes = {name: value for name, value in ratings.items() if value is not None}
-    label = record.roles.get("label")
     if label is None and not attributes:
         raise LeftOut("no_value")
     return Judged(

@@ -173,7 +173,7 @@ LAYOUTS: tuple[Layout, ...] = (
     # labels
     Layout("HelpSteer2", "labels", ("prompt", "response", "helpfulness"), {}),
     Layout("BeaverTails", "labels", ("prompt", "response", "is_safe"), {"label": "is_safe"}),
-    Layout("CJE", "labels", ("oracle_label",), {"label": "oracle_label:number"}),
+    Layout("CJE", "labels", ("oracle_label",), {"label": "oracle_label:number", "reward": "judge_score"}),
     # steps
     Layout("training rows of guerdon", "steps", ("input_text", "target_text"),
            {"steps": "input_text", "step_labels": "target_text"}),

@@ -323,6 +323,20 @@ class Reading:
                 found[role] = f"{use.column}{coding}"
         return found
 
+    def need_rows(self) -> None:
+        """Refuse data without a row.
+
+        Raises:
+            DataError: with what stands there instead.
+        """
+        if self.rows:
+            return
+        first = next((row for part in self.parts for _, row in part.rows()), None)
+        if isinstance(first, DataError):
+            raise first
+        why = ", ".join(f"{n} x {reason}" for reason, n in self.bad.items())
+        raise DataError(f"no row can be read: {why}" if why else "there is no row in it", where=self.data)
+
     def need(self, *roles: Role) -> None:
         """Refuse data in which one of these could be two things.
 
