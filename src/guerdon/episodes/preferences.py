@@ -156,11 +156,17 @@ def given(record: Record, plan: Plan) -> Given:
     seen = next((role for role in ("images", "videos", "audio") if record.roles.get(role)), None)
     if seen is not None:
         raise LeftOut(f"has_{seen}")
+    if _has_two(record, plan):
+        return _side_by_side(record)
     if plan.has("chosen", "rejected"):
         return _better_and_worse(record, with_prompt=plan.with_prompt)
-    if plan.has("first", "second"):
-        return _side_by_side(record)
     return _several(record) if plan.has("responses") else _one(record, plan)
+
+
+def _has_two(record: Record, plan: Plan) -> bool:
+    """Whether a row has two responses side by side; in one file others may have a better and a worse one."""
+    named = plan.has("chosen", "rejected") and any(record.roles[role] is not None for role in ("chosen", "rejected"))
+    return plan.has("first", "second") and not named
 
 
 def judged(record: Record, plan: Plan) -> Judged:
@@ -174,10 +180,10 @@ def judged(record: Record, plan: Plan) -> Judged:
     if record.left_out:
         raise LeftOut(f"unreadable_{record.left_out.partition(':')[0]}")
     found = given(record, plan)
+    if _has_two(record, plan):
+        return _compared(record, plan, found)
     if plan.has("chosen", "rejected"):
         return _chosen(record, found)
-    if plan.has("first", "second"):
-        return _compared(record, plan, found)
     return _listed(record, found) if plan.has("responses") else _single(record, plan, found)
 
 

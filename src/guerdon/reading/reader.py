@@ -676,8 +676,19 @@ class _Planner:
 
     def _take_answers(self) -> None:
         """What was answered: steps with labels, two responses, several, or one."""
-        if not any(take() for take in (self._take_steps, self._take_chosen, self._take_pair, self._take_list)):
+        if self._take_steps():
+            return
+        if self._take_chosen():
+            self._take_other_pairs()
+        elif not self._take_pair() and not self._take_list():
             self._take_response()
+
+    def _take_other_pairs(self) -> None:
+        """Two responses side by side in the rows that have no better and worse one."""
+        better = self.uses["chosen"].column
+        sides = beside(self._free())
+        if sides and self.reading.all_rows(partial(_has_at_most_one, [better, sides[0][0]])):
+            self._take_pair()
 
     def _has_numbers(self, name: str) -> bool:
         """Whether nearly all cells of a column are numbers, or are written as one."""
