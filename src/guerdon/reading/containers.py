@@ -113,6 +113,11 @@ class Part:
         """Whether its rows are lines with numbers of their own."""
         return self.ending in _LINES
 
+    @property
+    def is_table(self) -> bool:
+        """Whether its cells are text, numbers too."""
+        return self.ending in _TABLES
+
     def place(self, number: int) -> str:
         """The place of a row in messages."""
         return f"{self.where}:{number}" if self.by_line else f"{self.where}: row {number}"
