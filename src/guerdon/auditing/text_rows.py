@@ -255,8 +255,9 @@ class RowReader:
                 continue
             if use.column in there or use.column.partition(".")[0] in there:
                 numbers.append((("what", role), use.column, use.coding))
-        further = self.of.further(names, parts)
-        return _Shape(tuple(numbers), tuple((("part", name), name, self.of.may_be_text(name)) for name in further))
+        all_text = self.files[-1].is_table
+        further = [(("part", n), n, all_text or self.of.may_be_text(n)) for n in self.of.further(names, parts)]
+        return _Shape(tuple(numbers), tuple(further))
 
     def _add(self, line: int, row: Row, parts: Row | None, shape: _Shape) -> None:
         """Add a row of the last file."""

@@ -118,6 +118,11 @@ class Part:
         """What stands in front of the number of a row in messages."""
         return f"{self.where}:" if self.by_line else f"{self.where}: row "
 
+    @property
+    def is_table(self) -> bool:
+        """Whether its cells are text, numbers too."""
+        return self.ending in _TABLES
+
     def place(self, number: int) -> str:
         """The place of a row in messages."""
         return f"{self.place_of_rows}{number}"

@@ -108,8 +108,8 @@ def _refusal(reading: Reading) -> str:
     else:
         meant = "; name the columns: --columns prompt=NAME,response=NAME"
     return (
-        f"nothing to score, found {', '.join(columns)[:200]}; a row needs prompt and response (or responses), messages, "
-        f"chosen and rejected, or another layout of docs/preferences.md{meant}"
+        f"nothing to score, found {', '.join(columns)[:200]}; a row needs prompt and response (or responses), "
+        f"messages, chosen and rejected, or another layout of docs/reading.md{meant}"
     )
 
 
