@@ -2,12 +2,13 @@
 
 import gc
 import json
+from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from guerdon.episodes.solution_files import read_solutions, solutions_in, write_solutions
+from guerdon.episodes.solution_files import published_solutions, read_solutions, solutions_in, write_solutions
 from guerdon.episodes.solution_formats import (
     NotExpressibleError,
     from_record,
@@ -22,6 +23,7 @@ from guerdon.episodes.solution_formats import (
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.reading.layouts import columns_of, layout_of
+from guerdon.reading.shown import stored_columns
 from memory_rows import reading_of
 
 SEED = {  # the sample of the seed's guide, whose solution is shortened
@@ -378,3 +380,64 @@ def test_half_a_character_survives_in_json(tmp_path):
     odd = Solution("a", "q\ud83d", ("x",), (1.0,))
     write_solutions(tmp_path / "x.jsonl", [odd])
     assert read_solutions(tmp_path / "x.jsonl") == (odd,)
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+MARKED = [
+    {"task": "1+1?", "parts": ["It is 2."], "marks": ["ok"], "kind": "easy", "split": "train"},
+    {"task": "2+2?", "parts": ["It is 4.", "No, 5."], "marks": ["ok", "no"], "kind": "hard", "split": "train"},
+    {"task": "3+3?", "parts": ["It is 7."], "marks": ["no"], "kind": "hard", "split": "test"},
+    {"task": "4+4?", "parts": ["It is 8.", "Yes."], "marks": ["ok", None], "kind": "easy", "split": "train"},
+]
+SAID = {"prompt": "task", "steps": "parts", "step_labels": "marks:ok/no"}
+
+
+def test_columns_that_are_said_are_those_of_every_row_and_are_stored(tmp_path):
+    path, read_as, left_out = write_rows(tmp_path / "mine.jsonl", MARKED), [], Counter()
+    found = published_solutions([path], left_out, columns=SAID, read_as=read_as)
+    assert [(s.question, [step.strip() for step in s.steps], s.labels) for s in found] == [
+        ("1+1?", ["It is 2."], (1.0,)),
+        ("2+2?", ["It is 4.", "No, 5."], (1.0, 0.0)),
+        ("3+3?", ["It is 7."], (0.0,)),
+        ("4+4?", ["It is 8.", "Yes."], (1.0, None)),
+    ]
+    stored = stored_columns(read_as)
+    assert stored == {**SAID, "split": "split"}
+    assert published_solutions([path], left_out, stored=stored) == found
+    other = write_rows(tmp_path / "other.jsonl", [{"problem": "q", "steps": ["a"], "step_labels": [1]}])
+    (one,) = published_solutions([other], left_out, stored=stored)  # it has none of these columns
+    assert (one.question, one.labels) == ("q", (1.0,))
+    assert read_as[0].record["used"] == read_as[0].record["rows"] == 4
+
+
+def test_only_rows_of_train_are_trained_on_and_a_subset_may_be_a_column(tmp_path):
+    path = write_rows(tmp_path / "mine.jsonl", MARKED)
+    found = published_solutions([path], Counter(), columns={**SAID, "subset": "kind"}, train=True)
+    assert [(s.question, s.meta["subset"]) for s in found] == [("1+1?", "easy"), ("2+2?", "hard"), ("4+4?", "easy")]
+    without = published_solutions([path], Counter(), columns=SAID, train=True)
+    assert {s.meta["subset"] for s in without} == {"mine"}
+
+
+def test_a_label_that_is_not_of_the_coding_is_an_error_with_its_place(tmp_path):
+    path = write_rows(tmp_path / "mine.jsonl", [*MARKED[:2], {**MARKED[2], "marks": ["perhaps"]}])
+    with pytest.raises(DataError, match=r"mine\.jsonl:3: step_labels must hold numbers"):
+        read_solutions(path, columns=SAID)
+    bad = []
+    assert len(read_solutions(path, columns=SAID, bad=bad)) == 2
+    assert len(bad) == 1
+
+
+def test_a_column_that_is_not_there_is_refused_with_the_nearest(tmp_path):
+    with pytest.raises(DataError, match=r"--columns steps=part: there is no such column; did you mean .*parts"):
+        read_solutions(write_rows(tmp_path / "mine.jsonl", MARKED), columns="prompt=task,steps=part")
+
+
+def test_one_step_label_column_may_be_other_than_that_of_the_layout(tmp_path):
+    rows = [{"prompt": "q", "completions": ["a", "b"], "labels": [True, True], "checked": [1, 0]}] * 2
+    path = write_rows(tmp_path / "trl.jsonl", rows)
+    assert read_solutions(path)[0].labels == (1.0, 1.0)
+    assert read_solutions(path, columns="step_labels=checked")[0].labels == (1.0, 0.0)

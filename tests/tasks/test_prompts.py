@@ -18,6 +18,7 @@ from guerdon.settings.data import (
     FilesDataSettings,
     GeneratedDataSettings,
     GSM8KDataSettings,
+    PromptsDataSettings,
     SwapSettings,
 )
 from guerdon.tasks.prompt_files import load_prompts, read_dataset, read_gsm8k, read_prompts
@@ -482,3 +483,48 @@ def test_conversations_that_differ_anywhere_have_names_of_their_own():
     chats = {question_hash(context) for context in contexts[2:]}
     assert len(chats) == 4  # of the last three each, and the lone one after a system turn
     assert question_hash(contexts[1]) == question_hash(contexts[2]) == question_hash([last])
+
+
+def test_the_columns_of_the_data_section_are_those_of_its_files(tmp_path):
+    path = write_lines(tmp_path / "exam.jsonl", [{"task": f"{k}+1?", "key": k + 1, "answer": "no"} for k in range(6)])
+    for columns in ({"prompt": "task", "reference": "key"}, "prompt=task,reference=key"):
+        train, held_out = load_prompts(FilesDataSettings(train_files=str(path), val_size=2, columns=columns))
+        found = {p.question: p.ground_truth for p in (*train, *held_out)}
+        assert found == {f"{k}+1?": str(k + 1) for k in range(6)}
+    asked = PromptsDataSettings(path=str(path), val_size=2, columns="prompt=task")
+    assert {p.question for part in load_prompts(asked) for p in part} == {f"{k}+1?" for k in range(6)}
+    with pytest.raises(DataError, match=r"--columns prompt=taks: there is no such column; did you mean .*task"):
+        load_prompts(FilesDataSettings(train_files=str(path), columns="prompt=taks"))
+
+
+def test_what_the_data_section_was_read_as_is_kept(tmp_path):
+    path = write_lines(tmp_path / "rows.jsonl", [{"question": f"{k}+1?", "answer": str(k + 1)} for k in range(4)])
+    read_as = []
+    load_prompts(FilesDataSettings(train_files=str(path), val_size=1), read_as=read_as)
+    assert [one.columns for one in read_as] == [{"prompt": "question", "reference": "answer"}]
+    assert (read_as[0].record["rows"], read_as[0].record["used"]) == (4, 4)
+
+
+def test_options_under_other_names_are_read_once_they_are_said(tmp_path):
+    rows = [
+        {"frage": "2+2?", "wahl": ["3", "4"], "richtig": 1, "thema": "a"},
+        {"frage": "2+3?", "wahl": ["5", "4"], "richtig": 0, "thema": "b"},
+    ]
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    first, second = read_prompts(path, columns="prompt=frage,options=wahl,reference=richtig")
+    assert (first.question, first.ground_truth) == ("2+2?\n\n(A) 3\n(B) 4", "B")
+    assert (second.question, second.ground_truth) == ("2+3?\n\n(A) 5\n(B) 4", "A")
+
+
+def test_an_answer_in_another_column_counts_where_the_first_is_null(tmp_path):
+    rows = [{"question": "a", "answer": "1", "target": None}, {"question": "b", "answer": None, "target": "2"}]
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    assert [p.ground_truth for p in read_prompts(path)] == ["1", "2"]
+
+
+def test_prompts_of_preferences_are_what_their_responses_answer(tmp_path):
+    talk = "\n\nHuman: Name a colour?\n\nAssistant:"
+    rows = [{"chosen": f"{talk} Red.", "rejected": f"{talk} Seven."}]
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    (prompt,) = read_prompts(path, answered=False)
+    assert prompt.messages == ({"role": "user", "content": "Name a colour?"},)

@@ -10,6 +10,7 @@ used is left out and counted by reason, never used in silence.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections import Counter
@@ -155,11 +156,17 @@ def given(record: Record, plan: Plan) -> Given:
     seen = next((role for role in ("images", "videos", "audio") if record.roles.get(role)), None)
     if seen is not None:
         raise LeftOut(f"has_{seen}")
+    if _has_two(record, plan):
+        return _side_by_side(record)
     if plan.has("chosen", "rejected"):
         return _better_and_worse(record, with_prompt=plan.with_prompt)
-    if plan.has("first", "second"):
-        return _side_by_side(record)
     return _several(record) if plan.has("responses") else _one(record, plan)
+
+
+def _has_two(record: Record, plan: Plan) -> bool:
+    """Whether a row has two responses side by side; in one file others may have a better and a worse one."""
+    named = plan.has("chosen", "rejected") and any(record.roles[role] is not None for role in ("chosen", "rejected"))
+    return plan.has("first", "second") and not named
 
 
 def judged(record: Record, plan: Plan) -> Judged:
@@ -173,10 +180,10 @@ def judged(record: Record, plan: Plan) -> Judged:
     if record.left_out:
         raise LeftOut(f"unreadable_{record.left_out.partition(':')[0]}")
     found = given(record, plan)
+    if _has_two(record, plan):
+        return _compared(record, plan, found)
     if plan.has("chosen", "rejected"):
         return _chosen(record, found)
-    if plan.has("first", "second"):
-        return _compared(record, plan, found)
     return _listed(record, found) if plan.has("responses") else _single(record, plan, found)
 
 
@@ -296,8 +303,10 @@ def _single(record: Record, plan: Plan, found: Given) -> Judged:
     ratings = {name: number_of(cell_of(record.row, name)) for name in plan.ratings}
     if plan.has("rating"):
         ratings[plan.uses["rating"].column] = number_of(record.roles["rating"])
+    label, use = record.roles.get("label"), plan.uses.get("label")
+    if use is not None and use.coding is not None and use.coding.is_scale:
+        ratings[use.column], label = label, None
     attributes = {name: value for name, value in ratings.items() if value is not None}
-    label = record.roles.get("label")
     if label is None and not attributes:
         raise LeftOut("no_value")
     return Judged(
@@ -367,6 +376,12 @@ def benchmark_of(data: str, row: Any) -> str | None:
         isinstance(row[key], list | tuple) and len(row[key]) == 3 for key in ("chosen", "rejected")
     ):
         return "RM-Bench"
+    return _benchmark_named(data)
+
+
+@functools.lru_cache(maxsize=64)
+def _benchmark_named(data: str) -> str | None:
+    """The benchmark that the name of a data set is that of."""
     own = Path(data).stem if has_rows(Path(data)) else Path(data).name.partition(":")[0]
     return next((name for name, known in _BENCHMARKS.items() if re.search(known, own, re.IGNORECASE)), None)
 

@@ -26,7 +26,7 @@ from guerdon.files.atomic import write_bytes, write_parquet
 from guerdon.files.json_files import json_line
 from guerdon.reading.layouts import PLAIN, Layout, columns_of, layout_of
 from guerdon.reading.reader import Plan, Reading, Record, read
-from guerdon.reading.roles import Role
+from guerdon.reading.roles import ROLES, Role
 from guerdon.reading.shown import ReadAs, told
 from guerdon.reading.values import nested, number_of
 
@@ -46,7 +46,7 @@ _READERS: Mapping[str, Callable[[Any, str, str], Solution]] = {  # by layout
     "Math-Shepherd": formats.from_math_shepherd, "ProcessBench": formats.from_process_bench,
     "PRM800K": formats.from_prm800k, "RLHFlow, steps": formats.from_signed_turns,
 }  # fmt: skip
-_SAID: tuple[Role, ...] = ("prompt", "steps", "step_labels")
+_NEEDED: tuple[Role, ...] = ("prompt", "steps", "step_labels")
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,11 @@ def solution_of(record: Record, plan: Plan) -> Solution:
         DataError: it is none, or its columns could be two things.
     """
     layout = _layout_of(record)
-    said = any(plan.uses[role].source == "given" for role in _SAID if role in plan.uses)
-    if (said or layout is PLAIN) and record.roles.get("steps") is not None:
-        unclear = next((plan.unclear[role] for role in _SAID if role in plan.unclear), None)
+    if layout is PLAIN and record.roles.get("steps") is not None:
+        unclear = next((plan.unclear[role] for role in _NEEDED if role in plan.unclear), None)
         if unclear is not None:
             raise DataError(unclear, where=record.where)
-        return formats.from_roles(record.row, record.roles, record.where, record.name, own=layout.name == _OWN)
+        return formats.from_roles(record.roles, record.where, record.name)
     read_row = _READERS.get(layout.name)
     if read_row is None:
         found, known = ", ".join(map(str, record.row))[:200], "; ".join((_TRAINING, *_READERS))
@@ -87,7 +86,12 @@ def solution_of(record: Record, plan: Plan) -> Solution:
             "prompt=...,steps=...,step_labels=...",
             where=record.where,
         )
-    return read_row(_with_lists(record, plan), record.where, record.name)
+    return read_row(_with_lists(record, plan) | _said(record, plan, layout), record.where, record.name)
+
+
+def is_solution(record: Record | None) -> bool:
+    """Whether a row is a solution in steps, by its columns."""
+    return record is not None and (_layout_of(record) is not PLAIN or record.roles.get("steps") is not None)
 
 
 def _layout_of(record: Record) -> Layout:
@@ -97,7 +101,13 @@ def _layout_of(record: Record) -> Layout:
 _TRUTHS = {"True": True, "False": False, "true": True, "false": False}  # as tables of text have them
 
 
-def _with_lists(record: Record, plan: Plan) -> Mapping[str, Any]:
+def _said(record: Record, plan: Plan, layout: Layout) -> dict[str, Any]:
+    """Columns that the user said, by the names that they have in a layout."""
+    given = [role for role, use in plan.uses.items() if use.source == "given"]
+    return {layout.roles.get(role, ROLES[role][0]): record.roles[role] for role in given}
+
+
+def _with_lists(record: Record, plan: Plan) -> dict[str, Any]:
     """A row whose steps and labels are no texts of lists and numbers, as tables of text have them."""
     row = dict(record.row)
     for role in ("steps", "step_labels"):

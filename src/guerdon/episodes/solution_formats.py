@@ -190,30 +190,39 @@ def from_record(row: Any, where: str, name: str) -> Solution:
     )
 
 
-def from_roles(row: Mapping[str, Any], roles: Mapping[str, Any], where: str, name: str, *, own: bool) -> Solution:
+def from_roles(roles: Mapping[str, Any], where: str, name: str) -> Solution:
     """A row as a solution, by what its columns are for.
 
     Args:
-        row: with the optional keys of guerdon's own rows, where it is `own`.
-        roles: `steps`, and what else is known: the question, `step_labels`, `reference`, `truth`, `tools`, `id`.
+        roles: `steps`, and what else is known: the question, `step_labels`, `reference`, `truth`, `tools`, `id`, and a
+            `solution` with all steps in it, whose text they cut.
         where: file and line, for errors.
         name: id of a solution that has none.
-        own: whether the row is guerdon's own under other names.
 
     Raises:
         DataError: the row cannot be understood.
     """
     truth, gold, given = truth_of(roles.get("truth")), roles.get("reference"), roles.get("id")
-    known = {
+    steps, text = roles["steps"], roles.get("solution")
+    with RowFields(roles, where).reading("prompt"):
+        question = asked_of(roles)
+    row = {
         "id": str(given) if isinstance(given, str | int) else None,
+        "question": question,
+        "steps": steps,
+        "solution": text if _is_whole(text, steps) else None,
+        "step_labels": roles.get("step_labels"),
         "is_correct": None if truth is None else bool(truth),
         "ground_truth_answer": str(gold) if isinstance(gold, str | int | float) and str(gold).strip() else None,
         "tools": roles.get("tools"),
     }
-    with RowFields(row, where).reading("prompt"):
-        question = asked_of(roles)
-    said = {"question": question, "steps": roles["steps"], "step_labels": roles.get("step_labels")}
-    return from_record({**(row if own else known), **said}, where, name)
+    return from_record(row, where, name)
+
+
+def _is_whole(text: Any, steps: Any) -> bool:
+    """Whether a text has all of these steps in it, in order."""
+    listed = isinstance(steps, list | tuple) and all(isinstance(step, str) for step in steps)
+    return listed and isinstance(text, str) and _locate(text, steps) is not None
 
 
 def _locate(text: str, steps: Sequence[str]) -> tuple[str, ...] | None:

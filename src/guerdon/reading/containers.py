@@ -114,13 +114,18 @@ class Part:
         return self.ending in _LINES
 
     @property
+    def place_of_rows(self) -> str:
+        """What stands in front of the number of a row in messages."""
+        return f"{self.where}:" if self.by_line else f"{self.where}: row "
+
+    @property
     def is_table(self) -> bool:
         """Whether its cells are text, numbers too."""
         return self.ending in _TABLES
 
     def place(self, number: int) -> str:
         """The place of a row in messages."""
-        return f"{self.where}:{number}" if self.by_line else f"{self.where}: row {number}"
+        return f"{self.place_of_rows}{number}"
 
     def rows(self, *, kept: bool = False) -> Iterator[tuple[int, Any]]:
         """The rows with their numbers: lines are counted from 1, other rows from 0.
@@ -222,8 +227,9 @@ def file_rows(path: Path) -> Iterator[tuple[str, Any]]:
         DataError: as `parts_of`, or the file cannot be read as a whole.
     """
     for part in parts_of(path):
+        front = part.place_of_rows
         for number, row in part.rows(kept=True):
-            yield part.place(number), row
+            yield f"{front}{number}", row
 
 
 def good_rows(path: Path) -> Iterator[tuple[str, Any]]:

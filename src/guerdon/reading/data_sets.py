@@ -221,7 +221,8 @@ def _placed(part: Part, folders: Sequence[str]) -> DataPart:
 
 
 def _reader(part: Part) -> Callable[[bool], Rows]:
-    return lambda kept: ((part.place(number), row) for number, row in part.rows(kept=kept))
+    front = part.place_of_rows
+    return lambda kept: ((f"{front}{number}", row) for number, row in part.rows(kept=kept))
 
 
 # Folders that `save_to_disk` of `datasets` wrote, and hub data sets.

@@ -81,11 +81,13 @@ def _fits(layout: Layout, columns: Collection[str]) -> bool:
 
 
 def _is_shown(layout: Layout, rows: Sequence[Row]) -> bool:
-    """Whether every row is like those of a layout; one of questions has its columns in every row."""
-    if layout.kind == "prompts":
-        top = [key for key in layout.keys if "." not in key]
-        return bool(rows) and all(row.get(key) is not None for row in rows for key in top)
-    return layout.shows is None or (bool(rows) and all(map(layout.shows, rows)))
+    """Whether every row is like those of a layout; sets of questions and of steps may stand in one file."""
+    if layout.kind in ("prompts", "steps"):
+        top = [key.partition(".")[0] for key in layout.keys]
+        alike = bool(rows) and all(key in row for row in rows for key in top)
+    else:
+        alike = layout.shows is None or bool(rows)
+    return alike and (layout.shows is None or all(map(layout.shows, rows)))
 
 
 _SCORED = ("reward", "score")  # what makes rows of a log of those of a data set
@@ -171,7 +173,7 @@ LAYOUTS: tuple[Layout, ...] = (
     # labels
     Layout("HelpSteer2", "labels", ("prompt", "response", "helpfulness"), {}),
     Layout("BeaverTails", "labels", ("prompt", "response", "is_safe"), {"label": "is_safe"}),
-    Layout("CJE", "labels", ("oracle_label",), {"label": "oracle_label:number"}),
+    Layout("CJE", "labels", ("oracle_label",), {"label": "oracle_label:number", "reward": "judge_score"}),
     # steps
     Layout("training rows of guerdon", "steps", ("input_text", "target_text"),
            {"steps": "input_text", "step_labels": "target_text"}),
@@ -199,5 +201,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("HealthBench", "prompts", ("prompt", "rubrics", "prompt_id"), {"rubric": "rubrics"}),
     Layout("PRIME and verl", "prompts", ("prompt", "reward_model"), {"reference": "reward_model.ground_truth"}),
     Layout("GPQA", "prompts", ("Question", "Correct Answer", "Incorrect Answer 1"), {"prompt": "Question"}),
+    Layout("Alpaca", "prompts", ("instruction", "output"),
+           {"prompt": "instruction", "input": "input", "response": "output"}),
     Layout("Dolly", "prompts", ("instruction", "context", "response", "category"), {"passage": "context"}),
 )  # fmt: skip

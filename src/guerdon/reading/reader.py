@@ -323,6 +323,20 @@ class Reading:
                 found[role] = f"{use.column}{coding}"
         return found
 
+    def need_rows(self) -> None:
+        """Refuse data without a row.
+
+        Raises:
+            DataError: with what stands there instead.
+        """
+        if self.rows:
+            return
+        first = next((row for part in self.parts for _, row in part.rows()), None)
+        if isinstance(first, DataError):
+            raise first
+        why = ", ".join(f"{n} x {reason}" for reason, n in self.bad.items())
+        raise DataError(f"no row can be read: {why}" if why else "there is no row in it", where=self.data)
+
     def need(self, *roles: Role) -> None:
         """Refuse data in which one of these could be two things.
 
@@ -656,11 +670,25 @@ class _Planner:
         for role in _FURTHER:
             if role not in self.uses:
                 self._take_first(role)
+        for name in named("id", self.sketches)[:1]:  # it may also be the column of groups
+            if "id" not in self.uses and self.sketches[name].filled:
+                self._use("id", name, None, "name")
 
     def _take_answers(self) -> None:
         """What was answered: steps with labels, two responses, several, or one."""
-        if not any(take() for take in (self._take_steps, self._take_chosen, self._take_pair, self._take_list)):
+        if self._take_steps():
+            return
+        if self._take_chosen():
+            self._take_other_pairs()
+        elif not self._take_pair() and not self._take_list():
             self._take_response()
+
+    def _take_other_pairs(self) -> None:
+        """Two responses side by side in the rows that have no better and worse one."""
+        better = self.uses["chosen"].column
+        sides = beside(self._free())
+        if sides and self.reading.all_rows(partial(_has_at_most_one, [better, sides[0][0]])):
+            self._take_pair()
 
     def _has_numbers(self, name: str) -> bool:
         """Whether nearly all cells of a column are numbers, or are written as one."""
@@ -918,7 +946,7 @@ _ANSWERS: tuple[Role, ...] = ("reference", "solution")
 _FURTHER: tuple[Role, ...] = (
     "system", "tools", "images", "videos", "audio", "turn", "margin", "steps", "step_labels", "reward", "truth",
     "reference", "tests", "rubric", "solution", "options", "token_rewards", "advantage", "step", "group", "tokens",
-    "length", "truncated", "failed", "id", "split", "subset", "model", "person", "weight",
+    "length", "truncated", "failed", "split", "subset", "model", "person", "weight",
 )  # fmt: skip
 _EXAMPLES = {"winner": "A/B/tie", "label": "yes/no", "rating": "1..5"}
 

@@ -38,7 +38,7 @@ from guerdon.reading.chats import (
 from guerdon.reading.containers import has_rows
 from guerdon.reading.data_sets import DataPart, Rows, split_and_subset
 from guerdon.reading.reader import Plan, Reading, Record, read
-from guerdon.reading.roles import ROLES, Role
+from guerdon.reading.roles import ROLES, Role, named
 from guerdon.reading.shown import ReadAs, told
 from guerdon.settings.data import (
     VERIFIERS,
@@ -319,11 +319,15 @@ def prompts_in(
     places: list[str] = []
     skipped: list[tuple[str, str]] = []  # place and reason
     left_out: Counter[str] = Counter()
+    name = ""
     reading.need("prompt", "messages")
     for record in reading.records(bad=True):
         if record.error is not None:
             raise record.error
         kind = media_in(record.roles)
+        if record.name == name:
+            continue  # another response to the prompt of a row that holds several
+        name = record.name
         if kind:
             left_out[f"has_{kind}"] += 1
             continue
@@ -384,6 +388,7 @@ def prompt_of(record: Record, plan: Plan, data_source: str, ability: str = "", *
     """
     where = record.where
     roles = {role: None if cell != cell else cell for role, cell in record.roles.items()}  # NaN
+    roles |= _answer_of_steps(record, plan)
     row = _with_said(record, plan, roles)
     asked = _asked(roles, where)
     if asked is None and not answered and is_preference(plan):
@@ -415,6 +420,14 @@ def prompt_of(record: Record, plan: Plan, data_source: str, ability: str = "", *
         solution=solution,
         tools=tools,
     )
+
+
+def _answer_of_steps(record: Record, plan: Plan) -> dict[str, Any]:
+    """The answer beside the steps of a worked solution, which is the true one where no step is judged."""
+    if not plan.has("steps") or plan.has("step_labels") or plan.has("reference"):
+        return {}
+    found = (record.row.get(name) for name in named("reference", plan.unused))
+    return {"reference": next((one for one in found if not is_blank(one)), None)}
 
 
 def _is_said(role: Role, plan: Plan) -> bool:
@@ -509,10 +522,11 @@ def _solution(row: Mapping[str, Any], roles: Mapping[str, Any], plan: Plan) -> s
 
 
 def _response(roles: Mapping[str, Any], plan: Plan) -> str | None:
-    """The one response of a row of which nothing says how good it is: a worked solution."""
+    """The response of a set of instructions, if nothing says how good it is: a worked solution."""
     said = roles.get("response")
     judged = is_preference(plan) or plan.has("reward") or plan.has("reference")
-    return said if isinstance(said, str) and said.strip() and not judged else None
+    worked = plan.layout.kind == "prompts" and not judged
+    return said if worked and isinstance(said, str) and said.strip() else None
 
 
 def _marks(text: str) -> bool:
@@ -537,7 +551,8 @@ def _gold(
         if isinstance(model, Mapping) and not said:
             return _as_text(model.get("ground_truth"), f"{where}: reward_model.ground_truth")
         if not is_blank(roles.get("reference")):
-            return _stated(roles["reference"], where, plan.uses["reference"].column)
+            use = plan.uses.get("reference")
+            return _stated(roles["reference"], where, "answer" if use is None else use.column)
         stated = final_answer(solution) if solution else None
         if stated is None:
             raise UnreadableGoldError(_no_answer(row, plan), where=where)

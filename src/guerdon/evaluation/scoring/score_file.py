@@ -1,8 +1,8 @@
 """The rows of a file with columns of rewards: `guerdon score`.
 
-What a column is for is decided by `guerdon.reading` over the whole file. A row with one response gets `reward`; one with
-a better and a worse response `reward_chosen` and `reward_rejected`; one with several `rewards`, in their order; that of a
-log `guerdon_reward`. A value that is missing is null, and `reward_failure` says why.
+What a column is for is decided by `guerdon.reading` over the whole file. A row with one response gets `reward`; one
+with a better and a worse response `reward_chosen` and `reward_rejected`; one with several `rewards`, in their order;
+that of a log `guerdon_reward`. A value that is missing is null, and `reward_failure` says why.
 
     model = load_any_text_model("runs/rm")
     print(score_file(Path("answers.jsonl"), model, Path("scored.jsonl"), name="runs/rm"))
