@@ -687,7 +687,7 @@ class _Planner:
         """Two responses side by side in the rows that have no better and worse one."""
         better = self.uses["chosen"].column
         sides = beside(self._free())
-        if sides and self.reading.all_rows(partial(_has_at_most_one, [better, sides[0][0]])):
+        if sides and self.all_rows(partial(_has_at_most_one, [better, sides[0][0]])):
             self._take_pair()
 
     def _has_numbers(self, name: str) -> bool:
