@@ -322,6 +322,12 @@ def test_columns_that_are_missing_in_rows_are_those_that_are_null(tmp_path):
         np.testing.assert_array_equal(rows.rewards["score"], [np.nan, 2, 4])
 
 
+def test_a_column_of_failures_without_any_says_that_none_failed(tmp_path):
+    log = [{**ROW, "reward": k, "reward_failure": None} for k in range(3)]
+    rows = read_log(jsonl(tmp_path / "log.jsonl", log))
+    assert (rows.failed_N.tolist(), rows.truncated_N) == ([False] * 3, None)
+
+
 def test_records_with_several_rows_keep_their_line(tmp_path):
     log = [{"prompt": f"p{k}", "completions": ["a", "b"], "rewards": [k, 0.5]} for k in range(2)]
     rows = read_log(jsonl(tmp_path / "log.jsonl", log))

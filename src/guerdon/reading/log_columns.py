@@ -21,7 +21,7 @@ from guerdon.reading.codings import NUMBER, TRUTH
 from guerdon.reading.columns import Columns
 from guerdon.reading.layouts import Layout, Row
 from guerdon.reading.reader import Use, is_empty, plan_of, read_as
-from guerdon.reading.roles import ROLES, Role, roles_of
+from guerdon.reading.roles import ROLES, Role, named, roles_of
 from guerdon.reading.values import Sketch, nested
 
 _ASKED: tuple[Role, ...] = ("prompt", "input", "messages", "history", "passage", "system")
@@ -213,6 +213,7 @@ class Look:
         if unclear is not None and all_seen:
             raise DataError(unclear, where=data)
         uses = {role: use for role, use in plan.uses.items() if role in _USED and use.column in sketches}
+        uses |= self._empty_flags(uses)
         parts = self.layout.parts
         is_sum = parts == "sum" and ("reward" not in uses or uses["reward"].source == "name")
         maybe = ""
@@ -227,6 +228,18 @@ class Look:
         form = _form(sketches[uses["reward"].column]) if "reward" in uses else ""
         parsed = self._parsed(uses, sketches)
         return LogColumns(uses, form, self._total(uses, form), parsed, parts, maybe, instead)
+
+    def _empty_flags(self, uses: Mapping[Role, Use]) -> dict[Role, Use]:
+        """Columns of flags in which nothing is: they say of every row that it did not fail, or was not cut off."""
+        taken = {use.column for use in uses.values()}
+        found: dict[Role, Use] = {}
+        for role in FLAGS:
+            empty = [
+                name for name in named(role, self.sketches) if name not in taken and not self.sketches[name].filled
+            ]
+            if role not in uses and empty:
+                found[role] = Use(role, empty[0], None, "name")
+        return found
 
     def _total(self, uses: Mapping[Role, Use], form: Form) -> str:
         if form != "map":
