@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from guerdon.config.loading import load
 from guerdon.episodes.preferences import is_preference
-from guerdon.episodes.solution_files import format_of
 from guerdon.errors import ConfigError, DataError
 from guerdon.evaluation.benchmarks.labelled import label_figures, label_lines, read_labelled
 from guerdon.models.load import ROBOT_KINDS, is_factory, kind_at, load_reward_model
@@ -69,13 +68,8 @@ def _compares(plan: Plan) -> bool:
 
 
 def _kind_of_steps(reading: Reading) -> Kind:
-    """Which benchmark of steps, by the first row.
-
-    Raises:
-        DataError: it is no solution in steps.
-    """
-    where, row = next((pair for part in reading.parts for pair in part.rows()), (reading.data, {}))
-    return "prm_bench" if format_of(row, where) == "prmbench" else "process_bench"
+    """Which benchmark of steps the layout is that of."""
+    return "prm_bench" if reading.plan.layout.name == "PRMBench" else "process_bench"
 
 
 def study_of(
