@@ -194,16 +194,17 @@ def stored_columns(model: object) -> Mapping[str, str] | None:
 
 
 def _used(items: Iterable[Responses]) -> dict[str, Any]:
-    """How many rows have a response that can be scored, and by reason how many have none."""
+    """How many rows there are, how many have a response that can be scored, and by reason how many have none."""
     lost: Counter[str] = Counter()
-    used = 0
+    rows = used = 0
     for item in items:
+        rows += 1
         failures = [one.reason for one in item.found if isinstance(one, Failure)]
         if len(failures) < len(item.found):
             used += 1
         elif failures:
             lost[failures[0]] += 1
-    return {"used": used, "left_out": lost}
+    return {"rows": rows, "used": used, "left_out": lost}
 
 
 def _scored_rows(
