@@ -27,6 +27,7 @@ from length_model import Length
 
 INFO = RewardInfo("writes", (-np.inf, np.inf), granularity="total", modality="text", frames_needed=0)
 GIVEN = Path("given.jsonl")
+REPS = "evaluate.reps=100"
 
 
 def writes():
@@ -127,7 +128,8 @@ SCORED = {  # name: rows, what the model is given of each, columns of each row, 
         CONTAINERS,
     ),
     "the true answer is not the response": (
-        [{"question": "p", "answer": "7", "prediction": "it is 8"}, {"question": "q", "answer": "9", "prediction": "9"}],
+        [{"question": "p", "answer": "7", "prediction": "it is 8"},
+         {"question": "q", "answer": "9", "prediction": "9"}],
         [[asked("p", "it is 8", "7")], [asked("q", "9", "9")]],
         [{"reward": 7.0}, {"reward": 1.0}],
         TEXT,
@@ -151,7 +153,8 @@ SCORED = {  # name: rows, what the model is given of each, columns of each row, 
         [{"question": "p", "response_a": "abc", "response_b": "d", "winner": "model_a"},
          {"question": "q", "response_a": "e", "response_b": "fg", "winner": "tie"},
          {"question": "r", "response_a": "h", "response_b": "ij", "winner": None}],
-        [[asked("p", "abc"), asked("p", "d")], [asked("q", "e"), asked("q", "fg")], [asked("r", "h"), asked("r", "ij")]],
+        [[asked("p", "abc"), asked("p", "d")], [asked("q", "e"), asked("q", "fg")],
+         [asked("r", "h"), asked("r", "ij")]],
         [{"rewards": [3.0, 1.0]}, {"rewards": [1.0, 2.0]}, {"rewards": [1.0, 2.0]}],
         NESTED,
     ),
@@ -165,7 +168,8 @@ SCORED = {  # name: rows, what the model is given of each, columns of each row, 
         NESTED,
     ),
     "several with scores": (
-        [{"prompt": "p", "responses": ["a", "bb"], "scores": [1, 2]}, {"prompt": "q", "responses": ["c"], "scores": [1]}],
+        [{"prompt": "p", "responses": ["a", "bb"], "scores": [1, 2]},
+         {"prompt": "q", "responses": ["c"], "scores": [1]}],
         [[asked("p", "a"), asked("p", "bb")], [asked("q", "c")]],
         [{"rewards": [1.0, 2.0]}, {"rewards": [1.0]}],
         NESTED,
@@ -298,7 +302,7 @@ def test_columns_are_said_and_stored_ones_are_used(call):
 class Trained(Length):
     """A model that guerdon trained on data with these columns."""
 
-    class card:  # noqa: N801  # an attribute of the model
+    class card:
         columns = {"prompt": "frage", "response": "antwort", "winner": "wahl:L/R"}
 
 
@@ -363,13 +367,12 @@ def test_a_perfect_judge_agrees_with_votes_in_every_coding(call, name, ending):
     more = {"raw_preference": 1, "instruction": ""} if name == "AlpacaFarm" else {}
     asks = "instruction" if name == "AlpacaFarm" else "prompt"
     rows = [
-        {**more, asks: f"p{k}", first: a, second: b, column: (one, other)[side]}
-        for k, (side, a, b) in enumerate(SIDES)
+        {**more, asks: f"p{k}", first: a, second: b, column: (one, other)[side]} for k, (side, a, b) in enumerate(SIDES)
     ]
     rows += [{**rows[0], asks: "nothing said", column: None}]
     rows += [] if tie is None else [{**rows[0], asks: "a tie", column: tie}]
     Path(f"votes{ending}").write_bytes(CONTAINERS[ending](rows))
-    words = ("evaluate", "--model", "test_read_as:perfect", "--data", f"votes{ending}", "-o", "card", "evaluate.reps=100")
+    words = ("evaluate", "--model", "test_read_as:perfect", "--data", f"votes{ending}", "-o", "card", REPS)
     status, _, err = call(*words)
     if needed:
         assert status == 2
@@ -404,7 +407,7 @@ def test_labels_of_people_are_1_and_0(call, name, ending):
         for k in range(12)
     ]
     Path(f"rows{ending}").write_bytes(CONTAINERS[ending](rows))
-    words = ("evaluate", "--model", "test_read_as:perfect", "--data", f"rows{ending}", "-o", "card", "evaluate.reps=100")
+    words = ("evaluate", "--model", "test_read_as:perfect", "--data", f"rows{ending}", "-o", "card", REPS)
     status, _, err = call(*words)
     assert status == 0, err
     found = json.loads(Path("card/evaluation.json").read_text())["labels"]
@@ -416,7 +419,7 @@ def test_labels_of_people_are_1_and_0(call, name, ending):
 def test_ratings_and_said_labels_are_numbers_and_1_and_2_are_refused(call):
     rows = [{"prompt": f"p{k}", "response": "x" * (k % 5), "helpfulness": k % 5, "verbosity": 1} for k in range(10)]
     Path("rated.jsonl").write_bytes(as_jsonl(rows))
-    words = ("evaluate", "--model", "test_read_as:writes", "-o", "card", "evaluate.reps=100", "--data")
+    words = ("evaluate", "--model", "test_read_as:writes", "-o", "card", REPS, "--data")
     assert call(*words, "rated.jsonl")[0] == 0
     found = json.loads(Path("card/evaluation.json").read_text())["labels"]
     assert found["metrics"]["spearman"]["estimate"] == pytest.approx(1.0)
@@ -426,7 +429,7 @@ def test_ratings_and_said_labels_are_numbers_and_1_and_2_are_refused(call):
     assert status == 2
     assert "--columns label=label:2/1 or --columns label=label:1/2" in err
     for coding, auroc in (("1/2", 1.0), ("2/1", 0.0)):
-        words = ("evaluate", "--model", "test_read_as:perfect", "-o", "card", "evaluate.reps=100")
+        words = ("evaluate", "--model", "test_read_as:perfect", "-o", "card", REPS)
         assert call(*words, "--data", "coded.jsonl", "--columns", f"label=label:{coding}")[0] == 0
         found = json.loads(Path("card/evaluation.json").read_text())["labels"]
         assert found["metrics"]["auroc"]["estimate"] == auroc
