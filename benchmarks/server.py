@@ -8,9 +8,11 @@ unless a row says otherwise. Rows:
 - *guerdon*: `guerdon serve` around the same model, which takes 10 ms per call and 0.5 ms per item
 - promises: `/health` while 32 clients keep the model busy; time added for a single client; refusals of a full queue;
   SIGTERM under load; a body that is too large
+- with `--base`: requests per second of this tree and of another one, in interleaved pairs
 - with `--vllm-python`: a tiny process reward model behind vLLM's `/pooling` and behind guerdon's, in one run
 
     python benchmarks/server.py --seconds=5
+    python benchmarks/server.py --base=/path/to/base/src
     python benchmarks/server.py --vllm-python=/path/to/venv/bin/python
 """
 
@@ -104,8 +106,8 @@ class Server:
 
 
 @contextlib.contextmanager
-def guerdon(models: dict[str, Any], **settings: Any) -> Iterator[Server]:
-    """`guerdon serve` on a free port."""
+def guerdon(models: dict[str, Any], *, tree: str = "", **settings: Any) -> Iterator[Server]:
+    """`guerdon serve` on a free port, of the tree whose `src` this is; empty: of this one."""
     import yaml
 
     with tempfile.TemporaryDirectory() as folder:
@@ -115,7 +117,7 @@ def guerdon(models: dict[str, Any], **settings: Any) -> Iterator[Server]:
             [sys.executable, "-m", "guerdon", "serve", str(file)],
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(FOLDER), os.environ.get("PYTHONPATH", "")])},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([tree, str(FOLDER), os.environ.get("PYTHONPATH", "")])},
         )
         assert process.stderr is not None
         serves = next((line for line in process.stderr if line.startswith("guerdon serves")), None)
@@ -165,7 +167,8 @@ def wait_for(port: int, path: str = "/health", seconds: float = 300) -> None:
 def post(path: str, body: Any) -> bytes:
     """A request as it goes over the wire."""
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    lines = ("Host: localhost", "Content-Type: application/json", f"Content-Length: {len(data)}", "", "")
+    head = "\r\n".join((f"POST {path} HTTP/1.1", *lines))
     return head.encode() + data
 
 
@@ -175,7 +178,7 @@ def native(n: int, items: int = 1) -> bytes:
     return post("/v1/rewards", {"items": [{"prompt": f"question {n} {k}", "steps": steps} for k in range(items)]})
 
 
-HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> int:
@@ -454,11 +457,35 @@ def _turns(question: str, text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": text}]
 
 
+def against_base(base: str, seconds: float, repetitions: int) -> list[list[str]]:
+    """Requests per second of this tree and of another one; medians, and the median ratio of pairs."""
+    kinds = {
+        f"{CLIENTS} clients, one item each, model of 10 ms": (TIMED, {"clients": CLIENTS}),
+        f"{CLIENTS} clients, one item each, model that takes no time": (NOOP, {"clients": CLIENTS}),
+        "4 clients, 256 items each, model that takes no time": (NOOP, {"clients": 4, "items": 256}),
+    }
+    rows = []
+    for name, (models, how) in kinds.items():
+        rates = []
+        for pair in range(repetitions):
+            both = {}
+            for tree in ("", base) if pair % 2 else (base, ""):
+                with guerdon(models, tree=tree, batch=NO_CACHE) as server:
+                    load(server, clients=4, seconds=0.5)
+                    both[tree] = load(server, seconds=seconds, **how)["rate"]
+            rates.append((both[base], both[""]))
+        before, now = np.median(rates, axis=0)
+        ratio = np.median([new / old for old, new in rates])
+        rows.append([name, f"{before:.0f}", f"{now:.0f}", f"{ratio:.3f}"])
+    return rows
+
+
 def main() -> None:
     """Measure and print the tables."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
-    parser.add_argument("--repetitions", type=int, default=3, help="repetitions against vLLM")
+    parser.add_argument("--repetitions", type=int, default=5, help="repetitions against vLLM or another tree")
+    parser.add_argument("--base", default="", help="the folder `src` of another tree")
     parser.add_argument("--vllm-python", help="the interpreter of an environment with vLLM")
     parser.add_argument("--run-blocking", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--options", type=json.loads, default={}, help=argparse.SUPPRESS)
@@ -466,6 +493,10 @@ def main() -> None:
     if given.run_blocking:
         return run_blocking(given.run_blocking, given.options)
     print(machine_line(("fastapi", "uvicorn")) + "\n")
+    if given.base:
+        head = ("", "base, requests/s", "now, requests/s", "ratio, median of pairs")
+        print(table(head, against_base(given.base, given.seconds, given.repetitions)))
+        return None
     if given.vllm_python:
         head = ("", "requests/s", "ratio", "p50, ms", "p99, ms", "other than 200")
         print(table(head, against_vllm(given.vllm_python, given.seconds, given.repetitions)))

@@ -13,10 +13,11 @@ It reads texts and imports nothing of guerdon, so it measures any state of the p
   token for Python 3.11 and several for later ones: compare numbers of one version;
 - uses of `# fmt: skip`, private functions whose name stands once in their file apart from the definition, and files of
   550 lines and more;
-- the densest functions. The score of a function is its complexity, plus 2 for each conditional expression, plus 5 for
-  each that holds another, plus 5 for each comprehension that holds another. The complexity is 1, plus 1 for each `if`,
-  loop, `except`, `assert`, conditional expression and case, for each further operand of `and` and `or`, and for each
-  `for` and `if` of a comprehension. A function inside a function counts for itself;
+- the densest functions; for those of `KEPT` the reason. The score of a function is its complexity, plus 2 for each
+  conditional expression, plus 5 for each that holds another, plus 5 for each comprehension that holds another. The
+  complexity is 1, plus 1 for each `if`, loop, `except`, `assert`, conditional expression and case, for each further
+  operand of `and` and `or`, and for each `for` and `if` of a comprehension. A function inside a function counts for
+  itself;
 - with `--frames`, the frames from the command to the loss, which `tests/call_depth.py` finds in two short runs.
 """
 
@@ -38,9 +39,17 @@ from pathlib import Path
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 TOP = "(top)"  # the folder of the modules that lie at the top
 LONG = 550
+MOST = 15  # a function of a higher complexity is rewritten, or has its reason in `KEPT`
 IMPORT = re.compile(r"\b(?:from|import) (guerdon(?:\.\w+)*)")
 FRONT = re.compile(r"guerdon|guerdon\.integrations(\.\w+)*")
 PAGES_FOR_WHO_EXTENDS = ("docs/extend.md", "docs/api/")
+
+KEPT = {
+    "files/parquet_bounds.py python_bytes": "a branch for each kind of type that Arrow has",
+    "rewards/text_sources.py _check": "a list of refusals, each with its own message",
+    "serve/middleware.py _pass": "what a request is refused for, in the order in which it is checked",
+}
+"""Functions of a complexity above `MOST` that are clearer as they are: path and name, and why."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
@@ -294,6 +303,17 @@ def densest(root: Path, count: int) -> list[tuple[Density, str]]:
     return sorted(found, key=lambda row: row[0].score, reverse=True)[:count]
 
 
+def without_line(place: str) -> str:
+    """The place of a function without its line: path and name."""
+    return re.sub(r":\d+", "", place)
+
+
+def why_kept(place: str) -> str:
+    """The reason for which a function stays as it is; empty where there is none."""
+    reason = KEPT.get(without_line(place))
+    return f" (kept: {reason})" if reason else ""
+
+
 # What is printed
 
 
@@ -352,7 +372,7 @@ def dense_functions(root: Path, count: int) -> list[str]:
     """The densest functions as a table."""
     rows = [
         f"{one.score:6d} {one.complexity:10d} {one.conditionals:12d} {one.nested_conditionals:6d} "
-        f"{one.nested_comprehensions:21d} {place}"
+        f"{one.nested_comprehensions:21d} {place}{why_kept(place)}"
         for one, place in densest(root, count)
     ]
     return [f"the {count} densest functions", " score complexity conditionals nested nested_comprehensions", *rows]

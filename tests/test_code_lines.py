@@ -2,10 +2,12 @@
 
 import ast
 import textwrap
+from pathlib import Path
 
 import pytest
 
 import code_lines
+import guerdon
 from tables import cases
 
 TEXT = '''"""A module
@@ -85,6 +87,18 @@ def test_the_densest_function_comes_first(tmp_path):
     nested = "def b(x):\n    return 1 if x else (2 if x else 3)\n"
     root = files(tmp_path, a__one=f"def a(x):\n    return x\n{nested}")
     assert [(one.score, place) for one, place in code_lines.densest(root, 1)] == [(3 + 4 + 5, "a/one.py:3 b")]
+
+
+def test_a_kept_function_has_its_reason_beside_it():
+    reason = code_lines.KEPT["serve/middleware.py _pass"]
+    assert code_lines.why_kept("serve/middleware.py:85 _pass") == f" (kept: {reason})"
+    assert not code_lines.why_kept("serve/middleware.py:85 _pass_on")
+
+
+def test_kept_functions_are_there_and_still_dense():
+    root = Path(guerdon.__file__).parent
+    found = {code_lines.without_line(place): one for one, place in code_lines.densest(root, 10**6)}
+    assert all(found[place].complexity > code_lines.MOST for place in code_lines.KEPT)
 
 
 def test_modules_that_one_file_imports(tmp_path):

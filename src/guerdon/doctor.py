@@ -323,18 +323,8 @@ def check_extras() -> list[Check]:
 
     What belongs to an extra, and in which versions, is read from guerdon's own metadata; nothing is imported.
     """
-    extras: dict[str, list[Requirement]] = {}
-    lines = importlib.metadata.requires("guerdon") if _version("guerdon") else None
-    for line in lines or ():
-        requirement = Requirement(line)
-        marker = requirement.marker
-        if marker is None or marker.evaluate({"extra": ""}):
-            continue
-        for name in re.findall(r"extra == '([^']+)'", str(marker).replace('"', "'")):
-            if marker.evaluate({"extra": name}) and name not in ("dev", "bench"):
-                extras.setdefault(name, []).append(requirement)
     found, absent = [], []
-    for name, wanted in sorted(extras.items()):
+    for name, wanted in sorted(_extras().items()):
         versions = {one.name: _version(one.name) for one in wanted}
         if None in versions.values():
             absent.append(name)
@@ -351,6 +341,21 @@ def check_extras() -> list[Check]:
         what = f"not installed, or only in part: {', '.join(absent)} (pip install 'guerdon[NAME]')"
         found.append(Check("other extras", "ok", what))
     return found
+
+
+def _extras() -> dict[str, list[Requirement]]:
+    """What each extra for users requires."""
+    extras: dict[str, list[Requirement]] = {}
+    lines = importlib.metadata.requires("guerdon") if _version("guerdon") else None
+    for line in lines or ():
+        requirement = Requirement(line)
+        marker = requirement.marker
+        if marker is None or marker.evaluate({"extra": ""}):
+            continue
+        for name in re.findall(r"extra == '([^']+)'", str(marker).replace('"', "'")):
+            if marker.evaluate({"extra": name}) and name not in ("dev", "bench"):
+                extras.setdefault(name, []).append(requirement)
+    return extras
 
 
 def _version(package: str) -> str | None:

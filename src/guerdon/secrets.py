@@ -109,17 +109,31 @@ def remember(value: Any, name: str = "") -> None:
             remember(inner, name)
     elif isinstance(value, str):
         found = [_Secret(unquote(key), field) for field, key in _IN_QUERY.findall(value)]
-        address = f"//{value}" if _ADDRESS.search(name) and "//" not in value else value
-        for user, password in _USER.findall(address):
-            if password or _is_plain_secret(user):  # `git@host` has none
-                both = f"{user}:{password}" if password else user
-                found += [_Secret(both, user=True), _Secret(unquote(both), user=True), _Secret(unquote(password))]
-            if not password or len(user) >= _HALVED:  # else the name of a person, which paths may have, too
-                found.append(_Secret(unquote(user)))
-        named = _NAMED.fullmatch(name) or (_UNCLEAR.fullmatch(name) and not _NO_SECRET.fullmatch(value))
-        if named and name != "PWD" and not (os.path.isabs(value) and os.path.exists(value)):
+        found += _of_users(f"//{value}" if _ADDRESS.search(name) and "//" not in value else value)
+        if _is_secret_field(name, value):
             found.append(_Secret(_BEFORE.sub("", value.strip()), name))
         _remember(found)
+
+
+def _of_users(address: str) -> list[_Secret]:
+    """The secrets in the user information of addresses."""
+    found = []
+    for user, password in _USER.findall(address):
+        if password or _is_plain_secret(user):  # `git@host` has none
+            both = f"{user}:{password}" if password else user
+            found += [_Secret(both, user=True), _Secret(unquote(both), user=True), _Secret(unquote(password))]
+        if not password or len(user) >= _HALVED:  # else the name of a person, which paths may have, too
+            found.append(_Secret(unquote(user)))
+    return found
+
+
+def _is_secret_field(name: str, value: str) -> bool:
+    """Whether a field with this name has a secret as its value; a file that is there is none."""
+    if name == "PWD" or (os.path.isabs(value) and os.path.exists(value)):
+        return False
+    if _NAMED.fullmatch(name):
+        return True
+    return bool(_UNCLEAR.fullmatch(name)) and not _NO_SECRET.fullmatch(value)
 
 
 def remember_environment() -> None:

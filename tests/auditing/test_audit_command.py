@@ -13,7 +13,7 @@ import pytest
 
 from child import environment
 from guerdon.auditing import command
-from guerdon.auditing.command import _columns, _condition, lines
+from guerdon.auditing.command import _condition, lines
 from guerdon.auditing.finding import Audit, Finding
 from guerdon.auditing.rows import Rows
 from guerdon.auditing.second import Figure, SecondReward
@@ -64,7 +64,7 @@ def test_json_is_all_that_stands_on_the_output(tmp_path):
     done = guerdon(tmp_path, log, "--json", "-o", "here/a.html")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert {"findings", "clean", "unchecked", "rows", "layout"} == set(found)
+    assert {"findings", "clean", "unchecked", "rows", "layout", "read_as"} == set(found)
     assert found["rows"] == 200
     assert (tmp_path / "here/a.html").is_file()
 
@@ -262,14 +262,12 @@ def test_it_sleeps_between_two_looks_and_reads_only_what_changed(tmp_path, monke
 # ---- its parts
 
 
-def test_columns_and_conditions_are_read():
-    assert _columns("reward = score, step=it er") == {"reward": "score", "step": "it er"}
-    assert _columns(None) == {}
+def test_conditions_are_read():
     assert _condition("length") == ("length", "info")
     assert _condition("length:warning") == ("length", "warning")
-    for wrong in ("reward", "=x", "reward=", "a=b,,c=d"):
-        with pytest.raises(ConfigError):
-            _columns(wrong)
+    assert _condition("unread:error") == ("unread", "error")
+    with pytest.raises(ConfigError, match="no check has this name; did you mean unread"):
+        _condition("unred")
 
 
 def test_the_json_has_plain_finite_values():
@@ -283,7 +281,7 @@ def test_the_json_has_plain_finite_values():
             "name": "nan", "severity": "error", "title": "t", "effect": None, "interval": [None, None], "unit": "u",
             "p": None, "rows": [3], "examples": [[3, "x"]], "remedy": "r", "count": 1, "total": 2,
         }],
-        "clean": {"a": "b"}, "unchecked": {"c": "d"}, "rows": 1, "layout": "plain",
+        "clean": {"a": "b"}, "unchecked": {"c": "d"}, "rows": 1, "layout": "plain", "read_as": [],
         "second": {
             "name": "b", "matched": "by row", "advantages": {}, "drift": [],
             "figures": {"c": {"value": 0.5, "low": None, "high": None, "n": 1, "unit": "rows"}},

@@ -8,12 +8,12 @@ import huggingface_hub
 import pytest
 
 from guerdon.episodes.preferences import read_preferences
-from guerdon.episodes.solution_files import RECORDS, published_solutions, write_solutions
+from guerdon.episodes.solution_files import published_solutions, write_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.processes.progress import log_once
 from guerdon.reading.containers import good_rows
-from guerdon.reading.data_sets import data_parts
+from guerdon.reading.data_sets import RECORDS, data_parts
 from guerdon.reading.fields import RowFields
 
 SOLUTIONS = tuple(

@@ -303,7 +303,7 @@ class Trained(Length):
     """A model that guerdon trained on data with these columns."""
 
     class card:
-        columns = {"prompt": "frage", "response": "antwort", "winner": "wahl:L/R"}
+        training = {"columns": {"prompt": "frage", "response": "antwort", "winner": "wahl:L/R"}}
 
 
 def test_columns_of_the_training_are_used_where_they_are_there(tmp_path, capsys):
@@ -318,7 +318,7 @@ def test_columns_of_the_training_are_used_where_they_are_there(tmp_path, capsys)
     assert [row["reward"] for _, row in file_rows(tmp_path / "scored.jsonl")] == [3.0]
     sides = [{"frage": f"p{k}", "response_1": a, "response_2": b, "wahl": "LR"[s]} for k, (s, a, b) in enumerate(SIDES)]
     (tmp_path / "votes.jsonl").write_bytes(as_jsonl(sides))
-    found = read_choices(str(tmp_path / "votes.jsonl"), stored=Trained.card.columns)
+    found = read_choices(str(tmp_path / "votes.jsonl"), stored=Trained.card.training["columns"])
     assert all(choice.chosen[0].text.startswith("good") for choice in found.choices)
     assert {one["column"]: one["from"] for one in found.read_as["columns"]}["wahl"] == "model"
 

@@ -341,6 +341,133 @@ REFUSED = {
 }  # fmt: skip
 
 
+def prm800k(prompt, steps, labels):
+    return {"labeler": "x", "question": {"problem": prompt, "ground_truth_answer": "3"}, "label": {"steps": [
+        {"completions": [{"text": text, "rating": {1: 1, 0: -1, None: None}[label], "flagged": None}],
+         "human_completion": None, "chosen_completion": 0} for text, label in zip(steps, labels, strict=True)],
+        "finish_reason": "solution" if all(labels) else "found_error"}}  # fmt: skip
+
+
+def marked(prompt, steps, ends):
+    """Steps of Math-Shepherd, each with an end."""
+    return f"{prompt} " + "\n".join(f"{text} {end}" for text, end in zip(steps, ends, strict=True))
+
+
+def first_wrong(labels, start=0):
+    return [k for k, label in enumerate(labels, start) if label == 0]
+
+
+def signed(prompt, steps, labels, names=("role", "content", "user", "assistant")):
+    """A conversation of RLHFlow: steps of the user, signs of the assistant."""
+    who, what, asks, says = names
+    texts = [f"{prompt} {steps[0]}", *steps[1:]]
+    turns = zip(texts, labels, strict=True)
+    return [{who: one, what: said} for text, label in turns
+            for one, said in ((asks, text), (says, "+" if label else "-"))]  # fmt: skip
+
+
+STEPS = [
+    Case("TRL, steps", lambda q, steps, labels: {"prompt": q, "completions": steps,
+         "labels": [None if label is None else bool(label) for label in labels]}, "true/false, null",
+         columns="prompt=prompt,completions=completions,labels=labels"),
+    Case("PRM800K", prm800k, "rating -1, 0, 1, null"),
+    Case("Math-Shepherd", lambda q, steps, labels: None if None in labels else {
+         "input": marked(q, steps, ["ки"] * len(steps)), "label": marked(q, steps, ["-+"[one] for one in labels]),
+         "task": "GSM8K"}, "+/-", nulls=False, columns="input=input,label=label"),
+    Case("ProcessBench", lambda q, steps, labels: None if None in labels else {"id": f"gsm8k-{q}", "generator": "m",
+         "problem": q, "steps": steps, "final_answer_correct": all(labels), "label": (first_wrong(labels) or [-1])[0]},
+         "first error from 0, or -1", ".json", nulls=False, columns="problem=problem,steps=steps,label=label"),
+    Case("PRMBench", lambda q, steps, labels: None if None in labels else {"idx": q, "original_question": "another",
+         "modified_question": q, "original_process": ["x"], "modified_process": steps, "modified_steps": [1],
+         "error_steps": first_wrong(labels, 1), "reason": "r", "question": "another", "classification": "c"},
+         "numbers from 1", nulls=False,
+         columns="prompt=modified_question,modified_process=modified_process,error_steps=error_steps"),
+    Case("RLHFlow, steps", lambda q, steps, labels: None if None in labels else {
+         "conversations": signed(q, steps, labels)}, "+/-", ".parquet", nulls=False,
+         columns="conversations=conversations"),
+    Case("RLHFlow, steps of ShareGPT", lambda q, steps, labels: None if None in labels else {
+         "conversations": signed(q, steps, labels, ("from", "value", "human", "gpt"))}, "+/-", nulls=False),
+    Case("solutions of guerdon", lambda q, steps, labels: {"question": q, "solution": "\n".join(steps), "steps": steps,
+         "step_labels": labels, "ground_truth_answer": "3"}, "0..1, null", ".parquet",
+         columns="question=question,solution=solution,steps=steps,step_labels=step_labels,reference=ground_truth_answer"),
+    Case("steps by their names", lambda q, steps, labels: {"problem": q, "steps": steps, "step_labels": [
+         {1: "good", 0: "bad", None: None}[label] for label in labels]}, "good/bad", ".csv",
+         columns="prompt=problem,steps=steps,step_labels=step_labels"),
+]  # fmt: skip
+"""Solutions with labels of their steps."""
+
+
+def options(answer):
+    """Four options, and the place of the right one."""
+    texts = sorted({"3", "5", "9", answer})
+    return texts, texts.index(answer)
+
+
+def stdin(answer):
+    """A test of LiveCodeBench."""
+    return json.dumps([{"input": "", "output": answer, "testtype": "stdin"}])
+
+
+def letter(answer):
+    return "ABCD"[options(answer)[1]]
+
+
+PROMPTS = [
+    Case("GSM8K", lambda q, a: {"question": q, "answer": f"So it is.\n#### {a}"}, "####",
+         columns="prompt=question,reference=answer"),
+    Case("MATH", lambda q, a: {"problem": q, "level": "1", "type": "Algebra", "solution": f"It is $\\boxed{{{a}}}$."},
+         "boxed", ".jsonl.gz", columns="prompt=problem,solution=solution"),
+    Case("MATH-500", lambda q, a: {"problem": q, "solution": f"It is $\\boxed{{{a}}}$.", "answer": a, "subject": "x",
+         "level": 1, "unique_id": "u"}, columns="prompt=problem,solution=solution,reference=answer"),
+    Case("AIME", lambda q, a: {"ID": f"2024-{q}", "Problem": q, "Solution": f"so {a}", "Answer": a}, "", ".parquet",
+         columns="prompt=Problem,solution=Solution,reference=Answer"),
+    Case("MMLU", lambda q, a: {"question": q, "subject": "math", "choices": options(a)[0], "answer": options(a)[1]},
+         "place from 0", ".parquet", columns="prompt=question,options=choices,reference=answer"),
+    Case("MMLU-Pro", lambda q, a: {"question_id": 1, "question": q, "options": options(a)[0], "answer": letter(a),
+         "answer_index": options(a)[1], "cot_content": "", "category": "math", "src": "x"}, "letter",
+         columns="prompt=question,options=options,reference=answer"),
+    Case("GPQA", lambda q, a: {"Question": q, "Correct Answer": a, "Incorrect Answer 1": "3", "Incorrect Answer 2": "5",
+         "Incorrect Answer 3": "9", "Subdomain": "x"}, "text", ".csv"),
+    Case("HumanEval", lambda q, a: {"task_id": f"HumanEval/{q}", "prompt": f'def f():\n    """{q}"""\n',
+         "canonical_solution": f"    return {a!r}\n", "test": f"def check(g):\n    assert g() == {a!r}\n",
+         "entry_point": "f"}, "tests", ".jsonl.gz"),
+    Case("MBPP", lambda q, a: {"task_id": 1, "text": q, "code": f"def f():\n  return {a!r}",
+         "test_list": [f"assert f() == {a!r}"], "test_setup_code": "", "challenge_test_list": []}, "tests"),
+    Case("LiveCodeBench", lambda q, a: {"question_title": "t", "question_content": q, "platform": "x",
+         "question_id": "1", "starter_code": "", "public_test_cases": stdin(a), "private_test_cases": stdin(a),
+         "metadata": "{}"}, "tests"),
+    Case("PRIME and verl", lambda q, a: {"data_source": "gsm8k", "prompt": [user(q)], "ability": "math",
+         "reward_model": {"style": "rule", "ground_truth": a}, "extra_info": {"split": "train", "index": 0}}, "",
+         ".parquet"),
+    Case("SimpleQA", lambda q, a: {"metadata": "{'topic': 'x'}", "problem": q, "answer": a}, "text", ".csv",
+         columns="prompt=problem,reference=answer"),
+    Case("OpenMathInstruct-2", lambda q, a: {"problem": q, "generated_solution": f"so \\boxed{{{a}}}",
+         "expected_answer": a, "problem_source": "x"}, "", ".parquet",
+         columns="prompt=problem,solution=generated_solution,reference=expected_answer"),
+]  # fmt: skip
+"""Questions with true answers."""
+UNANSWERED = [
+    Case("IFEval", lambda q, a: {"key": 1, "prompt": q, "instruction_id_list": ["punctuation:no_comma"],
+         "kwargs": [{"n": 1}]}),
+    Case("HealthBench", lambda q, a: {"prompt": [user(q)], "prompt_id": q, "rubrics": [
+         {"criterion": a, "points": 5, "tags": ["x"]}], "example_tags": ["x"]}),
+    Case("Alpaca", lambda q, a: {"instruction": q, "input": "", "output": a}, "", ".json",
+         columns="instruction=instruction,input=input,output=output"),
+    Case("Dolly", lambda q, a: {"instruction": q, "context": f"About {a}.", "response": a, "category": "qa"}, "",
+         columns="instruction=instruction,context=context,response=response,category=category"),
+    Case("OpenAI, fine-tuning", lambda q, a: {"messages": [{"role": "system", "content": "Be brief."}, *talk(q, a)]},
+         columns="messages=messages"),
+    Case("ShareGPT", lambda q, a: {"id": q, "conversations": [{"from": "human", "value": q},
+         {"from": "gpt", "value": a}]}, "", ".json", columns="messages=conversations"),
+    Case("chats in cells of text", lambda q, a: {"messages": json.dumps(talk("Hello.", "Yes?", q, a))}, "", ".csv",
+         columns="messages=messages"),
+    Case("history", lambda q, a: {"instruction": q, "input": "", "output": a, "system": "Be brief.",
+         "history": [["Hello.", "Yes?"]]}, "", ".json",
+         columns="instruction=instruction,input=input,output=output,system=system,history=history"),
+]  # fmt: skip
+"""Questions without a true answer that can be compared."""
+
+
 ASKED = [("Name a colour?", "first"), ("And a number?", "second"), ("Or a town?", "first"), ("A river?", "second"),
          ("A lake then?", "tie"), ("A hill?", None)]  # fmt: skip
 TEXTS = {prompt: (f"Red is one: {prompt}", f"Seven is one, or more: {prompt}") for prompt, _ in ASKED}
@@ -348,7 +475,18 @@ RESPONSES = [("Name a colour?", "Red is one.", 1.0, "red"), ("And a number?", "B
              ("Name a colour?", "Seven is one.", 0.0, "red"), ("A town?", "Rome, say.", 1.0, "Rome")]  # fmt: skip
 GOOD = [("Name a colour?", "Red is one.", True), ("And a number?", "Blue.", False), ("A town?", "Rome.", True),
         ("A lake?", "I do not know.", None), ("A hill?", "Seven.", False)]  # fmt: skip
+STEPPED = [
+    ("Add 1 and 2.", ["Step 1: 1+2=3.", "Step 2: It is 3."], [1, 1]),
+    ("Add 2 and 2.", ["Step 1: 2+2=4.", "Step 2: It is 5."], [1, 0]),
+    ("Add 5 and 5.", ["Step 1: 5+5=11."], [0]),
+    ("Add 3 and 4.", ["Step 1: 3+4=7.", "Step 2: That is odd.", "Step 3: It is 8."], [1, 1, 0]),
+    ("Add 0 and 0.", ["Step 1: 0+0=0.", "Step 2: It is 0."], [1, None]),
+]
+ANSWERS = [("What is 2+2?", "4"), ("Which agent is it?", "007"), ("What is 5-5?", "0"), ("Is it (A) or (B)?", "7")]
 GROUPS = (
+    (STEPS, [one for one in STEPPED if None not in one[2]]),
+    (PROMPTS, ANSWERS),
+    (UNANSWERED, ANSWERS),
     (PAIRS, [(prompt, *TEXTS[prompt], verdict) for prompt, verdict in ASKED[:4]]),
     (LABELS, [one for one in GOOD if one[2] is not None]),
     (LOGS, RESPONSES),

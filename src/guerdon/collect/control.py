@@ -32,7 +32,7 @@ from guerdon.policies.robots.robot import Action, ControlInputs, RobotPolicy
 from guerdon.processes.progress import timed
 from guerdon.settings.policy import ControlPolicySettings
 from guerdon.settings.world import WorldSettings
-from guerdon.types import BoolArray, Chunks, Episode, Failure, FloatArray, IntArray, Observes, Rollout, Segment
+from guerdon.types import BoolArray, Chunks, Episode, Failure, FloatArray, IntArray, Metrics, Observes, Rollout, Segment
 from guerdon.worlds.build import build_world
 from guerdon.worlds.eye import cannot_draw
 from guerdon.worlds.interventions import NAMES, on_policy_refuses
@@ -252,13 +252,8 @@ class ControlCollector:
             self.world.curriculum.take(results)
         policy = self._loaded(policy)
         self.world.show(self._shown(policy))
+        self._begin_rollout()
         seconds: dict[str, float] = {}
-        if self.group_size is not None:
-            self.world.rewind(self._rollouts)
-            self._begin()
-        elif not self._begun:
-            self._begin()
-        self._observed.observes = self.observes
         watched = bool(self.watchers) and not warm_up
         with timed(seconds, "simulate"), policy.acting():
             acted = self._act(policy, seconds, watched=watched)
@@ -267,18 +262,9 @@ class ControlCollector:
         seconds["simulate"] -= seconds.get("render", 0.0)  # of what was drawn meanwhile
         mask, done = flags["mask"], flags["terminated"] | flags["truncated"]
         lost, cut = _lost_episodes(acted.failures, done)
-        segments: tuple[Segment, ...] = ()
-        if self.observes:
-            if watched:
-                self._show_watchers(seconds)
-            with timed(seconds, "render"):
-                segments = self._observed.segments(mask, flags["terminated"], done, cut)
-        videos, actions = None, None
-        if acted.actions:
-            actions = _rows(acted.actions).astype(np.float32, copy=False)
-        if self._videos is not None:
-            with timed(seconds, "video frames"):
-                videos = self._videos.segments(mask, flags["terminated"], done, cut)
+        if self.observes and watched:
+            self._show_watchers(seconds)
+        segments, videos = self._pictures(seconds, mask, flags["terminated"], done, cut)
         with timed(seconds, "log-probs"):
             inputs, log_probs, values, next_values, chunks = _evaluated(
                 policy, self.heads, acted, done, lost, self._micro
@@ -286,7 +272,7 @@ class ControlCollector:
         rewards = _rows(acted.columns["rewards"])
         copies = np.arange(self.world.num_envs, dtype=np.int64)
         fresh, self._fresh = self._fresh, False
-        learned = {} if self.world.curriculum is None else self.world.curriculum.metrics()
+        learned = self._curriculum_metrics()
         self._rollouts += 1
         return Rollout(
             inputs=inputs,
@@ -308,7 +294,7 @@ class ControlCollector:
             averaged_over={name: 1.0 for name in learned if not name.endswith("/sampled")},
             chunks=chunks,
             videos=videos,
-            actions=actions,
+            actions=_rows(acted.actions).astype(np.float32, copy=False) if acted.actions else None,
             ends=_ends(acted, self.world.resetting) if self._replayed else (),
             intervened=mask & ~lost & _rows(acted.columns["intervened"]) if self.world.interventions.reported else None,
         )
@@ -434,6 +420,19 @@ class ControlCollector:
         recorded = self._recorder is not None and not cannot_draw(self.world.eye)
         return self._observed.draws or recorded or self._videos is not None
 
+    def _begin_rollout(self) -> None:
+        """Start new episodes where none are under way: those of groups begin with each rollout."""
+        if self.group_size is not None:
+            self.world.rewind(self._rollouts)
+            self._begin()
+        elif not self._begun:
+            self._begin()
+        self._observed.observes = self.observes
+
+    def _curriculum_metrics(self) -> Metrics:
+        """What the curriculum has learned; nothing without one."""
+        return {} if self.world.curriculum is None else self.world.curriculum.metrics()
+
     def _begin(self) -> None:
         """Start new episodes in every copy; nothing of those under way may reach them."""
         self._observed.observes = self.observes
@@ -446,6 +445,24 @@ class ControlCollector:
             one.begin(start)
         if self._recorder is not None:
             self._recorder.begin_all(start)
+
+    def _pictures(
+        self,
+        seconds: dict[str, float],
+        mask_B_T: BoolArray,
+        terminated_B_T: BoolArray,
+        done_B_T: BoolArray,
+        cut_B_T: BoolArray,
+    ) -> tuple[tuple[Segment, ...], tuple[Segment, ...] | None]:
+        """What reward models look at, and the frames of videos where there are some; both are drawn here."""
+        segments: tuple[Segment, ...] = ()
+        if self.observes:
+            with timed(seconds, "render"):
+                segments = self._observed.segments(mask_B_T, terminated_B_T, done_B_T, cut_B_T)
+        if self._videos is None:
+            return segments, None
+        with timed(seconds, "video frames"):
+            return segments, self._videos.segments(mask_B_T, terminated_B_T, done_B_T, cut_B_T)
 
     @torch.no_grad()
     def _act(self, policy: RobotPolicy, seconds: dict[str, float], *, watched: bool) -> _Acted:

@@ -179,31 +179,39 @@ class Recorder:
         for i in range(self.world.num_envs):
             tape = self._tapes[i]
             if tape is not None and transition.mask[i]:
-                tape.pending_reward += float(transition.rewards[i])
-                success = transition.success_of(i)
-                tape.outcome = True if tape.outcome else success
-                if wanted[i]:
-                    tape.observations.append(transition.final_observations[i].copy())
-                    tape.own.append(transition.own_final[i].copy())
-                    tape.actions.append(np.array(actions[i], dtype=np.float32))
-                    tape.rewards.append(tape.pending_reward)
-                    tape.success.append(success)
-                    tape.looks.append(transition.looks[i])
-                    if self.label is not None:
-                        tape.left.append(self._left(i, transition))
-                    tape.dense.append(round(float(transition.own_rewards[i]), 6))
-                    tape.pending_reward = 0.0
-            if not ended[i]:
-                continue
-            self._tapes[i] = None
-            if tape is not None:
-                by_success = self.world.end_on_success and bool(transition.success[i])
-                tape.terminated = bool(transition.terminated[i]) and not by_success
-            if tape is not None and self.hold:
-                self._held.append((i, tape))
-            if tape is not None and (self.hold or self._finish(tape, i)):
-                kept.append(i)
+                self._step(tape, i, actions[i], transition, wanted=bool(wanted[i]))
+            if ended[i]:
+                self._tapes[i] = None
+                if tape is not None and self._end(tape, i, transition):
+                    kept.append(i)
         return kept
+
+    def _step(self, tape: _Tape, i: int, action: np.ndarray, transition: Transition, *, wanted: bool) -> None:
+        """Take in one step of a copy; a row of the episode where it is wanted."""
+        tape.pending_reward += float(transition.rewards[i])
+        success = transition.success_of(i)
+        tape.outcome = True if tape.outcome else success
+        if not wanted:
+            return
+        tape.observations.append(transition.final_observations[i].copy())
+        tape.own.append(transition.own_final[i].copy())
+        tape.actions.append(np.array(action, dtype=np.float32))
+        tape.rewards.append(tape.pending_reward)
+        tape.success.append(success)
+        tape.looks.append(transition.looks[i])
+        if self.label is not None:
+            tape.left.append(self._left(i, transition))
+        tape.dense.append(round(float(transition.own_rewards[i]), 6))
+        tape.pending_reward = 0.0
+
+    def _end(self, tape: _Tape, i: int, transition: Transition) -> bool:
+        """Take in the end of a copy's episode; whether it was kept or held."""
+        by_success = self.world.end_on_success and bool(transition.success[i])
+        tape.terminated = bool(transition.terminated[i]) and not by_success
+        if self.hold:
+            self._held.append((i, tape))
+            return True
+        return self._finish(tape, i)
 
     def _left(self, index: int, transition: Transition) -> int | None:
         """Steps to success of a copy; where the episode is over and failed, the moment is gone: None."""

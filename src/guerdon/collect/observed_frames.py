@@ -294,7 +294,8 @@ def cut_into_segments(
         One segment for every episode that took a step, was looked at or was lost, by copy and time. An episode that
         only just began (a first moment after the last step) has `end < start`.
     """
-    lost_B_T = np.zeros_like(done_B_T) if lost_B_T is None else lost_B_T
+    if lost_B_T is None:
+        lost_B_T = np.zeros_like(done_B_T)
     rows_of: list[list[int]] = [[] for _ in range(len(mask_B_T))]
     for n, row in enumerate(rows):
         rows_of[row.stream].append(n)
@@ -307,28 +308,36 @@ def cut_into_segments(
             lost = finished and bool(lost_B_T[stream, end])
             if not picked and not len(taken) and not lost:
                 continue
-            own = [rows[n] for n in picked]
-            left = np.array([row.steps_left for row in own], dtype=np.float32)
             segments.append(
                 Segment(
                     stream=stream,
-                    number=own[0].number if own else None,
                     task=tasks_T[first][stream],
                     start=first + int(taken[0]) if len(taken) else end + 1,
                     end=end,
                     terminated=finished and bool(terminated_B_T[stream, end]),
                     finished=finished,
-                    steps_F=np.array([row.step for row in own], dtype=np.int64),
-                    rows_F=np.array([row.row for row in own], dtype=np.int64),
-                    last_F=np.array([row.last for row in own], dtype=np.bool_),
-                    success_F=tuple(row.success for row in own),
-                    frames_F=frames_N[picked],
-                    **_columns_of(own, *parts),
-                    steps_left_F=None if np.isnan(left).all() else left,
                     lost=lost,
+                    frames_F=frames_N[picked],
+                    **_fields_of([rows[n] for n in picked], parts),
                 )
             )
     return tuple(segments)
+
+
+def _fields_of(
+    own: Sequence[ObservedRow], parts: tuple[tuple[tuple[str, int], ...], tuple[int, ...]]
+) -> dict[str, Any]:
+    """What the rows of one episode say, without pictures of the first camera: fields of `Segment`."""
+    left = np.array([row.steps_left for row in own], dtype=np.float32)
+    return {
+        "number": own[0].number if own else None,
+        "steps_F": np.array([row.step for row in own], dtype=np.int64),
+        "rows_F": np.array([row.row for row in own], dtype=np.int64),
+        "last_F": np.array([row.last for row in own], dtype=np.bool_),
+        "success_F": tuple(row.success for row in own),
+        "steps_left_F": None if np.isnan(left).all() else left,
+        **_columns_of(own, *parts),
+    }
 
 
 def _stretches(ended_T: BoolArray) -> Iterator[tuple[int, int, int]]:

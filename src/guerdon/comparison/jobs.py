@@ -101,6 +101,39 @@ class JobPlace(Protocol):
         ...
 
 
+class _Schedule:
+    """Jobs that wait, and the results of those that are settled, in order of their end."""
+
+    def __init__(self, jobs: Sequence[Job], say: Callable[[JobResult, int, int], None]) -> None:
+        self.waiting = {job.name: job for job in jobs}
+        self.results: dict[str, JobResult] = {}
+        self._count, self._say = len(jobs), say
+
+    def settle(self, result: JobResult) -> None:
+        """Take in the end of a job, and say so."""
+        self.waiting.pop(result.job.name, None)
+        self.results[result.job.name] = result
+        self._say(result, len(self.results), self._count)
+
+    def skip_broken(self) -> None:
+        """Settle jobs that need one that did not finish."""
+        for job in list(self.waiting.values()):
+            settled = [name for name in job.needs if name in self.results]
+            broken = [name for name in settled if self.results[name].state != "done"]
+            if broken:
+                self.settle(JobResult(job, "skipped", f"{broken[0]} did not finish"))
+
+    def skip_all(self) -> None:
+        """Settle jobs that nothing which could still end will make ready."""
+        for job in list(self.waiting.values()):
+            self.settle(JobResult(job, "skipped", f"needs {', '.join(job.needs)}"))
+
+    def ready(self) -> list[Job]:
+        """Jobs whose needs are met, in the order in which they should start."""
+        ready = [job for job in self.waiting.values() if self.results.keys() >= set(job.needs)]
+        return sorted(ready, key=lambda job: (not job.urgent, -job.cost))
+
+
 def run_jobs(
     jobs: Sequence[Job],
     folder: Path,
@@ -127,37 +160,27 @@ def run_jobs(
         One result per job, in order of their end.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    waiting = {job.name: job for job in jobs}
-    results: dict[str, JobResult] = {}
+    schedule = _Schedule(jobs, say)
     place = place or _Processes(work, gpus)
-
-    def settle(result: JobResult) -> None:
-        waiting.pop(result.job.name, None)
-        results[result.job.name] = result
-        say(result, len(results), len(jobs))
-
     for job in jobs:
         if _mark(folder, job).exists():
-            settle(JobResult(job, "done", "finished earlier"))
+            schedule.settle(JobResult(job, "done", "finished earlier"))
     running: dict[Future[JobResult], Job] = {}
     with ThreadPoolExecutor(max_workers=parallel) as pool, _ended_with(place) as ending:
-        while waiting or running:
-            for job in list(waiting.values()):
-                if broken := [n for n in job.needs if n in results and results[n].state != "done"]:
-                    settle(JobResult(job, "skipped", f"{broken[0]} did not finish"))
-            ready = [j for j in waiting.values() if all(n in results for n in j.needs)]
-            for job in sorted(ready, key=lambda j: (not j.urgent, -j.cost))[: parallel - len(running)]:
-                waiting.pop(job.name)
+        while schedule.waiting or running:
+            schedule.skip_broken()
+            ready = schedule.ready()
+            for job in ready[: parallel - len(running)]:
+                schedule.waiting.pop(job.name)
                 running[pool.submit(_run, job, folder, place, ending)] = job
             if running:
                 finished, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in finished:
                     running.pop(future)
-                    settle(future.result())
-            elif waiting and not ready:
-                for job in list(waiting.values()):
-                    settle(JobResult(job, "skipped", f"needs {', '.join(job.needs)}"))
-    return list(results.values())
+                    schedule.settle(future.result())
+            elif not ready:
+                schedule.skip_all()
+    return list(schedule.results.values())
 
 
 @contextlib.contextmanager

@@ -138,23 +138,32 @@ def choose_videos(runs: Iterable[RunRecord], *, limit: int = 2) -> tuple[list[Vi
     notes: list[str] = []
     by_arm: dict[tuple[str, str], list[VideoFile]] = defaultdict(list)
     for run in runs:
-        videos = []
-        for path in sorted((run.path / "films").glob("*.npz")):
-            try:
-                videos.append(_peek(path, run))
-            except DataError as error:
-                notes.append(str(error))
-        last = max((video.step for video in videos), default=0)
-        by_arm[run.task, run.arm] += [video for video in videos if video.step == last]
-    chosen: list[list[VideoFile]] = []
-    for left in by_arm.values():
-        own: list[VideoFile] = []
-        while left and len(own) < limit:
-            outcomes = {video.success for video in own}
-            own.append(next((video for video in left if video.success not in outcomes), left[0]))
-            left.remove(own[-1])
-        chosen.append(own)
+        by_arm[run.task, run.arm] += _last_videos(run, notes)
+    chosen = [_of_both_outcomes(videos, limit) for videos in by_arm.values()]
     return [video for videos in zip_longest(*chosen) for video in videos if video is not None], notes
+
+
+def _last_videos(run: RunRecord, notes: list[str]) -> list[VideoFile]:
+    """The videos of a run's last step with videos; `notes` gets a line for every file that could not be read."""
+    videos = []
+    for path in sorted((run.path / "films").glob("*.npz")):
+        try:
+            videos.append(_peek(path, run))
+        except DataError as error:
+            notes.append(str(error))
+    last = max((video.step for video in videos), default=0)
+    return [video for video in videos if video.step == last]
+
+
+def _of_both_outcomes(videos: Sequence[VideoFile], limit: int) -> list[VideoFile]:
+    """At most so many videos, each with an outcome that none before it has, where there is one."""
+    left = list(videos)
+    chosen: list[VideoFile] = []
+    while left and len(chosen) < limit:
+        outcomes = {video.success for video in chosen}
+        chosen.append(next((video for video in left if video.success not in outcomes), left[0]))
+        left.remove(chosen[-1])
+    return chosen
 
 
 def fit_videos(videos: Sequence[VideoFile], *, budget: int) -> tuple[list[ShownVideo], list[VideoFile], list[str]]:
@@ -262,26 +271,8 @@ def reward_curves(video: LoadedVideo) -> Markup:
     """One small panel per source over the rows, gaps where a measurement is missing, true success shaded."""
     box = _curve_box(video)
     parts = _success_shade(video, box)
-    for k, (name, values) in enumerate(video.rewards.items()):
-        top = box.top + PANEL * k
-        gone = video.missing[name]
-        known = values[~gone]
-        low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
-        panel_y = (low, high) if high > low else (low - 0.5, low + 0.5)
-        margin = (top + 18, box.margin[1], box.height - top - PANEL + 4, box.margin[3])
-        panel = Box(box.width, box.height, x=box.x, y=panel_y, margin=margin)
-        parts.append(f'<path class="axis" d="M{panel.left:g} {panel.bottom:g}H{panel.right:g}"/>')
-        parts.append(f'<text class="arm" x="{panel.left + 5:g}" y="{top + 13:g}">{escape(name)}</text>')
-        edges = ((panel.top, high), (panel.bottom, low)) if high > low else ((panel.py(low), low),)
-        for y, value in edges if len(known) else ():
-            parts.append(
-                f'<text x="{panel.left - 6:g}" y="{y + 3.5:.1f}" text-anchor="end">{short(round(value, 2))}</text>'
-            )
-        parts.append(_gapped_path(panel, video.rows, values, gone))
-        crosses = "".join(
-            f"M{panel.px(float(row)) - 2.5:.1f} {panel.bottom - 2.5:.1f}l5 5m0 -5l-5 5" for row in video.rows[gone]
-        )
-        parts.append(f'<path class="gone" d="{crosses}"/>' if crosses else "")
+    for k, name in enumerate(video.rewards):
+        parts += _reward_panel(video, name, box, box.top + PANEL * k)
     for row in (int(video.rows[0]), int(video.rows[-1])):
         anchor = "start" if row == video.rows[0] else "end"
         y = box.height - 10
@@ -289,6 +280,32 @@ def reward_curves(video: LoadedVideo) -> Markup:
     parts.append(f'<path class="cursor" d="M{box.left:g} {box.top:g}V{box.bottom:g}"/>')
     title = f"reward of each source over rows {video.rows[0]} to {video.rows[-1]}, true success shaded"
     return svg(box.width, box.height, "".join(parts), title=title, classes="chart video-curve")
+
+
+def _reward_panel(video: LoadedVideo, name: str, box: Box, top: float) -> list[str]:
+    """The reward of one source: an axis, its name, its lowest and highest value, the curve, and crosses at gaps."""
+    values, gone = video.rewards[name], video.missing[name]
+    known = values[~gone]
+    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
+    flat = not high > low
+    margin = (top + 18, box.margin[1], box.height - top - PANEL + 4, box.margin[3])
+    panel = Box(box.width, box.height, x=box.x, y=(low - 0.5, low + 0.5) if flat else (low, high), margin=margin)
+    parts = [
+        f'<path class="axis" d="M{panel.left:g} {panel.bottom:g}H{panel.right:g}"/>',
+        f'<text class="arm" x="{panel.left + 5:g}" y="{top + 13:g}">{escape(name)}</text>',
+    ]
+    edges = [(panel.py(low), low)] if flat else [(panel.top, high), (panel.bottom, low)]
+    for y, value in edges if len(known) else ():
+        parts.append(
+            f'<text x="{panel.left - 6:g}" y="{y + 3.5:.1f}" text-anchor="end">{short(round(value, 2))}</text>'
+        )
+    parts.append(_gapped_path(panel, video.rows, values, gone))
+    crosses = "".join(
+        f"M{panel.px(float(row)) - 2.5:.1f} {panel.bottom - 2.5:.1f}l5 5m0 -5l-5 5" for row in video.rows[gone]
+    )
+    if crosses:
+        parts.append(f'<path class="gone" d="{crosses}"/>')
+    return parts
 
 
 def _success_shade(video: LoadedVideo, box: Box) -> list[str]:

@@ -235,13 +235,15 @@ def _metrics_of_steps(section: Row, bench: Row, title: str) -> dict[str, Row]:
     return metrics
 
 
+_SETS = {"generated": "generated", "process_bench": "ProcessBench", "samples": "the policy's own solutions"}
+"""Sections about solutions whose first errors are known, and what they are called."""
+
+
 def flat_text_card(content: Row) -> dict[str, Any]:
     """Of a reward model for text: `model`, `data`, `metrics`, `probes`, `failures` as cards of others have them."""
     data: dict[str, Any] = {"aggregation": content.get("aggregation")}
     metrics: dict[str, Row] = {}
-    failures: Counter[str] = Counter()
-    sets = {"generated": "generated", "process_bench": "ProcessBench", "samples": "the policy's own solutions"}
-    for name, title in sets.items():
+    for name, title in _SETS.items():
         section = _inside(content, name)
         if section:
             bench = _inside(section, "process_bench")
@@ -261,20 +263,27 @@ def flat_text_card(content: Row) -> dict[str, Any]:
     if gains := _inside(gold, "gold").get("gain"):
         metrics["gold reward, best of most samples minus one sample"] = mapping(gains[-1])
         metrics["sqrt(KL) where gold is highest"] = _inside(gold, "gold", "turn", "place")
-    lost = [_inside(gold, "failures", "gold")]
-    if not choices:
-        lost.append(_inside(gold, "failures", "model"))
-    for name in (*sets, "prm_bench", "pairs", "best_of_n"):
-        lost.append(_inside(content, name, "failures"))
-    for counts in lost:
-        failures.update({str(k): int(v) for k, v in counts.items() if isinstance(v, int)})
     return {
         "model": _inside(content, "model"),
         "data": data,
         "metrics": {name: row for name, row in metrics.items() if row},
         "probes": _attacks(_inside(content, "attacks")),
-        "failures": dict(failures),
+        "failures": _failures_of_text(content),
     }
+
+
+def _failures_of_text(content: Row) -> dict[str, int]:
+    """How many measurements failed, by reason, in all sections."""
+    gold = _inside(content, "over_optimisation", "failures")
+    lost = [_inside(gold, "gold")]
+    if not _inside(content, "best_of_n"):
+        lost.append(_inside(gold, "model"))
+    for name in (*_SETS, "prm_bench", "pairs", "best_of_n"):
+        lost.append(_inside(content, name, "failures"))
+    failures: Counter[str] = Counter()
+    for counts in lost:
+        failures.update({str(k): int(v) for k, v in counts.items() if isinstance(v, int)})
+    return dict(failures)
 
 
 def _inside(content: Row, *path: str) -> Row:

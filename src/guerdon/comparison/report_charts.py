@@ -11,7 +11,7 @@ runs are averaged; undefined values (a batch without a wrong answer has no pair 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -179,12 +179,7 @@ def return_scatter(
 ) -> Markup | None:
     """A source's return against true success or the truth, one mark per line of training (thinned, alarms kept)."""
     measure = TRUTH if measure_of_runs(runs) == TRUTH else SUCCESS
-    marks: list[tuple[float, float, float, int, bool]] = []
-    for run in runs:
-        last = max([number(row, "step") or 0.0 for row in run.trains], default=0.0) or 1.0
-        for row in run.trains:
-            for x, y in points([row], f"return/{source}", measure):
-                marks.append((x, y, (number(row, "step") or 0.0) / last, shapes.get(run.task, 0), _alarmed(row)))
+    marks = [mark for run in runs for mark in _return_marks(run, source, measure, shapes.get(run.task, 0))]
     if not marks:
         return None
     stride = -(-len(marks) // MAX_SCATTER)
@@ -194,6 +189,17 @@ def return_scatter(
     what = MEASURES[measure]
     title = f"{arm}: return of {source} against {what}, {len(kept)} points"
     return scatter(box, kept, style=style, title=title, x_label=f"mean return of {source}", y_label=what)
+
+
+def _return_marks(
+    run: RunRecord, source: str, measure: str, shape: int
+) -> Iterator[tuple[float, float, float, int, bool]]:
+    """The marks of one run: return, measure, share of the steps before, shape, and whether there was an alarm."""
+    last = max([number(row, "step") or 0.0 for row in run.trains], default=0.0) or 1.0
+    for row in run.trains:
+        share = (number(row, "step") or 0.0) / last
+        for x, y in points([row], f"return/{source}", measure):
+            yield x, y, share, shape, _alarmed(row)
 
 
 def alarms(runs: Sequence[RunRecord]) -> list[tuple[RunRecord, list[float]]]:
@@ -290,26 +296,54 @@ def quality_panels(
         metrics: what is shown.
         prefix: of the names under which runs log them.
     """
-    panels = []
     every = [run for _, runs in arms.values() for run in runs]
-    rows = [row for run in every for row in run.trains]
-    end = max([number(row, "step") or 0.0 for row in rows], default=0.0) or 1.0
     unit = next((run.unit for run in every if run.status != "missing"), "")
+    rows = [row for run in every for row in run.trains]
     logged = {key for row in rows for key in row if key.startswith(prefix)}
+    panels = []
     for metric, about in metrics.items():
         keys = sorted(key for key in logged if f"/{key}".endswith(f"/{metric}"))
-        if not keys:
-            continue
-        lines = []
-        for arm, (style, runs) in arms.items():
-            drawn = [_quality_line(arm, style, runs, key, end) for key in keys]
-            lines += [line for line in drawn if line.points or any(line.thin)]
-        box = Box(400, 250, x=(0.0, end), y=(0.0, 1.0))
-        title = f"{about.title} against {unit}"
-        svg = line_chart(box, lines, title=title, x_label=unit, y_label="", chance=about.chance)
-        values = [number(row, key) for row in rows for key in keys if key in row]
-        panels.append(Panel(svg, about.title, about.hint, undefined=values.count(None), logged=len(values)))
+        if keys:
+            panels.append(_quality_panel(arms, rows, about, keys, unit=unit))
     return panels
+
+
+def _quality_panel(
+    arms: Mapping[str, Arm], rows: Sequence[Row], about: OnlineMetric, keys: Sequence[str], *, unit: str
+) -> Panel:
+    """The chart of one metric.
+
+    Args:
+        arms: to their runs.
+        rows: that all runs logged.
+        about: the metric.
+        keys: under which runs logged it.
+        unit: of their steps.
+    """
+    end = max([number(row, "step") or 0.0 for row in rows], default=0.0) or 1.0
+    lines = []
+    for arm, (style, runs) in arms.items():
+        for key in keys:
+            line = _quality_line(arm, style, runs, key, end)
+            if line.points or any(line.thin):
+                lines.append(line)
+    title = f"{about.title} against {unit}"
+    svg = line_chart(
+        Box(400, 250, x=(0.0, end), y=(0.0, 1.0)),
+        lines,
+        title=title,
+        x_label=unit,
+        y_label="",
+        chance=about.chance,
+    )
+    values = [number(row, key) for row in rows for key in keys if key in row]
+    return Panel(
+        svg,
+        about.title,
+        about.hint,
+        undefined=values.count(None),
+        logged=len(values),
+    )
 
 
 def windowed(run: RunRecord, key: str, end: float, windows: int = WINDOWS) -> Float64:

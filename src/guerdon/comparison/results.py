@@ -271,11 +271,7 @@ def read_study(study_dir: Path) -> StudyRecord:
     Raises:
         DataError: the directory holds no plan.
     """
-    plan = read_json(study_dir / "study.json")
-    if plan is None:
-        raise DataError(
-            "no study.json: run `guerdon compare` first, or give the directory that it wrote", where=study_dir
-        )
+    plan = _read_plan(study_dir)
     arms = {str(name): str(mapping(arm).get("label") or name) for name, arm in mapping(plan.get("arms")).items()}
     if not arms:
         raise DataError("the study plan names no arm; run `guerdon compare` on a study file first", where=study_dir)
@@ -285,13 +281,10 @@ def read_study(study_dir: Path) -> StudyRecord:
     if baseline not in arms:
         raise DataError(f"the baseline {baseline!r} is none of the arms {sorted(arms)}", where=study_dir)
     root = study_dir / "runs"
-    runs = [
+    runs = tuple(
         read_run(root / task / arm / f"seed{seed}", task=task, arm=arm, seed=seed)
         for task, arm, seed in product(tasks, arms, seeds)
-    ]
-    planned = {run.path for run in runs}
-    extra = [path for path in sorted(root.glob("*/*/seed*")) if path.is_dir() and path not in planned]
-    notes = [f"{path.relative_to(study_dir)} is not part of the study's plan and is left out" for path in extra]
+    )
     cards, card_notes = _read_cards(study_dir / "models")
     return StudyRecord(
         name=str(plan.get("name") or study_dir.resolve().name),
@@ -300,13 +293,30 @@ def read_study(study_dir: Path) -> StudyRecord:
         baseline=baseline,
         tasks=tasks,
         seeds=seeds,
-        runs=tuple(runs),
+        runs=runs,
         cards=cards,
         config_text=_read_text(study_dir / "study.yaml"),
         info=plan,
-        notes=(*notes, *card_notes),
+        notes=(*_notes_on_others(study_dir, runs), *card_notes),
         correction="holm" if plan.get("correction") == "holm" else "none",
     )
+
+
+def _read_plan(study_dir: Path) -> Row:
+    plan = read_json(study_dir / "study.json")
+    if plan is None:
+        raise DataError(
+            "no study.json: run `guerdon compare` first, or give the directory that it wrote", where=study_dir
+        )
+    return plan
+
+
+def _notes_on_others(study_dir: Path, runs: Sequence[RunRecord]) -> list[str]:
+    """A line for each folder of a run that the plan does not have."""
+    planned = {run.path for run in runs}
+    found = sorted((study_dir / "runs").glob("*/*/seed*"))
+    others = [path for path in found if path.is_dir() and path not in planned]
+    return [f"{path.relative_to(study_dir)} is not part of the study's plan and is left out" for path in others]
 
 
 def _status(path: Path) -> tuple[Status, str]:

@@ -33,7 +33,7 @@ from guerdon.settings.base import Settings
 from guerdon.settings.data import DataSettings
 from guerdon.settings.policy import BCSettings
 from guerdon.settings.reward_models import JudgeModelSettings
-from guerdon.settings.study import Study
+from guerdon.settings.study import CompareSettings, Study
 from guerdon.tasks.prompt_files import check_prompts
 
 RAY_JOBS = "guerdon.engines.ray_jobs:RayJobs"
@@ -166,28 +166,13 @@ def plan_study(path: Path, overrides: Sequence[str], *, parallel: int = 0) -> St
         ConfigError: anything wrong in the file, in any arm and any task.
     """
     file = read_yaml(path)
-    choices = [override for override in overrides if override.startswith(("compare.arms=", "compare.tasks="))]
-    changed = apply_overrides(file, [override for override in overrides if override not in choices])
-    tree = _chosen(file, changed, apply_overrides(changed, choices))
+    tree = _overridden(file, overrides)
     base = validate(Study, resolve_refs(tree, Study), origin=str(path))
     if base.compare is None:
         raise ConfigError(f"{path} has no compare section: it names the arms, seeds and tasks of a study")
-    shared: dict[str, tuple[Study, Study]] = {}  # task to the configurations of its preparation and of its labelling
-    arms: dict[tuple[str, str, int], Study] = {}
-    for task in base.compare.tasks or (base.task_name,):
-        at_task = base.compare.at_task(task) if base.compare.tasks else {}
-        placed = _moved(tree, f"compare.tasks.{task}.")
-        origin = f"{path}, task {task}"
-        shared[task] = (_resolved(placed, at_task, origin), _resolved(placed, at_task, origin, verb="label"))
-        for arm, seed in product(base.compare.arms, base.compare.seeds):
-            logger = {"log_path": f"{base.work_dir}/runs", "experiment_name": f"{task}/{arm}/seed{seed}"}
-            # The arm's keys as written: their references are about this task, not the file's first one.
-            written = tree.data["compare"]["arms"][arm].get("config") or {}
-            own = {"runner": {"seed": seed, "logger": logger}, "compare": None}
-            own_tree = _moved(placed, f"compare.arms.{arm}.config.")
-            arms[task, arm, seed] = _resolved(own_tree, merge(merge(at_task, written), own), f"{path}, arm {arm}")
-    planned = [job for task, (prepared, for_label) in shared.items() for job in _preparation(task, prepared, for_label)]
-    planned += [_run(*names, config, shared[names[0]][0]) for names, config in arms.items()]
+    tasks, runs = _configurations(base, base.compare, tree, path)
+    planned = [job for task, studies in tasks.items() for job in _preparation(task, *studies)]
+    planned += [_run(*names, config, tasks[names[0]][0]) for names, config in runs.items()]
     whole = len(base.compare.arms) == len((file.data.get("compare") or {}).get("arms") or ())
     planned = _budgeted(_used(planned, whole=whole))
     most, gpus = _room(base, [config for _, config, _ in planned])
@@ -197,6 +182,38 @@ def plan_study(path: Path, overrides: Sequence[str], *, parallel: int = 0) -> St
     return StudyPlan(
         base, path, tuple(overrides), configs, estimates, tuple(job for job, _, _ in planned), workers, gpus
     )
+
+
+def _overridden(file: Tree, overrides: Sequence[str]) -> Tree:
+    """A study file with its overrides, of which some choose arms and tasks."""
+    choices = [override for override in overrides if override.startswith(("compare.arms=", "compare.tasks="))]
+    changed = apply_overrides(file, [override for override in overrides if override not in choices])
+    return _chosen(file, changed, apply_overrides(changed, choices))
+
+
+def _configurations(
+    base: Study, compare: CompareSettings, tree: Tree, path: Path
+) -> tuple[dict[str, tuple[Study, Study]], dict[tuple[str, str, int], Study]]:
+    """The configurations of all jobs.
+
+    Returns:
+        By task those of its preparation and of its labelling, and by task, arm and seed those of the runs.
+    """
+    tasks: dict[str, tuple[Study, Study]] = {}
+    runs: dict[tuple[str, str, int], Study] = {}
+    for task in compare.tasks or (base.task_name,):
+        at_task = compare.at_task(task) if compare.tasks else {}
+        placed = _moved(tree, f"compare.tasks.{task}.")
+        origin = f"{path}, task {task}"
+        tasks[task] = (_resolved(placed, at_task, origin), _resolved(placed, at_task, origin, verb="label"))
+        for arm, seed in product(compare.arms, compare.seeds):
+            logger = {"log_path": f"{base.work_dir}/runs", "experiment_name": f"{task}/{arm}/seed{seed}"}
+            # The arm's keys as written: their references are about this task, not the file's first one.
+            written = tree.data["compare"]["arms"][arm].get("config") or {}
+            own = {"runner": {"seed": seed, "logger": logger}, "compare": None}
+            own_tree = _moved(placed, f"compare.arms.{arm}.config.")
+            runs[task, arm, seed] = _resolved(own_tree, merge(merge(at_task, written), own), f"{path}, arm {arm}")
+    return tasks, runs
 
 
 def _room(study: Study, configs: Sequence[Study]) -> tuple[int, tuple[str, ...]]:

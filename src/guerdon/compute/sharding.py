@@ -47,6 +47,16 @@ def _recomputed(block: nn.Module, forward: Callable[..., Any], *given: Any, **op
     return checkpoint(forward, *given, use_reentrant=False, **options)
 
 
+def _add_up_gradients(blocks: Sequence[Any]) -> None:
+    """Let FSDP add up gradients over the processes, as each is of a part of one loss."""
+    for block in blocks:
+        block.set_gradient_divide_factor(1.0)
+        block.set_force_sum_reduction_for_comms(True)
+        if distributed.mesh().device_type == "cpu":
+            block.set_custom_reduce_scatter(_Exchange())
+            block._set_unshard_async_op(True)  # gathered while the block after it goes backward
+
+
 class Shards:
     """The weights of a model, sharded over the processes by FSDP2: each holds an equal part of every tensor.
 
@@ -96,12 +106,7 @@ class Shards:
                 buffer.copy_(weights[name])
         fully_shard(self._root, **options)
         self._blocks: list[Any] = [m for m in self._root.modules() if isinstance(m, FSDPModule)]
-        for block in self._blocks:  # gradients are added up, as each is of a part of one loss
-            block.set_gradient_divide_factor(1.0)
-            block.set_force_sum_reduction_for_comms(True)
-            if distributed.mesh().device_type == "cpu":
-                block.set_custom_reduce_scatter(_Exchange())
-                block._set_unshard_async_op(True)  # gathered while the block after it goes backward
+        _add_up_gradients(self._blocks)
         self._running = self._whole = 0
         self.device = torch.empty(0, device=distributed.mesh().device_type).device
         self.run(lambda: None)  # FSDP finds out which module is the outermost one

@@ -282,11 +282,23 @@ def _plain(config: BaseModel, *, full: bool) -> dict[str, Any]:
         return plain
     if _reads_as(whole, config):
         return whole
-    for name, key in key_of.items():
-        more = {**plain, key: whole[key]}
-        if name not in given and _reads_as(more, config):
-            plain = more
-    return {key: plain[key] for key in key_of.values() if key in plain}
+    return _with_defaults(config, plain, whole)
+
+
+def _with_defaults(config: BaseModel, plain: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
+    """Plain values of a model with each default that it lets one spell out beside the others, in the order of `whole`.
+
+    Args:
+        config: the model.
+        plain: of what was given.
+        whole: with all defaults.
+    """
+    found = plain
+    for key in [key for key in whole if key not in plain]:
+        more = {**found, key: whole[key]}
+        if _reads_as(more, config):
+            found = more
+    return {key: found[key] for key in whole if key in found}
 
 
 def _in_order(model: type[BaseModel]) -> dict[str, FieldInfo]:

@@ -96,37 +96,69 @@ def _has(data: Any, piece: Any) -> bool:
     return isinstance(data, list | tuple) and isinstance(piece, int) and piece < len(data)
 
 
+class _Words(NamedTuple):
+    """What is said about one problem of a key."""
+
+    text: str
+    allowed: str | None = None  # what could stand there instead; said once for all alternatives of a union
+    hint: str | None = None  # which allowed word was meant; None: the problem is not about words
+
+
 def _texts(model: type[BaseModel], found: list[tuple[_Location, Mapping[str, Any]]]) -> list[str]:
     """The words for the problems of one key."""
-    texts: list[str] = []
-    allowed: list[str] = []
-    hint = ""
-    for where, detail in found:
-        kind, context, value = detail["type"], detail.get("ctx") or {}, detail["input"]
-        if kind == "extra_forbidden":
-            key = detail["loc"][-1]
-            others = [form for form in models_in(where.forms) if field_of(form, key) is not None]
-            texts.append(_unknown_text(model, _Unknown(where.path, value, models_in(where.parent), others)))
-        elif kind == "missing":
-            texts.append(f"is missing and has no default{_meaning(where)}")
-        elif kind in ("value_error", "assertion_error"):
-            texts.append(_validator_message(where, detail))
-        elif kind in ("union_tag_invalid", "union_tag_not_found"):
-            name = str(context["discriminator"]).strip("'()")
-            given = value.get(name, ...) if isinstance(value, dict) else getattr(value, name, ...)
-            shown = f".{name} is missing" if given is ... else f".{name} is {describe(given)}"
-            choices = tags(where.spot, name)
-            texts.append(f"{shown}; allowed: {_one_of([repr(c) for c in choices])}")
-            hint = _close(str(context.get("tag", "")), choices)
-        else:
-            secret = is_secret(str(detail["loc"][-1:])) and isinstance(value, str)
-            texts.append("is not shown here" if secret else f"is {describe(value)}")
-            allowed.append(str(context["expected"]) if kind in ("literal_error", "enum") else _requirement(detail))
-            if kind == "literal_error" and isinstance(value, str):
-                hint = _close(value, re.findall(r"'([^']*)'", str(context["expected"])))
+    words = [_words(model, where, detail) for where, detail in found]
+    texts = [one.text for one in words]
+    allowed = [one.allowed for one in words if one.allowed is not None]
     if allowed:
         texts.append(f"allowed: {' or '.join(dict.fromkeys(allowed))}")
-    return [*texts, *([hint] if hint else [])]
+    hints = [one.hint for one in words if one.hint is not None]
+    if hints and hints[-1]:
+        texts.append(hints[-1])
+    return texts
+
+
+def _words(model: type[BaseModel], where: _Location, detail: Mapping[str, Any]) -> _Words:
+    """The words for one problem, by pydantic's kind of error."""
+    match detail["type"]:
+        case "extra_forbidden":
+            key = detail["loc"][-1]
+            others = [form for form in models_in(where.forms) if field_of(form, key) is not None]
+            unknown = _Unknown(where.path, detail["input"], models_in(where.parent), others)
+            return _Words(_unknown_text(model, unknown))
+        case "missing":
+            return _Words(f"is missing and has no default{_meaning(where)}")
+        case "value_error" | "assertion_error":
+            return _Words(_validator_message(where, detail))
+        case "union_tag_invalid" | "union_tag_not_found":
+            return _wrong_tag(where, detail)
+        case _:
+            return _wrong_value(detail)
+
+
+def _wrong_tag(where: _Location, detail: Mapping[str, Any]) -> _Words:
+    """A section whose key that says which form it has is missing, or names no form."""
+    value = detail["input"]
+    context = detail.get("ctx") or {}
+    name = str(context["discriminator"]).strip("'()")
+    given = value.get(name, ...) if isinstance(value, dict) else getattr(value, name, ...)
+    shown = f".{name} is missing" if given is ... else f".{name} is {describe(given)}"
+    choices = tags(where.spot, name)
+    allowed = _one_of([repr(choice) for choice in choices])
+    meant = str(context.get("tag", ""))
+    return _Words(f"{shown}; allowed: {allowed}", hint=_close(meant, choices))
+
+
+def _wrong_value(detail: Mapping[str, Any]) -> _Words:
+    """A value that its key does not take."""
+    kind, value, context = detail["type"], detail["input"], detail.get("ctx") or {}
+    secret = is_secret(str(detail["loc"][-1:])) and isinstance(value, str)
+    text = "is not shown here" if secret else f"is {describe(value)}"
+    if kind not in ("literal_error", "enum"):
+        return _Words(text, _requirement(detail))
+    expected = str(context["expected"])
+    if kind == "enum" or not isinstance(value, str):
+        return _Words(text, expected)
+    return _Words(text, expected, _close(value, re.findall(r"'([^']*)'", expected)))
 
 
 def is_secret(key: str) -> bool:
@@ -215,23 +247,40 @@ def _suggestion(model: type[BaseModel], one: _Unknown) -> str:
         return f"it belongs to {' or '.join(marks)}"
     prefix = f"{section}." if section else ""
     here = list(dict.fromkeys(name for form in one.forms for name in keys_of(form)))
-    near = min(here, key=lambda name: _distance(key, name), default="")
-    close, bar = bool(near) and _distance(key, near)[0] <= max(1, min(len(key), len(near)) // 4), 1.0
-    if not close:
-        whole = [name for name in here if len(key) > 3 and key.strip("_") in name]
-        near = max(whole or here, key=lambda name: _likeness(key, name), default="")
-        close, bar = bool(whole) or _likeness(key, near) >= 0.75, max(0.8, _likeness(key, near))
-    guesses = [f"{prefix}{near}"] if close else _values_like(prefix, one)
-    ends = {path: path.rpartition(".")[2] for path in _everywhere(model)}
-    alike = {name: _likeness(key, name, at_least=bar) for name in dict.fromkeys(ends.values())}
-    elsewhere = {path: alike[name] for path, name in ends.items()}
-    best = max(elsewhere, key=lambda path: (elsewhere[path], -path.count(".")))
-    meant = close and _likeness(key, near) == 1.0  # no other section has a closer name
-    if elsewhere[best] >= bar and not meant:
+    near, bar = _near_key(key, here)
+    guesses = _values_like(prefix, one) if near is None else [f"{prefix}{near}"]
+    best, likeness = _best_anywhere(model, key, bar)
+    exact = near is not None and _likeness(key, near) == 1.0  # no other section has a closer name
+    if likeness >= bar and not exact:
         guesses.append(best)
     if guesses:
         return f"did you mean {' or '.join(guesses)}?"
-    return f"known keys here: {', '.join(here[:_MOST_LISTED])}{', ...' if len(here) > _MOST_LISTED else ''}"
+    more = ", ..." if len(here) > _MOST_LISTED else ""
+    return f"known keys here: {', '.join(here[:_MOST_LISTED])}{more}"
+
+
+def _near_key(key: str, here: Sequence[str]) -> tuple[str | None, float]:
+    """The known key of the section that was meant, if any, and how alike one of another section must be."""
+    near = min(here, key=lambda name: _distance(key, name), default="")
+    if near:
+        slips, _ = _distance(key, near)
+        if slips <= max(1, min(len(key), len(near)) // 4):
+            return near, 1.0
+    whole = [name for name in here if len(key) > 3 and key.strip("_") in name]
+    near = max(whole or here, key=lambda name: _likeness(key, name), default="")
+    likeness = _likeness(key, near)
+    bar = max(0.8, likeness)
+    if whole or likeness >= 0.75:
+        return near, bar
+    return None, bar
+
+
+def _best_anywhere(model: type[BaseModel], key: str, bar: float) -> tuple[str, float]:
+    """The path of the whole configuration whose last part is most like a key, and how alike; 0 where below the bar."""
+    ends = {path: path.rpartition(".")[2] for path in _everywhere(model)}
+    alike = {name: _likeness(key, name, at_least=bar) for name in dict.fromkeys(ends.values())}
+    best = max(ends, key=lambda path: (alike[ends[path]], -path.count(".")))
+    return best, alike[ends[best]]
 
 
 def _values_like(prefix: str, one: _Unknown) -> list[str]:

@@ -214,12 +214,7 @@ def read_payload(data: bytes) -> Any:
     """
     if not _STREAMED.match(data):
         return json.loads(data)
-    events = []
-    for block in re.split(r"(?:\r\n|\n|\r){2,}", data.decode("utf-8-sig")):
-        lines = re.split(r"\r\n|\n|\r", block)
-        text = "\n".join(line[5:].removeprefix(" ") for line in lines if line.startswith("data:")).strip()
-        if text and text != "[DONE]":
-            events.append(json.loads(text))
+    events = _events(data.decode("utf-8-sig"))
     if not events or not all(isinstance(event, dict) for event in events):
         raise ValueError("a stream without events")
     failed = next((event for event in events if _is_error(event.get("error"))), None)
@@ -230,25 +225,40 @@ def read_payload(data: bytes) -> Any:
         raise ValueError("a stream of unknown events") from error
 
 
+def _events(stream: str) -> list[Any]:
+    """The JSON of the events of a stream."""
+    events = []
+    for block in re.split(r"(?:\r\n|\n|\r){2,}", stream):
+        lines = re.split(r"\r\n|\n|\r", block)
+        text = "\n".join(line[5:].removeprefix(" ") for line in lines if line.startswith("data:")).strip()
+        if text and text != "[DONE]":
+            events.append(json.loads(text))
+    return events
+
+
 def _openai_stream(events: list[Mapping[str, Any]]) -> dict[str, Any]:
     """The payload of chat completions whose pieces these are."""
     whole: dict[str, Any] = {}
-    message: dict[str, Any] = {"content": ""}
-    choice: dict[str, Any] = {"message": message, "finish_reason": None}
+    choice: dict[str, Any] = {"message": {"content": ""}, "finish_reason": None}
     for event in events:
         whole |= {key: value for key, value in event.items() if key != "choices" and value is not None}
         for one in event.get("choices") or ():
-            if one.get("index", 0) != 0:
-                continue
-            delta = one.get("delta") or one.get("message") or {}
-            message["content"] += text_of(delta.get("content"))
-            for key in ("refusal", "reasoning_content", "reasoning"):
-                if isinstance(delta.get(key), str):
-                    message[key] = message.get(key, "") + delta[key]
-            if (one.get("logprobs") or {}).get("content"):
-                choice.setdefault("logprobs", {"content": []})["content"] += one["logprobs"]["content"]
-            choice |= {key: one[key] for key in ("finish_reason", "error") if one.get(key) is not None}
+            if one.get("index", 0) == 0:
+                _add_piece(choice, one)
     return {**whole, "choices": [choice]}
+
+
+def _add_piece(choice: dict[str, Any], piece: Mapping[str, Any]) -> None:
+    """Append a piece of a stream to the choice that it is of."""
+    message = choice["message"]
+    delta = piece.get("delta") or piece.get("message") or {}
+    message["content"] += text_of(delta.get("content"))
+    for key in ("refusal", "reasoning_content", "reasoning"):
+        if isinstance(delta.get(key), str):
+            message[key] = message.get(key, "") + delta[key]
+    if (piece.get("logprobs") or {}).get("content"):
+        choice.setdefault("logprobs", {"content": []})["content"] += piece["logprobs"]["content"]
+    choice |= {key: piece[key] for key in ("finish_reason", "error") if piece.get(key) is not None}
 
 
 def _anthropic_stream(events: list[Mapping[str, Any]]) -> dict[str, Any]:

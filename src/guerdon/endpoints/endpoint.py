@@ -274,25 +274,14 @@ def post_json(
     address = _parsed(url)
     if address is None:
         raise ConfigError(f"{who}: {url!r} is not an address; write http://host:port/v1 or https://...; check {check}")
-    guessed: dict[str, str | None] = {}
-    sent = accepted.fit(body) if accepted else body
     try:
-        status, found, payload, billed = run_async(_post(address, headers, sent, timeout))
-        while accepted and not is_flagged(status, payload) and not is_spent(status, payload, None):
-            changes = accepted.changes(sent, guessed, status, payload)
-            if not changes:
-                break
-            guessed |= changes
-            sent = accepted.fit(body, guessed)
-            status, found, payload, billed = run_async(_post(address, headers, sent, timeout))
+        status, found, payload, billed = _post_accepted(address, headers, body, timeout, accepted)
     except TimeoutError as error:
         raise HttpFailure("timeout", f"no reply within {timeout:g} s", billed=True) from error
     except httpx2.HTTPError as error:
         detail = f"{address.netloc.decode()}: {_first_cause(error)}"
         raise HttpFailure("connection", detail, billed=not isinstance(error, _NOT_SENT)) from error
     if status == 200:
-        if accepted:
-            accepted.accept(body, guessed)
         return payload
     message = f"{status}: {error_message(payload, 200)}"
     asked = retry_after({**dict(fields_of(payload)), **found}, clock, status)
@@ -309,6 +298,33 @@ def post_json(
         reason = "rate_limited" if status == 429 else "server_error"
         raise HttpFailure(reason, message, retry_after=asked, billed=billed or status not in _NOT_BEGUN)
     raise HttpFailure("rejected", message, again=False, billed=billed)
+
+
+def _post_accepted(
+    address: httpx2.URL,
+    headers: Mapping[str, str],
+    body: Mapping[str, Any],
+    timeout: float,
+    accepted: AcceptedSettings | None,
+) -> tuple[int, Mapping[str, str], Any, bool]:
+    """As `_post`; the request is repeated without the settings that the endpoint rejects, which is remembered."""
+    if accepted is None:
+        return run_async(_post(address, headers, body, timeout))
+    guessed: dict[str, str | None] = {}
+    sent = accepted.fit(body)
+    reply = run_async(_post(address, headers, sent, timeout))
+    status, _, payload, _ = reply
+    while not is_flagged(status, payload) and not is_spent(status, payload, None):
+        changes = accepted.changes(sent, guessed, status, payload)
+        if not changes:
+            break
+        guessed |= changes
+        sent = accepted.fit(body, guessed)
+        reply = run_async(_post(address, headers, sent, timeout))
+        status, _, payload, _ = reply
+    if status == 200:
+        accepted.accept(body, guessed)
+    return reply
 
 
 def _first_cause(error: BaseException) -> str:

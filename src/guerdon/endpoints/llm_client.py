@@ -253,23 +253,31 @@ class HttpLLMClient:
             self._ledger.settle(reservation, usage, failure="stopped", billed=billed)
             raise
         failure = answer if isinstance(answer, Failure) else None
-        kept: dict[str, Any] = {"stop": reply.stop} | ({"model": reply.model} if reply.model else {})
-        last = True
         if failure is None:
-            kept["text"] = reply.text
             self.models.count(reply.model)
-        else:
-            tries = (self._cache.get(key) or {}).get("tries", 0) + 1  # also those of a run that was cut off
-            same = request.temperature == 0 and not self._accepted.left_out("temperature")
-            once = same and failure.reason != "unfinished"  # the next reply may have an end
-            last = tries >= (1 if once else min(PARSE_TRIES, self._settings.retries + 1))
-            kept |= {"reason": failure.reason, "detail": failure.detail, "refused": reply.text}
-            kept |= {} if last else {"tries": tries}
+        kept, again = self._record(key, request, reply, failure)
         try:
             self._cache.put({key: kept})  # first: a reply that was paid for is not lost to a kill
         finally:
             self._ledger.settle(reservation, reply.usage, failure=failure.reason if failure else "")
-        return Attempt(answer, again=not last)
+        return Attempt(answer, again=again)
+
+    def _record(
+        self, key: str, request: LLMRequest, reply: LLMReply, failure: Failure | None
+    ) -> tuple[dict[str, Any], bool]:
+        """What is kept of a reply, and whether another one is asked for."""
+        kept: dict[str, Any] = {"stop": reply.stop}
+        if reply.model:
+            kept["model"] = reply.model
+        if failure is None:
+            return {**kept, "text": reply.text}, False
+        kept |= {"reason": failure.reason, "detail": failure.detail, "refused": reply.text}
+        tries = (self._cache.get(key) or {}).get("tries", 0) + 1  # also those of a run that was cut off
+        same = request.temperature == 0 and not self._accepted.left_out("temperature")
+        once = same and failure.reason != "unfinished"  # the next reply may have an end
+        if tries >= (1 if once else min(PARSE_TRIES, self._settings.retries + 1)):
+            return kept, False
+        return {**kept, "tries": tries}, True
 
 
 @runtime_checkable
@@ -359,24 +367,40 @@ def _encode(
     settings: HttpJudgeSettings, request: LLMRequest, key: str | None
 ) -> tuple[str, dict[str, str], dict[str, Any]]:
     """Path, headers and body of a request."""
+    if isinstance(settings, OpenAIJudgeSettings):
+        return "/chat/completions", bearer(settings.url, key), _openai_body(settings, request)
+    headers = {"anthropic-version": "2023-06-01"}
+    if key:
+        headers = {"x-api-key": key, **headers}
+    return "/v1/messages", headers, _anthropic_body(settings, request)
+
+
+def _openai_body(settings: OpenAIJudgeSettings, request: LLMRequest) -> dict[str, Any]:
     body: dict[str, Any] = {"model": settings.model_name, "stream": False, **settings.extra_body}
     if request.temperature is not None:
-        if isinstance(settings, OpenAIJudgeSettings) and settings.url != settings.default_url:
+        if settings.url != settings.default_url:
             body = {**neutral(request.temperature), **body}
         body["temperature"] = request.temperature
-    form = settings.response_format if request.schema is not None else None
-    if not isinstance(settings, OpenAIJudgeSettings):
-        if form is not None:
-            body["output_config"] = {"format": {"type": "json_schema", "schema": request.schema}}
-        system = "\n\n".join(m["content"] for m in request.messages if m["role"] == "system")
-        body |= {"max_tokens": request.max_tokens, **({"system": system} if system else {})}
-        body["messages"] = [dict(m) for m in request.messages if m["role"] != "system"]
-        return "/v1/messages", {**({"x-api-key": key} if key else {}), "anthropic-version": "2023-06-01"}, body
-    if form is not None:
-        schema = {"json_schema": {"name": "judgement", "strict": True, "schema": request.schema}}
-        body["response_format"] = {"type": form, **(schema if form == "json_schema" else {})}
-    body |= {settings.token_limit_key: request.max_tokens, "messages": [dict(m) for m in request.messages]}
-    return "/chat/completions", bearer(settings.url, key), body
+    if request.schema is not None and settings.response_format is not None:
+        form: dict[str, Any] = {"type": settings.response_format}
+        if settings.response_format == "json_schema":
+            form["json_schema"] = {"name": "judgement", "strict": True, "schema": request.schema}
+        body["response_format"] = form
+    return body | {settings.token_limit_key: request.max_tokens, "messages": [dict(m) for m in request.messages]}
+
+
+def _anthropic_body(settings: HttpJudgeSettings, request: LLMRequest) -> dict[str, Any]:
+    body: dict[str, Any] = {"model": settings.model_name, "stream": False, **settings.extra_body}
+    if request.temperature is not None:
+        body["temperature"] = request.temperature
+    if request.schema is not None and settings.response_format is not None:
+        body["output_config"] = {"format": {"type": "json_schema", "schema": request.schema}}
+    body["max_tokens"] = request.max_tokens
+    system = "\n\n".join(m["content"] for m in request.messages if m["role"] == "system")
+    if system:
+        body["system"] = system
+    body["messages"] = [dict(m) for m in request.messages if m["role"] != "system"]
+    return body
 
 
 def _reply(payload: Any, *, anthropic: bool) -> LLMReply:

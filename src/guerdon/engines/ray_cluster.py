@@ -306,12 +306,23 @@ class Actors:
             except self._losses as error:
                 found.append((about, actor, LOST))
                 self._replace(actor, error, before)
-        if not found:
-            hung = [a for a in busy.values() if a.heard is not None and a.heard + limit <= time.monotonic()]
-            for actor in hung:
-                self._replace(actor, TimeoutError(f"no result for {limit:g} s (cluster.task_timeout)"), before)
-            for call in [call for call, (_, actor) in waiting.items() if actor in hung]:
-                found.append((*waiting.pop(call), LOST))
+        return found or self._hung(waiting, list(busy.values()), before)
+
+    def _hung(
+        self, waiting: dict[Any, tuple[Any, PlacedActor]], busy: Sequence[PlacedActor], before: int
+    ) -> list[tuple[Any, PlacedActor, Any]]:
+        """As `finished`, of the actors that gave no result in time."""
+        limit = self._cluster.task_timeout
+        now = time.monotonic()
+        hung = [actor for actor in busy if actor.heard is not None and actor.heard + limit <= now]
+        for actor in hung:
+            late = TimeoutError(f"no result for {limit:g} s (cluster.task_timeout)")
+            self._replace(actor, late, before)
+        found: list[tuple[Any, PlacedActor, Any]] = []
+        for call, (about, actor) in list(waiting.items()):
+            if actor in hung:
+                del waiting[call]
+                found.append((about, actor, LOST))
         return found
 
     def results(self, items: Sequence[Any], call: Callable[[Any, Any], Any]) -> Iterator[tuple[int, Any]]:

@@ -10,6 +10,7 @@ used is left out and counted by reason, never used in silence.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections import Counter
@@ -36,6 +37,7 @@ from guerdon.reading.chats import (
 from guerdon.reading.containers import has_rows
 from guerdon.reading.reader import Plan, Reading, Record, cell_of, read
 from guerdon.reading.roles import Role
+from guerdon.reading.shown import ReadAs, told
 from guerdon.reading.values import number_of
 from guerdon.types import Failure
 
@@ -154,11 +156,17 @@ def given(record: Record, plan: Plan) -> Given:
     seen = next((role for role in ("images", "videos", "audio") if record.roles.get(role)), None)
     if seen is not None:
         raise LeftOut(f"has_{seen}")
+    if _has_two(record, plan):
+        return _side_by_side(record)
     if plan.has("chosen", "rejected"):
         return _better_and_worse(record, with_prompt=plan.with_prompt)
-    if plan.has("first", "second"):
-        return _side_by_side(record)
     return _several(record) if plan.has("responses") else _one(record, plan)
+
+
+def _has_two(record: Record, plan: Plan) -> bool:
+    """Whether a row has two responses side by side; in one file others may have a better and a worse one."""
+    named = plan.has("chosen", "rejected") and any(record.roles[role] is not None for role in ("chosen", "rejected"))
+    return plan.has("first", "second") and not named
 
 
 def judged(record: Record, plan: Plan) -> Judged:
@@ -172,10 +180,10 @@ def judged(record: Record, plan: Plan) -> Judged:
     if record.left_out:
         raise LeftOut(f"unreadable_{record.left_out.partition(':')[0]}")
     found = given(record, plan)
+    if _has_two(record, plan):
+        return _compared(record, plan, found)
     if plan.has("chosen", "rejected"):
         return _chosen(record, found)
-    if plan.has("first", "second"):
-        return _compared(record, plan, found)
     return _listed(record, found) if plan.has("responses") else _single(record, plan, found)
 
 
@@ -368,6 +376,12 @@ def benchmark_of(data: str, row: Any) -> str | None:
         isinstance(row[key], list | tuple) and len(row[key]) == 3 for key in ("chosen", "rejected")
     ):
         return "RM-Bench"
+    return _benchmark_named(data)
+
+
+@functools.lru_cache(maxsize=64)
+def _benchmark_named(data: str) -> str | None:
+    """The benchmark that the name of a data set is that of."""
     own = Path(data).stem if has_rows(Path(data)) else Path(data).name.partition(":")[0]
     return next((name for name, known in _BENCHMARKS.items() if re.search(known, own, re.IGNORECASE)), None)
 
@@ -395,6 +409,7 @@ def read_preferences(
     columns: str | Mapping[str, str] | None = None,
     stored: Mapping[str, str] | None = None,
     train: bool = False,
+    read_as: list[ReadAs] | None = None,
 ) -> Preferences:
     """The comparisons of a file, a folder or a hub data set.
 
@@ -403,6 +418,7 @@ def read_preferences(
         columns: as of `read`.
         stored: as of `read`.
         train: of several splits, only `train`.
+        read_as: of a command: receives what the data was read as, which is also said on standard error.
 
     Raises:
         DataError: the data cannot be read, a row has no known layout, or no row can be used.
@@ -422,6 +438,8 @@ def read_preferences(
     gone, repeated, contradicted = contradictions(found)
     kept = [one for place, one in enumerate(found) if place not in gone]
     left_out.update({"contradicted": len(gone)} if gone else {})
+    if read_as is not None:
+        read_as.append(told(reading, used=len(kept), left_out=left_out))
     if not kept:
         why = f": {', '.join(f'{n} {reason}' for reason, n in left_out.items())}" if left_out else ""
         raise DataError(f"there is no comparison that can be used{why}", where=data)

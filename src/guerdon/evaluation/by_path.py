@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from guerdon.config.loading import load
 from guerdon.episodes.preferences import is_preference
-from guerdon.episodes.solution_files import format_of
 from guerdon.errors import ConfigError, DataError
 from guerdon.evaluation.benchmarks.labelled import label_figures, label_lines, read_labelled
 from guerdon.models.load import ROBOT_KINDS, is_factory, kind_at, load_reward_model
@@ -71,13 +70,8 @@ def _compares(plan: Plan) -> bool:
 
 
 def _kind_of_steps(reading: Reading) -> Kind:
-    """Which benchmark of steps, by the first row.
-
-    Raises:
-        DataError: it is no solution in steps.
-    """
-    where, row = next((pair for part in reading.parts for pair in part.rows()), (reading.data, {}))
-    return "prm_bench" if format_of(row, where) == "prmbench" else "process_bench"
+    """Which benchmark of steps the layout is that of."""
+    return "prm_bench" if reading.plan.layout.name == "PRMBench" else "process_bench"
 
 
 def study_of(
@@ -164,18 +158,24 @@ def check_words(
     Raises:
         ConfigError: there is a study file and a model, or neither; or an option that would do nothing.
     """
-    study = words[0] if words and "=" not in words[0] else None
-    if study is not None and (model is not None or data is not None):
-        raise ConfigError(f"{study} and {'--model' if model else '--data'}: evaluate a study, or one model on one file")
-    if study is not None and output is not None:
-        raise ConfigError("--output is for a model without a study; set evaluate.save_dir")
-    if study is None and data is None and labels is None:
+    if words and "=" not in words[0]:
+        _check_beside_study(words[0], model, data, output)
+        return words[0]
+    if data is None and labels is None:
         raise ConfigError("name a study file, or --model PATH --data FILE")
-    if study is None and of_study:
+    if of_study:
         raise ConfigError("--only and --attack are for the models of a study")
-    if study is None and model is None and (kind := kind_of(str(data or labels), columns)) != "labels":
+    if model is None and (kind := kind_of(str(data or labels), columns)) != "labels":
         raise ConfigError(f"--data {data or labels} has {kind.replace('_', ' ')}: name the reward model, --model PATH")
-    return study
+    return None
+
+
+def _check_beside_study(study: str, model: str | None, data: str | None, output: Path | None) -> None:
+    """Refuse options that are for a model without a study."""
+    if model is not None or data is not None:
+        raise ConfigError(f"{study} and {'--model' if model else '--data'}: evaluate a study, or one model on one file")
+    if output is not None:
+        raise ConfigError("--output is for a model without a study; set evaluate.save_dir")
 
 
 def evaluate_judged(data: str, words: Sequence[str], output: Path | None, columns: str | None = None) -> str:

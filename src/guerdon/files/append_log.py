@@ -70,33 +70,51 @@ def reported_usage(given: Any, text: str) -> CallUsage:
         text: that the model wrote.
     """
     usage = given if isinstance(given, Mapping) else {}
-    inside, outside = (
-        _section(usage, *names)
-        for names in (
-            ("prompt_tokens_details", "input_tokens_details"), ("completion_tokens_details", "output_tokens_details"),
-        )
-    )  # fmt: skip
+    inside = _section(usage, "prompt_tokens_details", "input_tokens_details")
+    outside = _section(usage, "completion_tokens_details", "output_tokens_details")
     hits = _largest(usage, "cache_read_input_tokens", "prompt_cache_hit_tokens", "cached_tokens")
     hits = max(hits, _largest(inside, "cached_tokens", "cache_read_tokens"))
     writes, surcharge = _writes(usage, inside)
-    total, cached = _largest(usage, "total_tokens"), hits + writes
+    cached = hits + writes
     read = _largest(usage, "prompt_tokens", "input_tokens")
     if read and (cached > read or ("prompt_tokens" not in usage and "input_tokens_details" not in usage)):
         read += cached  # beside the prompt, as Anthropic counts
-    read = max(read, cached, hits + _largest(usage, "prompt_cache_miss_tokens"))
+    missed = _largest(usage, "prompt_cache_miss_tokens")
+    read = max(read, cached, hits + missed)
     written = _largest(usage, "completion_tokens", "output_tokens")
-    reasoning = max(_largest(usage, "reasoning_tokens"), _largest(outside, "reasoning_tokens", "thinking_tokens"))
-    more = total - read - written
+    reasoning = _largest(usage, "reasoning_tokens")
+    reasoning = max(reasoning, _largest(outside, "reasoning_tokens", "thinking_tokens"))
+    total = _largest(usage, "total_tokens")
+    read, written = _with_the_rest(read, written, total - read - written, cached, reasoning)
+    none_written = _count(usage.get("completion_tokens", usage.get("output_tokens"))) == 0
+    silent = not text and read > 0 and none_written
+    return CallUsage(
+        tokens_in=read or None,
+        tokens_out=written if written or silent else None,
+        surcharge_in=surcharge,
+        usd=_dollars(usage),
+    )
+
+
+def _with_the_rest(read: int, written: int, more: int, cached: int, reasoning: int) -> tuple[int, int]:
+    """Tokens read and written, with those that no other count has.
+
+    Args:
+        read: tokens read, as far as they are counted.
+        written: tokens written, the same.
+        more: how many more the total says than both.
+        cached: tokens of a cache.
+        reasoning: tokens of reasoning.
+    """
     if more > 0 and read and written and more == cached:
-        read += more
-    elif more > 0 and read:
-        written += more
-    elif more > 0 and written:
-        read = more
-    elif more < 0 or reasoning > written:  # the total is missing or nonsense
-        written += reasoning
-    silent = not text and read > 0 and _count(usage.get("completion_tokens", usage.get("output_tokens"))) == 0
-    return CallUsage(read or None, written if written or silent else None, surcharge, _dollars(usage))
+        return read + more, written
+    if more > 0 and read:
+        return read, written + more
+    if more > 0 and written:
+        return more, written
+    if more < 0 or reasoning > written:  # the total is missing or nonsense
+        return read, written + reasoning
+    return read, written
 
 
 def _writes(usage: Mapping[str, Any], inside: Mapping[str, Any]) -> tuple[int, float]:

@@ -404,18 +404,20 @@ class _Column:
     """
 
     def __init__(self, where: str, file: BinaryIO, described: _Described, chunk: _Chunk, *, shared: bool) -> None:
-        self.where, self.file, self.codec = where, file, chunk.codec
-        self.path, self.flat = described.path, described.lists == 0
-        self.lists, self.nullable = described.lists, described.nullable
+        self.where = where
+        self.file = file
+        self.codec = chunk.codec
+        self.path = described.path
+        self.flat = described.lists == 0
+        self.lists = described.lists
+        self.nullable = described.nullable
         entries, self.pages = _pages(where, file, chunk)
         dictionary = sum(page.memory for page in entries)
         values_P = np.array([page.values for page in self.pages], np.int64)
         self.values = int(values_P.sum())
         self.page_bytes = dictionary + max((page.memory for page in self.pages), default=0)
         texts = described.kind == _TEXTS
-        # values of a dictionary that are in memory at once
-        named = max((page.values for page in self.pages if page.encoding in _NAMED), default=0)
-        named = min(named, ROWS) if self.flat else named
+        named = self._named_at_once()
         longest = dictionary
         if texts and entries and not shared and dictionary * named > SHARED:
             longest = self._longest(entries[0])
@@ -423,12 +425,20 @@ class _Column:
         if self.shared:
             longest = 4
             self.page_bytes += 2 * dictionary  # with that of the batch, and the index of its texts
-        width = described.width if described.kind == _FIXED else _WIDTHS[described.kind]
-        found = [self._bytes_of(page, longest) if texts else (width, 0) for page in self.pages]
+        if texts:
+            found = [self._bytes_of(page, longest) for page in self.pages]
+        else:
+            width = described.width if described.kind == _FIXED else _WIDTHS[described.kind]
+            found = [(width, 0)] * len(self.pages)
         self.own_P, self.content_P = np.array(found, np.float64).reshape(-1, 2).T  # products may exceed 64 bits
         self.own_P = self.own_P + (_VALUE if self.flat else _NESTED)
         self.first_P = np.concatenate([[0], np.cumsum(values_P)])
         self.starts_R: _Counts | None = None
+
+    def _named_at_once(self) -> int:
+        """How many values of a dictionary are in memory at once, at most."""
+        named = max((page.values for page in self.pages if page.encoding in _NAMED), default=0)
+        return min(named, ROWS) if self.flat else named
 
     def total(self) -> int:
         """Bytes that the whole column takes, at most."""

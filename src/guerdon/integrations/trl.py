@@ -25,7 +25,7 @@ from guerdon.integrations.text import token_advantages as advantages_of
 from guerdon.processes.call_queue import in_thread
 from guerdon.rewards.source import RewardSource, SourceTerms, response_rewards
 from guerdon.rl.learner import KL
-from guerdon.types import Failure, Rewards
+from guerdon.types import BoolArray, Failure, Rewards
 
 RewardFunction = Callable[..., list[float | None]]
 AsyncRewardFunction = Callable[..., Awaitable[list[float | None]]]
@@ -165,7 +165,6 @@ class _TokenAdvantages:
         scaled = settings.adv_estimator == "grpo" and hasattr(trainer, "scale_rewards")
         algorithm = {**self._algorithm, "adv_estimator": "dr_grpo"} if scaled else self._algorithm
         found = advantages_of(rollout, measured, algorithm, progress=progress)
-        known_B = np.any([found.known[name].any(axis=1) for name in measured], axis=0)
         advantages_B_T = found.advantages.astype(np.float64)
         each = scaled and trainer.multi_objective_aggregation == "normalize_then_sum"
         if each:
@@ -177,11 +176,8 @@ class _TokenAdvantages:
             spread_B = _spread(totals_B, size if trainer.scale_rewards == "group" else len(totals_B))
             advantages_B_T /= spread_B[:, None]
         if each or getattr(trainer, "normalize_advantages", False):
-            means_B = advantages_B_T.sum(axis=1) / np.maximum(rollout.mask.sum(axis=1), 1)
-            means_B[~known_B] = np.nan
-            if known_B.any():
-                advantages_B_T = (advantages_B_T - np.nanmean(means_B)) / _spread(means_B, len(means_B))[:, None]
-            advantages_B_T = np.where(rollout.mask & known_B[:, None], advantages_B_T, 0.0)
+            known_B = np.any([found.known[name].any(axis=1) for name in measured], axis=0)
+            advantages_B_T = _normalised(advantages_B_T, rollout.mask, known_B)
         return advantages_B_T.astype(np.float32)
 
 
@@ -292,6 +288,17 @@ def _totals(weighted: Mapping[str, tuple[Rewards, float]]) -> np.ndarray:
         [weight * rewards.values.sum(axis=1, dtype=np.float64) for rewards, weight in weighted.values()]
     )
     return np.where(failed_K_B.all(axis=0), np.nan, np.where(failed_K_B, 0.0, paid_K_B).sum(axis=0))
+
+
+def _normalised(advantages_B_T: np.ndarray, mask_B_T: BoolArray, known_B: BoolArray) -> np.ndarray:
+    """Advantages with zero mean and unit spread over the responses, where TRL's `normalize_advantages` has them so."""
+    means_B = advantages_B_T.sum(axis=1) / np.maximum(mask_B_T.sum(axis=1), 1)
+    means_B[~known_B] = np.nan
+    if known_B.any():
+        centre = np.nanmean(means_B)
+        spread_B = _spread(means_B, len(means_B))
+        advantages_B_T = (advantages_B_T - centre) / spread_B[:, None]
+    return np.where(mask_B_T & known_B[:, None], advantages_B_T, 0.0)
 
 
 def _spread(values_B: np.ndarray, size: int) -> np.ndarray:

@@ -155,12 +155,15 @@ def judge_texts(
         ConfigError: the endpoint refuses the key, the model or the path.
     """
     n = settings.num_rollouts
-    unsendable = {k: why for k, prompt in enumerate(questions) if (why := _unsendable(prompt)) is not None}
-    found: dict[int, str | Failure] = {k * n + sample: why for k, why in unsendable.items() for sample in range(n)}
+    found: dict[int, str | Failure] = {}  # by place: sample s of question k is at k * n + s
+    for k, prompt in enumerate(questions):
+        why = _unsendable(prompt)
+        if why is not None:
+            found |= dict.fromkeys(range(k * n, (k + 1) * n), why)
     places = [place for place in range(n * len(questions)) if place not in found]
-    texts_only = [tuple({"role": m["role"], "content": m["content"]} for m in prompt.messages) for prompt in questions]
+    messages = [_texts_only(prompt) for prompt in questions]
     limit, temperature = data.max_response_length, settings.solutions.temperature
-    requests = [LLMRequest(texts_only[place // n], limit, temperature, place % n) for place in places]
+    requests = [LLMRequest(messages[place // n], limit, temperature, place % n) for place in places]
     unsent, failed = len(found), 0
     with closing(client.complete(requests, [_not_blank] * len(requests), role="solve")) as answers:
         for i, answer in answers:
@@ -173,6 +176,11 @@ def judge_texts(
                 write_line(f"solutions written {done}/{len(requests)}")
     texts = [found.get(i, Failure(NOT_ASKED)) for i in range(n * len(questions))]
     return [texts[i * n : (i + 1) * n] for i in range(len(questions))]
+
+
+def _texts_only(prompt: Prompt) -> tuple[dict[str, Any], ...]:
+    """The messages of a prompt without calls of tools."""
+    return tuple({"role": message["role"], "content": message["content"]} for message in prompt.messages)
 
 
 def _unsendable(prompt: Prompt) -> Failure | None:
@@ -316,35 +324,52 @@ def given_solutions(
         settings: fewest steps; how many questions, where that is given.
         verifier: checks answers where the true one is known.
     """
-    most = settings.num_samples if "num_samples" in settings.model_fields_set else None
     known = _by_name(prompts)
-    questions: set[str] = set()
-    texts: set[tuple[str, str]] = set()
     left_out: Counter[str] = Counter()
     times: Counter[str] = Counter()
     rows: list[PromptedSolution] = []
+    for name, solution in _usable(solutions, settings, left_out):
+        data_source = str(solution.meta.get("data_source") or solution.meta.get("subset") or "")
+        messages = solution.context or ({"role": "user", "content": solution.question},)
+        asked = Prompt(name, messages, solution.ground_truth or "", data_source, tools=solution.tools)
+        prompt = known.get(name) or prompted(asked, data)
+        times[solution.id] += 1
+        rows.append(PromptedSolution(_unlabelled(solution, prompt, times[solution.id]), prompt))
+    return Candidates(*check_answers(rows, data, verifier), dict(left_out))
+
+
+def _usable(
+    solutions: Sequence[Solution], settings: LabelSettings, left_out: Counter[str]
+) -> list[tuple[str, Solution]]:
+    """The solutions that can be labelled, each with the name of its conversation; `left_out` counts why others not."""
+    most = settings.num_samples if "num_samples" in settings.model_fields_set else None
+    questions: set[str] = set()
+    texts: set[tuple[str, str]] = set()
+    usable = []
     for solution in solutions:
         name = conversation_hash(solution.question, solution.context, solution.tools)
         if most is not None and len(questions | {name}) > most:
             left_out["beyond_num_samples"] += 1
             continue
         questions.add(name)
-        if (name, solution.text) in texts or len(solution.steps) < settings.solutions.min_steps:
-            left_out["duplicate" if (name, solution.text) in texts else "too_few_steps"] += 1
+        if (name, solution.text) in texts:
+            left_out["duplicate"] += 1
+            continue
+        if len(solution.steps) < settings.solutions.min_steps:
+            left_out["too_few_steps"] += 1
             continue
         texts.add((name, solution.text))
-        data_source = str(solution.meta.get("data_source") or solution.meta.get("subset") or "")
-        messages = solution.context or ({"role": "user", "content": solution.question},)
-        asked = Prompt(name, messages, solution.ground_truth or "", data_source, tools=solution.tools)
-        prompt = known.get(name) or prompted(asked, data)
-        times[solution.id] += 1
-        again = f"-{times[solution.id]}" if times[solution.id] > 1 else ""
-        about = {"ratings", "finish_reason"}  # what PRM800K says of labels that are not these
-        meta = {name: value for name, value in solution.meta.items() if name not in about}
-        meta |= {"question_id": prompt.id, **_extra_info(prompt)}
-        plain = replace(
-            solution, id=solution.id + again, labels=(), rewards=(), meta=meta,
-            ground_truth=solution.ground_truth or prompt.ground_truth or None,
-        )  # fmt: skip
-        rows.append(PromptedSolution(plain, prompt))
-    return Candidates(*check_answers(rows, data, verifier), dict(left_out))
+        usable.append((name, solution))
+    return usable
+
+
+def _unlabelled(solution: Solution, prompt: Prompt, time: int) -> Solution:
+    """A solution without its labels, with what its prompt says; the second one of an id gets `-2`, and so on."""
+    about_labels = {"ratings", "finish_reason"}  # what PRM800K says of labels that are not these
+    meta = {name: value for name, value in solution.meta.items() if name not in about_labels}
+    meta |= {"question_id": prompt.id, **_extra_info(prompt)}
+    again = f"-{time}" if time > 1 else ""
+    return replace(
+        solution, id=solution.id + again, labels=(), rewards=(), meta=meta,
+        ground_truth=solution.ground_truth or prompt.ground_truth or None,
+    )  # fmt: skip

@@ -80,16 +80,24 @@ def command() -> Iterator[Command]:
             raise
         _fail(f"{error.object!a} cannot be written in {error.encoding}, the encoding of this locale; {_UTF8}", 2)
     except Exception as error:
-        refused = refused_by_system(error)
-        if refused is None or (refused.filename is None and refused.errno not in {*REFUSALS, *_ADVICE}):
+        refused = _refused_by_machine(error)
+        if refused is None:
             raise
-        advice = _ADVICE.get(refused.errno or 0, "check the path, its permissions and the disk")
-        _fail(f"{refused.filename or 'the machine'}: {refused.strerror}; {advice}", 2)
+        _fail(refused, 2)
     if done.status == 130:
         _fail(f"interrupted; files written so far are complete, and {_AGAIN}", 130)
     if not done.status and (lost := lost_output()) is not None:
         _fail(f"the standard output: {lost.strerror}", 2)
     sys.exit(done.status if isinstance(done.status, int) else 0)
+
+
+def _refused_by_machine(error: Exception) -> str | None:
+    """What the system refused, and what to do; None: the error is another one, a fault of the program."""
+    refused = refused_by_system(error)
+    if refused is None or (refused.filename is None and refused.errno not in {*REFUSALS, *_ADVICE}):
+        return None
+    advice = _ADVICE.get(refused.errno or 0, "check the path, its permissions and the disk")
+    return f"{refused.filename or 'the machine'}: {refused.strerror}; {advice}"
 
 
 def _check_words() -> None:

@@ -406,6 +406,25 @@ def answer_text(message: Message) -> str:
     return str(message["content"])
 
 
+_MEDIA = ("image", "video", "audio")
+
+
+def media_in(roles: Mapping[str, Any]) -> str:
+    """What a row has besides text: `images`, `videos` or `audio`, in a column or in its messages; empty: nothing."""
+    for role in ("images", "videos", "audio"):
+        if roles.get(role):
+            return role
+    for cell in (roles.get("prompt"), roles.get("messages")):
+        turns = cell if isinstance(cell, list | tuple) else ()
+        contents = [turn.get("content") for turn in turns if isinstance(turn, Mapping)]
+        parts = [part for content in contents if isinstance(content, list | tuple) for part in content]
+        kinds = [str(part.get("type")) for part in parts if isinstance(part, Mapping)]
+        found = next((medium for medium in _MEDIA if any(medium in kind for kind in kinds)), None)
+        if found is not None:
+            return {"audio": "audio"}.get(found, f"{found}s")
+    return ""
+
+
 def beyond_question(context: Sequence[Message], tools: Sequence[Tool]) -> str:
     """What there is besides one user's turn, in words; empty where there is nothing."""
     kinds = [m["role"] for m in context if m["role"] != "system" or m["content"].strip()]

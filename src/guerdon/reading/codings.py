@@ -41,11 +41,13 @@ class Coding(NamedTuple):
         read: a cell of a row as a number; None: it is none of this coding. Of a winner below 0 for the first response,
             above 0 for the second, 0 for a tie.
         is_scale: whether the size of the number says something, too.
+        of_row: whether other cells of the row are needed, so that the name alone does not say how.
     """
 
     name: str
     read: Callable[[Any, Row], float | None]
     is_scale: bool = False
+    of_row: bool = False
 
 
 def fits(coding: Coding, sketch: Sketch) -> bool:
@@ -74,6 +76,7 @@ MINUS = Coding("1/-1", lambda cell, row: {"1": 1.0, "-1": 0.0}.get(canonical(cel
 NUMBER = Coding("number", lambda cell, row: number_of(cell), is_scale=True)
 MEASURED = Coding("number", lambda cell, row: _measured(cell), is_scale=True)
 """A number, or a word for 1 or 0."""
+_NAMED = {coding.name: coding for coding in (SIGNED, TRUTH, MINUS, NUMBER)}
 
 
 def _measured(cell: Any) -> float | None:
@@ -117,7 +120,7 @@ def named_by_row(first: str, second: str) -> Coding:
             return None
         return -1.0 if word == names[0] else 1.0
 
-    return Coding(f"value of {first}/{second}", read)
+    return Coding(f"value of {first}/{second}", read, of_row=True)
 
 
 def by_columns(first: str, second: str) -> Coding:
@@ -127,7 +130,7 @@ def by_columns(first: str, second: str) -> Coding:
         a, b = (_truth(canonical(row.get(column))) for column in (first, second))
         return None if a is None or b is None else b - a
 
-    return Coding(f"{first}, {second}", read)
+    return Coding(f"{first}, {second}", read, of_row=True)
 
 
 def winner_codings(sketch: Sketch, responses: tuple[str, str]) -> list[Coding]:
@@ -205,6 +208,8 @@ def said(text: str, role: str) -> Coding:
     Raises:
         ConfigError: it is neither.
     """
+    if text in _NAMED:
+        return MEASURED if text == NUMBER.name and role == "label" else _NAMED[text]
     scaled = _SCALE.fullmatch(text.strip())
     if scaled:
         low, high = float(scaled["low"]), float(scaled["high"])

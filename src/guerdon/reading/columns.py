@@ -19,7 +19,7 @@ from guerdon.reading.roles import ALL_ROLES, Role, roles_of
 
 FUNCTIONS = Registry("function of columns", "guerdon.columns", {})
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-_CODED: tuple[Role, ...] = ("winner", "label", "rating", "truth", "reward", "margin")
+_CODED: tuple[Role, ...] = ("winner", "label", "step_labels", "rating", "truth", "reward", "margin")
 """Roles whose columns have a coding."""
 
 
@@ -43,6 +43,16 @@ class Columns:
     uses: Mapping[Role, Said] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
     function: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] | None = None
+
+    def as_names(self, names: Collection[str]) -> Columns:
+        """The same, where roles that are also names of a layout's columns are such names."""
+        plain = {str(role): said.column for role, said in self.uses.items() if role in names and said.coding is None}
+        uses = {role: said for role, said in self.uses.items() if role not in plain}
+        return Columns(uses, {**self.renamed, **plain}, self.function)
+
+    def over(self, others: Columns) -> Columns:
+        """These, and of others what these do not say."""
+        return Columns({**others.uses, **self.uses}, {**others.renamed, **self.renamed}, self.function)
 
 
 NOTHING = Columns()

@@ -30,6 +30,7 @@ class Layout(NamedTuple):
         unwrap: a record as rows whose keys are roles, and `parts`, a map of further rewards; None: it is a row itself.
         whole: all records of a file as such rows, where one row needs others.
         without: columns that none of its files has.
+        shows: whether a row is like those of the layout, where the names of columns do not tell.
         parts: further columns of numbers that are rewards: those named like one, or all; `sum`: all, and the reward is
             their sum.
         rescored: a record with new rewards of its rows; None: they are a column of the record.
@@ -43,6 +44,7 @@ class Layout(NamedTuple):
     unwrap: Callable[[Row], list[Row]] | None = None
     whole: Callable[[Iterable[Row]], Iterable[Row]] | None = None
     without: tuple[str, ...] = ()
+    shows: Callable[[Row], bool] | None = None
     parts: Literal["named", "all", "sum"] = "named"
     rescored: Callable[[Row, Sequence[float | None]], Row] | None = None
     refused: str = ""
@@ -52,17 +54,40 @@ PLAIN = Layout("plain columns", "log", ())
 """Of rows that no layout of the table has: their columns are found by their names."""
 
 
-def layout_of(columns: Collection[str]) -> Layout:
+def columns_of(rows: Iterable[Row]) -> set[str]:
+    """The columns in which something is in one of these rows, and those of keys of maps behind a dot."""
+    columns: set[str] = set()
+    for row in rows:
+        columns.update(key for key, value in row.items() if value is not None)
+        inner = ((key, value) for key, value in row.items() if isinstance(value, Mapping))
+        columns.update(f"{key}.{name}" for key, value in inner for name in value)
+    return columns
+
+
+def layout_of(columns: Collection[str], rows: Sequence[Row] = (), *, kind: Kind | None = None) -> Layout:
     """The first layout of the table whose columns are all there, `PLAIN` where there is none.
 
     Args:
         columns: names, and those of keys of maps behind a dot.
+        rows: the first of the data; without them no layout is found that is told by more than columns.
+        kind: of the layout; None: of any.
     """
-    return next((one for one in LAYOUTS if _fits(one, columns)), PLAIN)
+    known = (one for one in LAYOUTS if kind in (None, one.kind))
+    return next((one for one in known if _fits(one, columns) and _is_shown(one, rows)), PLAIN)
 
 
 def _fits(layout: Layout, columns: Collection[str]) -> bool:
     return all(key in columns for key in layout.keys) and not any(key in columns for key in layout.without)
+
+
+def _is_shown(layout: Layout, rows: Sequence[Row]) -> bool:
+    """Whether every row is like those of a layout; sets of questions and of steps may stand in one file."""
+    if layout.kind in ("prompts", "steps"):
+        top = [key.partition(".")[0] for key in layout.keys]
+        alike = bool(rows) and all(key in row for row in rows for key in top)
+    else:
+        alike = layout.shows is None or bool(rows)
+    return alike and (layout.shows is None or all(map(layout.shows, rows)))
 
 
 _SCORED = ("reward", "score")  # what makes rows of a log of those of a data set
@@ -70,7 +95,7 @@ _SCORED = ("reward", "score")  # what makes rows of a log of those of a data set
 LAYOUTS: tuple[Layout, ...] = (
     # logs of trainers and evaluations
     Layout("completions logged by TRL", "log", ("step", "prompt", "completion", "advantage"),
-           {"response": "completion"}, without=("reward",), parts="sum"),
+           {"prompt": "prompt", "response": "completion"}, without=("reward",), parts="sum"),
     Layout("a dump of verl", "log", ("input", "output", "score", "step"),
            {"prompt": "input", "response": "output", "reward": "score"}, parts="all"),
     Layout("traces of verifiers or prime-rl", "log", ("traces",), unwrap=nested.traces, rescored=nested.rescored_trace),
@@ -99,7 +124,7 @@ LAYOUTS: tuple[Layout, ...] = (
            {"prompt": "prompt.raw", "response": "response.output", "reward": "score", "truth": "success"}),
     Layout("an export of Langfuse", "log", ("input", "output", "scores", "timestamp"), unwrap=nested.langfuse),
     Layout("completions with rewards", "log", ("prompt", "completions", "rewards"), unwrap=nested.listed),
-    Layout("responses with rewards", "log", ("responses", "rewards"), unwrap=nested.listed, without=("reward",)),
+    Layout("plain columns", "log", ("responses", "rewards"), unwrap=nested.listed, without=("reward",)),
     Layout("spans of Phoenix", "log", ("attributes.input.value", "attributes.output.value"), unwrap=nested.phoenix),
     Layout("runs of LangSmith", "log", ("inputs", "outputs", "feedback_stats"), unwrap=nested.langsmith),
     Layout("output of OpenAI's batches", "log", ("custom_id", "response.body"),
@@ -150,14 +175,33 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("BeaverTails", "labels", ("prompt", "response", "is_safe"), {"label": "is_safe"}),
     Layout("CJE", "labels", ("oracle_label",), {"label": "oracle_label:number", "reward": "judge_score"}),
     # steps
+    Layout("training rows of guerdon", "steps", ("input_text", "target_text"),
+           {"steps": "input_text", "step_labels": "target_text"}),
     Layout("TRL, steps", "steps", ("prompt", "completions", "labels"),
-           {"steps": "completions", "step_labels": "labels"}),
-    Layout("PRM800K", "steps", ("question.problem", "label.steps"), {}),
-    Layout("Math-Shepherd", "steps", ("input", "label", "task"), {}),
-    Layout("ProcessBench", "steps", ("problem", "steps", "label"), {}),
-    Layout("PRMBench", "steps", ("modified_process", "error_steps"), {}),
+           {"steps": "completions", "step_labels": "labels"}, shows=nested.has_step_labels),
+    Layout("PRMBench", "steps", ("modified_process", "error_steps"),
+           {"prompt": "modified_question", "steps": "modified_process", "step_labels": "error_steps"}),
+    Layout("Math-Shepherd", "steps", ("input", "label"), {"steps": "input", "step_labels": "label"},
+           shows=nested.has_step_marks),
+    Layout("ProcessBench", "steps", ("problem", "steps", "label"),
+           {"prompt": "problem", "steps": "steps", "step_labels": "label", "truth": "final_answer_correct"}),
+    Layout("PRM800K", "steps", ("question.problem", "label.steps"),
+           {"prompt": "question.problem", "steps": "label.steps", "reference": "question.ground_truth_answer"}),
+    Layout("solutions of guerdon", "steps", ("question", "steps"),
+           {"prompt": "question", "steps": "steps", "reference": "ground_truth_answer", "truth": "is_correct"},
+           shows=nested.has_steps),
+    Layout("RLHFlow, steps", "steps", ("conversations",), {"steps": "conversations"}, shows=nested.has_signed_turns),
+    Layout("RLHFlow, steps", "steps", ("messages",), {"steps": "messages"}, shows=nested.has_signed_turns),
     # prompts
+    Layout("LiveCodeBench", "prompts", ("question_content", "public_test_cases"), {"prompt": "question_content"},
+           without=("prompt",)),
+    Layout("MBPP", "prompts", ("text", "test_list"), {"prompt": "text"}, without=("prompt",)),
+    Layout("LeetCodeDataset", "prompts", ("query", "prompt", "entry_point"), {"prompt": "query"}),
+    Layout("IFEval", "prompts", ("prompt", "instruction_id_list", "kwargs")),
+    Layout("HealthBench", "prompts", ("prompt", "rubrics", "prompt_id"), {"rubric": "rubrics"}),
     Layout("PRIME and verl", "prompts", ("prompt", "reward_model"), {"reference": "reward_model.ground_truth"}),
     Layout("GPQA", "prompts", ("Question", "Correct Answer", "Incorrect Answer 1"), {"prompt": "Question"}),
+    Layout("Alpaca", "prompts", ("instruction", "output"),
+           {"prompt": "instruction", "input": "input", "response": "output"}),
     Layout("Dolly", "prompts", ("instruction", "context", "response", "category"), {"passage": "context"}),
 )  # fmt: skip

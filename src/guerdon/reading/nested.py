@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from guerdon.reading.roles import beside, named, roles_of
+from guerdon.reading.values import is_talk, number_of
 from guerdon.reading.values import nested as parsed
-from guerdon.reading.values import number_of
 
 Row = Mapping[str, Any]
 RESCORED, FAILURE = "guerdon_reward", "guerdon_failure"
@@ -314,6 +314,8 @@ def _asked_and_answered(asked: Any, said: Any) -> Row:
         said = next((said[key] for key in _ANSWERED if said.get(key)), None)
     if isinstance(said, list) and said and isinstance(said[0], Mapping) and "message" in said[0]:
         said = said[0]["message"]
+    if isinstance(said, Mapping):
+        said = [said]
     if isinstance(asked, Mapping) and "role" not in asked:
         asked = next((asked[key] for key in (*named("messages", asked), *named("prompt", asked)) if asked[key]), None)
     return {"prompt": [asked] if isinstance(asked, Mapping) else asked, "response": said}
@@ -420,3 +422,38 @@ def swe_agent(record: Row) -> list[Row]:
         for one in record["trajectory"]
     ]
     return [{"messages": turns, "reward": record["target"], "truth": record["target"], "group": record["instance_id"]}]
+
+
+# Steps.
+
+STEP_MARK = "ки"
+"""What ends a step of Math-Shepherd, after a space."""
+
+
+def _decoded(cell: Any) -> Any:
+    """A cell, or the list that its text is."""
+    return parsed(cell) if isinstance(cell, str) else cell
+
+
+def has_steps(record: Row) -> bool:
+    """Whether the steps of a row are a list, and not their number."""
+    return isinstance(_decoded(record.get("steps")), list | tuple)
+
+
+def has_step_labels(record: Row) -> bool:
+    """Whether a row has a list of labels beside its steps."""
+    return all(isinstance(_decoded(record.get(name)), list | tuple) for name in ("completions", "labels"))
+
+
+def has_step_marks(record: Row) -> bool:
+    """Whether the steps of a row end with the mark of Math-Shepherd."""
+    return STEP_MARK in str(record.get("input"))
+
+
+def has_signed_turns(record: Row) -> bool:
+    """Whether the turns of the assistant in a row are signs, each for the step in the user's turn before it."""
+    turns = _decoded(record.get("conversations", record.get("messages")))
+    if not is_talk(turns):
+        return False
+    said = [str(one.get("content", one.get("value"))).strip() for one in turns[1::2]]
+    return bool(said) and {*said} <= {"+", "-"}

@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 from guerdon.errors import DataError, boundary, did_you_mean
 from guerdon.files.bounds import BadRecord
 from guerdon.reading.codings import (
-    MEASURED,
     NUMBER,
     SIGNED,
     TIES,
@@ -30,12 +30,12 @@ from guerdon.reading.codings import (
 )
 from guerdon.reading.columns import NOTHING, Columns, said_columns
 from guerdon.reading.data_sets import DataPart, data_parts, split_word
-from guerdon.reading.layouts import LAYOUTS, PLAIN, Layout, Row, layout_of
+from guerdon.reading.layouts import LAYOUTS, PLAIN, Layout, Row, columns_of, layout_of
 from guerdon.reading.roles import ALL_ROLES, MODELS, OUTCOMES, PAIRS_OF_NAMES, SCORES, Role, beside, named, plain_name
 from guerdon.reading.values import MISSING, MOST_FIT, Sketch, canonical, nested
 
 Source = Literal["given", "model", "layout", "name"]
-_USUAL_NAMES = frozenset(key for layout in LAYOUTS for key in layout.keys) | PAIRS_OF_NAMES
+USUAL_NAMES = frozenset(key for layout in LAYOUTS for key in layout.keys) | PAIRS_OF_NAMES
 _RATINGS: tuple[Role, ...] = ("rating",)
 _LOOKED_AT = 100  # rows from whose columns a first layout is taken
 _DEEP_KEYS = 64  # keys of a map in a cell that count as columns
@@ -70,6 +70,7 @@ class Plan:
         nested: columns whose texts are lists or maps, all of them.
         listed: whether each of several responses has its rank or score in itself.
         with_prompt: whether every better and worse text begins with the prompt, which is then cut off.
+        instead: further columns of a role, of which the first filled one counts where its own column is empty.
     """
 
     layout: Layout
@@ -80,6 +81,7 @@ class Plan:
     nested: frozenset[str] = frozenset()
     listed: bool = False
     with_prompt: bool = False
+    instead: Mapping[Role, tuple[str, ...]] = field(default_factory=dict)
 
     def has(self, *roles: Role) -> bool:
         """Whether there is a column for each of these."""
@@ -96,6 +98,8 @@ class Record(NamedTuple):
         name: of its part, and its number there.
         subset: its part of the data; empty: it has none.
         left_out: why it cannot be used; empty: it can.
+        part: of the data that it is in.
+        error: of a row that cannot be read, which has neither columns nor roles.
     """
 
     where: str
@@ -104,6 +108,8 @@ class Record(NamedTuple):
     name: str
     subset: str = ""
     left_out: str = ""
+    part: DataPart | None = None
+    error: DataError | None = None
 
 
 class Reading:
@@ -137,16 +143,16 @@ class Reading:
         *,
         train: bool = False,
     ) -> None:
-        self.data, self.parts, self.columns, self.train = data, parts, columns, train
+        self.data, self.parts, self.train = data, parts, train
         self.bad: Counter[str] = Counter()
         self.rows = 0
         self.several = False
         self.sketches: dict[str, Sketch] = {}
-        self._layout = _first_layout(parts, columns)
+        self.columns, self._layout = _layout_said(parts, columns, stored)
         self._look(self._layout)
         if self._layout is PLAIN and columns.function is None:
             self._layout = self._later_layout()
-        self.plan = _Planner(self, stored, self._layout).plan()
+        self.plan = plan_of(data, self.sketches, self._layout, self.all_rows, self.columns, stored)
 
     def _later_layout(self) -> Layout:
         """The layout of all columns, whose first cells may be null; one that unwraps rows shows in its first ones."""
@@ -156,7 +162,7 @@ class Reading:
     def _look(self, layout: Layout) -> None:
         """Count what the cells of every row are."""
         previous = ""
-        for _, record, row in self._mapped(layout, self.bad):
+        for _, _, record, row in self._mapped(layout, self.bad):
             self.several = self.several or record == previous
             previous = record
             for name, cell in row.items():
@@ -176,50 +182,54 @@ class Reading:
                 self.sketches[inner] = Sketch()
             self.sketches[inner].add(value)
 
-    def _mapped(self, layout: Layout, bad: Counter[str] | None = None) -> Iterator[tuple[str, str, Row]]:
-        """Place, name and columns of every row that can be read, unwrapped where the layout says so.
+    def _mapped(self, layout: Layout, bad: Counter[str] | None = None) -> Iterator[tuple[DataPart, str, str, Row]]:
+        """Part, place, name and columns of every row that can be read, unwrapped where the layout says so.
 
         Args:
             layout: of the rows.
             bad: counts the records that are no rows, by reason.
         """
+        for part, where, name, row in self._all(layout, bad):
+            if not isinstance(row, DataError):
+                yield part, where, name, row
+
+    def _all(
+        self, layout: Layout, bad: Counter[str] | None = None
+    ) -> Iterator[tuple[DataPart, str, str, Row | DataError]]:
+        """As `_mapped`; a row that cannot be read is an error in its place."""
         bad = Counter() if bad is None else bad
         for part in self.parts:
             if layout.whole is not None:
-                rows = layout.whole([record for _, record in self._maps(part, bad)])
-                yield from ((part.where, f"{part.name}-{number}", row) for number, row in enumerate(rows))
+                rows = layout.whole([one for _, one in self._maps(part, bad) if not isinstance(one, DataError)])
+                yield from ((part, part.where, f"{part.name}-{number}", row) for number, row in enumerate(rows))
                 continue
             for number, (where, record) in enumerate(self._maps(part, bad)):
+                if isinstance(record, DataError):
+                    yield part, where, f"{part.name}-{number}", record
+                    continue
                 for row in self._unwrapped(layout, record, bad):
-                    yield where, f"{part.name}-{number}", row
+                    yield part, where, f"{part.name}-{number}", row
 
-    def _maps(self, part: DataPart, bad: Counter[str]) -> Iterator[tuple[str, Row]]:
-        """The rows of a part that can be read; the others are counted."""
+    def _maps(self, part: DataPart, bad: Counter[str]) -> Iterator[tuple[str, Row | DataError]]:
+        """The rows of a part; those that cannot be read are counted."""
         for where, record in part.rows(kept=False):
             if isinstance(record, Mapping):
                 yield where, record
-            else:
-                bad[record.why if isinstance(record, BadRecord) else "a row that is no map of columns"] += 1
+                continue
+            bad[record.why if isinstance(record, BadRecord) else "a row that is no map of columns"] += 1
+            kind = type(record).__name__
+            no_map = DataError(f"a row must be a map of keys, this is {kind}", where=where)
+            yield where, record if isinstance(record, DataError) else no_map
 
     def _unwrapped(self, layout: Layout, record: Row, bad: Counter[str]) -> Sequence[Row]:
         """The rows in a record; none of one that is not like its layout, which is counted."""
         try:
-            return self._rows_in(layout, record)
+            return rows_in(record, layout, self.columns)
         except (TypeError, AttributeError, LookupError, ValueError):
             if layout.unwrap is None:
                 raise
             bad[f"a row that is not like {layout.name}"] += 1
             return []
-
-    def _rows_in(self, layout: Layout, record: Row) -> Sequence[Row]:
-        """The rows in a record, with the names of columns that the layout has."""
-        if self.columns.renamed:
-            own = {column: name for name, column in self.columns.renamed.items()}
-            record = {own.get(name, name): cell for name, cell in record.items()}
-        if self.columns.function is not None:
-            found = self.columns.function(record)
-            return [] if found is None else [found]
-        return [record] if layout.unwrap is None else layout.unwrap(record)
 
     def records_in(self, row: Row, where: str, name: str) -> list[Record]:
         """What stands in one row of the data: itself, or those that it unwraps to; none where a function gives None.
@@ -235,25 +245,32 @@ class Reading:
         layout, rows = self.plan.layout, [row]
         if layout.unwrap is not None or self.columns.function is not None or self.columns.renamed:
             with boundary(DataError, f"{where}: not like {layout.name}"):
-                rows = list(self._rows_in(layout, row))
+                rows = list(rows_in(row, layout, self.columns))
         found = ((one, *self._roles(one)) for one in rows)
         return [Record(where, one, roles, name, left_out=left_out) for one, roles, left_out in found]
 
-    def records(self) -> Iterator[Record]:
-        """The rows by roles, in order; those that cannot be used have a reason."""
-        subsets = {part.name: part.subset or "" for part in self.parts}
+    def records(self, *, bad: bool = False) -> Iterator[Record]:
+        """The rows by roles, in order; those that cannot be used have a reason.
+
+        Args:
+            bad: with the rows that cannot be read, which have an error.
+        """
         own = "subset" in self.plan.uses
         has_train = self._has_train()
-        seen: dict[int, str] = {}  # the part in which a row was seen first
-        for where, name, row in self._mapped(self.plan.layout):
+        seen: dict[int, DataPart] = {}  # the part in which a row was seen first
+        for part, where, name, row in self._all(self.plan.layout):
+            subset = part.subset or ""
+            if isinstance(row, DataError):
+                if bad:
+                    yield Record(where, {}, {}, name, subset, "unreadable", part, row)
+                continue
             roles, left_out = self._roles(row)
-            part = name.rpartition("-")[0]
             if self.train and _is_of_other_split(roles.get("split"), has_train=has_train):
                 continue
-            if self.train and len(self.parts) > 1 and seen.setdefault(hash(repr(row)), part) != part:
+            if self.train and len(self.parts) > 1 and seen.setdefault(hash(repr(row)), part) is not part:
                 continue
-            subset = str(roles["subset"]) if own and roles.get("subset") else subsets[part]
-            yield Record(where, row, roles, name, subset, left_out)
+            subset = str(roles["subset"]) if own and roles.get("subset") else subset
+            yield Record(where, row, roles, name, subset, left_out, part)
 
     def _has_train(self) -> bool:
         """Whether the column `split` names the split to train on."""
@@ -267,7 +284,11 @@ class Reading:
         left_out = ""
         for role, use in self.plan.uses.items():
             cell = cell_of(row, use.column)
-            if use.coding is not None:
+            if role in self.plan.instead and is_empty(cell):
+                cell = self._instead(role, row)
+            if role == "step_labels" and use.coding is not None:
+                cell = _coded_list(use.coding, nested(cell) if isinstance(cell, str) else cell, row)
+            elif use.coding is not None:
                 value = None if _is_missing(cell) else use.coding.read(cell, row)
                 if value is None and not _is_missing(cell):
                     left_out = left_out or f"{role}: no value of {use.coding.name}"
@@ -277,30 +298,30 @@ class Reading:
             found[role] = cell
         return found, left_out
 
+    def _instead(self, role: Role, row: Row) -> Any:
+        """The cell of the first further column of a role that is filled; None: there is none."""
+        cells = (cell_of(row, column) for column in self.plan.instead.get(role, ()))
+        return next((cell for cell in cells if not is_empty(cell)), None)
+
     def all_rows(self, holds: Callable[[Row], bool]) -> bool:
         """Whether something holds for every row."""
-        return all(holds(row) for _, _, row in self._mapped(self._layout))
+        return all(holds(row) for _, _, _, row in self._mapped(self._layout))
 
     def read_as(self) -> list[dict[str, Any]]:
-        """What was taken for what: `column`, `role`, `coding`, `example` and `from` of each, unused columns last."""
-        used = [
-            {"column": use.column, "role": use.role, "coding": use.coding and use.coding.name,
-             "example": self._example(use.column), "from": use.source}
-            for use in self.plan.uses.values()
-        ]  # fmt: skip
-        used += [
-            {"column": name, "role": "rating", "coding": None, "example": self._example(name), "from": "name"}
-            for name in self.plan.ratings
-        ]
-        rest = [
-            {"column": name, "role": None, "coding": None, "example": self._example(name), "from": None}
-            for name in self.plan.unused
-        ]
-        return [*used, *rest]
+        """As the function `read_as`."""
+        ratings = [Use("rating", name, None, "name") for name in self.plan.ratings]
+        return read_as(
+            [*self.plan.uses.values(), *ratings], self.plan.unused, self.sketches, renamed=self.columns.renamed
+        )
 
-    def _example(self, column: str) -> str:
-        sketch = self.sketches.get(column)
-        return "" if sketch is None else sketch.shown()
+    def mapping(self) -> dict[str, str]:
+        """What `read` takes as `stored`: a column by role, or by the name that a layout has for it, with its coding."""
+        found = dict(self.columns.renamed)
+        for role, use in self.plan.uses.items():
+            if use.column not in found and role not in found:
+                coding = "" if use.coding is None or use.coding.of_row else f":{use.coding.name}"
+                found[role] = f"{use.column}{coding}"
+        return found
 
     def need_rows(self) -> None:
         """Refuse data without a row.
@@ -348,9 +369,79 @@ def read(
         ConfigError: as `said_columns`.
         DataError: as `data_parts` and `Reading`.
     """
-    said_by_user = said_columns(columns, usual=_USUAL_NAMES)
+    said_by_user, by_model = (said_columns(one or None, usual=USUAL_NAMES) for one in (columns, stored))
     wanted = data_parts(data, train=train) if parts is None else parts
-    return Reading(data, wanted, said_by_user, said_columns(stored), train=train)
+    return Reading(data, wanted, said_by_user, by_model, train=train)
+
+
+def read_as(
+    uses: Iterable[Use], unused: Iterable[str], sketches: Mapping[str, Sketch], *, renamed: Mapping[str, str] = {}
+) -> list[dict[str, Any]]:
+    """What was taken for what: `column`, `role`, `coding`, `example` and `from` of each, unused columns last.
+
+    Args:
+        uses: of columns.
+        unused: columns.
+        sketches: by column.
+        renamed: names in the data of columns that a layout calls otherwise, as the user said.
+    """
+    examples = {name: sketch.shown() for name, sketch in sketches.items()}
+    used = [
+        {"column": renamed.get(use.column, use.column), "role": use.role, "coding": use.coding and use.coding.name,
+         "example": examples.get(use.column, ""), "from": "given" if use.column in renamed else use.source}
+        for use in uses
+    ]  # fmt: skip
+    rest = [
+        {"column": name, "role": None, "coding": None, "example": examples.get(name, ""), "from": None}
+        for name in unused
+    ]
+    return [*used, *rest]
+
+
+def rows_in(record: Row, layout: Layout, columns: Columns) -> Sequence[Row]:
+    """The rows in a record, with the names of columns that the layout has.
+
+    Raises:
+        AttributeError, LookupError, TypeError, ValueError: it is not like the layout.
+    """
+    if columns.renamed:
+        own = {column: name for name, column in columns.renamed.items()}
+        record = {own.get(name, name): cell for name, cell in record.items()}
+    if columns.function is not None:
+        found = columns.function(record)
+        return [] if found is None else [found]
+    return [record] if layout.unwrap is None else layout.unwrap(record)
+
+
+AllRows = Callable[[Callable[[Row], bool]], bool]
+"""Whether something holds for every row."""
+
+
+def plan_of(
+    data: str,
+    sketches: Mapping[str, Sketch],
+    layout: Layout,
+    all_rows: AllRows,
+    columns: Columns = NOTHING,
+    stored: Columns = NOTHING,
+    *,
+    log: bool = False,
+) -> Plan:
+    """What the columns of a data set are for.
+
+    Args:
+        data: what messages call it.
+        sketches: of each column, and of keys below a column as `a.b`.
+        layout: of the rows.
+        all_rows: whether something holds for every row.
+        columns: what the user said.
+        stored: what a model was trained on.
+        log: the rows have one response each, with a reward, and say nothing else of it.
+
+    Raises:
+        DataError: a column that the user said is not there.
+    """
+    return _Planner(data, sketches, layout, all_rows, columns, stored, log=log).plan()
 
 
 def cell_of(row: Row, column: str) -> Any:
@@ -384,12 +475,30 @@ def _stands_in(cell: Any, text: str) -> bool:
     return isinstance(cell, str) and (cell in text or repr(cell)[1:-1] in text)
 
 
+def _has_at_most_one(columns: Sequence[str], row: Row) -> bool:
+    """Whether no two of these columns are filled in a row."""
+    return sum(not is_empty(cell_of(row, column)) for column in columns) < 2
+
+
 def _is_of_other_split(value: Any, *, has_train: bool) -> bool:
     """Whether a row is of another split than the one that is trained on."""
     if not isinstance(value, str) or not value.strip():
         return False
     split = split_word(value)
     return has_train if split is None else split != "train"
+
+
+def is_empty(cell: Any) -> bool:
+    """Whether nothing is in a cell: it is null, not a number, or a text of blanks."""
+    return cell is None or cell != cell or (isinstance(cell, str) and not cell.strip())
+
+
+def _coded_list(coding: Coding, cell: Any, row: Row) -> Any:
+    """The values of a list; one that is not of the coding stays as it is, for its reader to refuse."""
+    if not isinstance(cell, list | tuple):
+        return cell
+    values = [None if _is_missing(one) else coding.read(one, row) for one in cell]
+    return [one if value is None and not _is_missing(one) else value for one, value in zip(cell, values, strict=True)]
 
 
 def _is_missing(cell: Any) -> bool:
@@ -401,18 +510,28 @@ def _first_layout(parts: Sequence[DataPart], columns: Columns) -> Layout:
     """The layout of the columns that the first rows have together."""
     if columns.function is not None:
         return PLAIN
-    there: set[str] = set()
-    for number, record in enumerate(_records(parts)):
-        there.update(key for key, value in record.items() if value is not None)
-        inner = ((key, value) for key, value in record.items() if isinstance(value, Mapping))
-        there.update(f"{key}.{name}" for key, value in inner for name in value)
-        if number >= _LOOKED_AT:
-            break
-    renamed = {column: name for name, column in columns.renamed.items()}
-    found = layout_of({renamed.get(name, name) for name in there})
+    own = {column: name for name, column in columns.renamed.items()}
+    first = [{own.get(name, name): cell for name, cell in one.items()} for one in islice(_records(parts), _LOOKED_AT)]
+    found = layout_of(columns_of(first), first)
     if found.refused:
         raise DataError(f"{found.name}: {found.refused}", where=parts[0].where)
     return found
+
+
+def _layout_said(parts: Sequence[DataPart], columns: Columns, stored: Columns) -> tuple[Columns, Layout]:
+    """The layout of the first rows, and the columns with the names that it is recognised by.
+
+    A role that was said, by the user or when a model was trained, may be the name of a layout's column: `label=x`.
+    """
+    layout = _first_layout(parts, columns)
+    for one in (columns, columns.over(stored)):
+        names = one.as_names(USUAL_NAMES)
+        if layout is PLAIN and names.renamed != columns.renamed:
+            layout = _first_layout(parts, names)
+            own = one.as_names(layout.keys)
+            uses = {role: said for role, said in columns.uses.items() if role in own.uses}
+            columns = columns if layout is PLAIN else Columns(uses, own.renamed)
+    return columns, layout
 
 
 def _records(parts: Iterable[DataPart]) -> Iterator[Row]:
@@ -422,19 +541,27 @@ def _records(parts: Iterable[DataPart]) -> Iterator[Row]:
 class _Planner:
     """Decides what each column is for: what was said, then what the layout says, then names and values.
 
-    Args:
-        reading: the data set, whose rows were looked at.
-        stored: what a model was trained on.
-        layout: of the rows.
+    Args: as of `plan_of`.
     """
 
-    def __init__(self, reading: Reading, stored: Columns, layout: Layout) -> None:
-        self.reading, self.stored, self.layout = reading, stored, layout
-        self.data, self.sketches, self.columns = reading.data, reading.sketches, reading.columns
+    def __init__(
+        self,
+        data: str,
+        sketches: Mapping[str, Sketch],
+        layout: Layout,
+        all_rows: AllRows,
+        columns: Columns,
+        stored: Columns,
+        *,
+        log: bool,
+    ) -> None:
+        self.data, self.sketches, self.layout, self.all_rows = data, sketches, layout, all_rows
+        self.columns, self.stored, self.log = columns, stored, log
         self.uses: dict[Role, Use] = {}
         self.ignored: list[str] = []  # columns that repeat what others say
         self.ratings: list[str] = []  # of HelpSteer2, some of whose names are otherwise those of a truth
         self.unclear: dict[Role, str] = {}
+        self.instead: dict[Role, tuple[str, ...]] = {}
 
     def plan(self) -> Plan:
         """What each column is for.
@@ -454,14 +581,16 @@ class _Planner:
         texts = frozenset(use.column for use in self.uses.values() if self._is_nested(use))
         several = self.uses.get("responses")
         listed = several is not None and bool(self.sketches[several.column].item_keys & _RANKED)
-        return Plan(self.layout, self.uses, ratings, self.unclear, unused, texts, listed, self._begins_with_prompt())
+        self._take_further()
+        begins = self._begins_with_prompt()
+        return Plan(self.layout, self.uses, ratings, self.unclear, unused, texts, listed, begins, self.instead)
 
     def _begins_with_prompt(self) -> bool:
         """Whether every better and worse text begins with the prompt."""
         if not {*_PROMPT_AND_BOTH} <= self.uses.keys():
             return False
         prompt, chosen, rejected = (self.uses[role].column for role in _PROMPT_AND_BOTH)
-        return self.reading.all_rows(partial(_begins_with, prompt, chosen, rejected))
+        return self.all_rows(partial(_begins_with, prompt, chosen, rejected))
 
     def _is_nested(self, use: Use) -> bool:
         """Whether texts are lists or maps to read; an answer in JSON is a text, unless all are chat messages."""
@@ -471,6 +600,13 @@ class _Planner:
     def _is_inner(self, name: str) -> bool:
         """Whether a name is that of a key below a column."""
         return "." in name and name.partition(".")[0] in self.sketches
+
+    def _take_further(self) -> None:
+        """Columns that count where the first of their role is empty, as in data put together from several sets."""
+        for role in _ANSWERS:
+            if role in self.uses and self.uses[role].source == "name":
+                others = tuple(named(role, self._free()))
+                self.instead |= {role: others} if others else {}
 
     def _take_said(self) -> None:
         for role, said_column in self.columns.uses.items():
@@ -496,15 +632,16 @@ class _Planner:
             if role not in self.uses and not name:
                 self.ignored += named(role, self.sketches)
             elif role not in self.uses and name in self.sketches:
-                self._use(role, name, _coding(coding, role) if coding else _USUAL.get(role), "layout")
+                self._use(role, name, said(coding, role) if coding else _USUAL.get(role), "layout")
 
     def _take_roles(self) -> None:
         """Rows that a function made: their keys are roles."""
+        taken = {use.column for use in self.uses.values()}
         for name in self.sketches:
-            if name in ALL_ROLES and name not in self.uses:
-                role = ALL_ROLES[name]
-                coding = SIGNED if role == "winner" else None
-                self._use(role, name, coding, "layout")
+            role = ALL_ROLES.get(name)
+            if role is None or role in self.uses or name in taken or (self.log and role in _JUDGED):
+                continue
+            self._use(role, name, SIGNED if role == "winner" else None, "layout")
         self._code("winner", "label")
 
     def _use(self, role: Role, column: str, coding: Coding | None, source: Source) -> None:
@@ -522,15 +659,36 @@ class _Planner:
     def _take_named(self) -> None:
         """Roles by the names of columns, and by what is in them."""
         self._take_question()
-        if not self._take_chosen() and not self._take_pair() and not self._take_list():
+        if self.log:
             self._take_response()
-        if self.layout.kind == "steps" or self._has_steps():
+        elif self.layout.kind != "steps":
+            self._take_answers()
+        if self.layout.kind == "steps" or (self._has_steps() and not self.log):
             self.ignored += [name for name in self._free() if plain_name(name) in _OF_STEPS]
-        if "response" in self.uses and named("rating", self._free())[:1] == ["helpfulness"]:
+        if "response" in self.uses and not self.log and named("rating", self._free())[:1] == ["helpfulness"]:
             self.ratings = [name for name in named("rating", self._free()) if self._has_numbers(name)]
         for role in _FURTHER:
             if role not in self.uses:
                 self._take_first(role)
+        for name in named("id", self.sketches)[:1]:  # it may also be the column of groups
+            if "id" not in self.uses and self.sketches[name].filled:
+                self._use("id", name, None, "name")
+
+    def _take_answers(self) -> None:
+        """What was answered: steps with labels, two responses, several, or one."""
+        if self._take_steps():
+            return
+        if self._take_chosen():
+            self._take_other_pairs()
+        elif not self._take_pair() and not self._take_list():
+            self._take_response()
+
+    def _take_other_pairs(self) -> None:
+        """Two responses side by side in the rows that have no better and worse one."""
+        better = self.uses["chosen"].column
+        sides = beside(self._free())
+        if sides and self.all_rows(partial(_has_at_most_one, [better, sides[0][0]])):
+            self._take_pair()
 
     def _has_numbers(self, name: str) -> bool:
         """Whether nearly all cells of a column are numbers, or are written as one."""
@@ -546,7 +704,9 @@ class _Planner:
         if role in self.uses or not columns:
             return role in self.uses
         self._use(role, columns[0], None, "name")
-        if len(columns) > 1:
+        if len(columns) > 1 and self.all_rows(partial(_has_at_most_one, columns)):
+            self.instead[role] = tuple(columns[1:])
+        elif len(columns) > 1:
             readings = " or ".join(f"{name} ({self.sketches[name].shown()!r})" for name in columns)
             choices = " or ".join(f"--columns {role}={name}" for name in columns)
             self.unclear[role] = f"the {role} could be {readings}; say which: {choices}"
@@ -560,7 +720,7 @@ class _Planner:
             self._use("input", plain["input"], None, "name")
         elif "input" in plain and {"output"} <= plain.keys() and "instruction" in plain:
             self._use("input", plain["input"], None, "name")
-        asked = [self._text_in(name) for name in named("prompt", self._free()) if not self.sketches[name].is_number]
+        asked = [self._text_in(name) for name in self._texts("prompt")]
         asked = [name for name in asked if name]
         if "prompt" not in self.uses and asked:
             self._take_alone("prompt", self._widest(asked))
@@ -575,6 +735,12 @@ class _Planner:
         for name in named("history", self._free()):
             self._use("history" if "prompt" in self.uses else "prompt", name, None, "name")
 
+    def _texts(self, role: Role) -> list[str]:
+        """The columns with a name of a role that are no numbers; in a log, whose prompts may be numbers, else those."""
+        found = named(role, self._free())
+        texts = [name for name in found if not self.sketches[name].is_number]
+        return texts or (found if self.log else [])
+
     def _text_in(self, name: str) -> str:
         """A column, or the key of its maps that has a text; empty: its maps have none."""
         if not self.sketches[name].kinds["dict"]:
@@ -587,9 +753,41 @@ class _Planner:
             return columns
         for widest in columns:
             others = [name for name in columns if name != widest]
-            if self.reading.all_rows(partial(_has_texts, widest, others)):
+            if self.all_rows(partial(_has_texts, widest, others)):
                 return [widest]
         return columns
+
+    def _take_steps(self) -> bool:
+        """The steps of a solution, in a list with a list of labels beside it."""
+        beside_it: dict[Role, list[str]] = {
+            role: [name for name in named(role, self._free()) if self.sketches[name].is_list] for role in _STEPS
+        }
+        if not self.uses.keys() & set(_STEPS) and not all(beside_it.values()):
+            return False
+        for role, names in beside_it.items():
+            if role not in self.uses and names:
+                self._use(role, names[0], None, "name")
+        use = self.uses.get("step_labels")
+        if use is not None and use.coding is None:
+            self._code_steps(use.column)
+        return True
+
+    def _code_steps(self, column: str) -> None:
+        """The coding of labels in lists; probabilities are as they are."""
+        sketch = Sketch()
+
+        def look(row: Row) -> bool:
+            cell = cell_of(row, column)
+            labels = nested(cell) if isinstance(cell, str) else cell
+            for label in labels if isinstance(labels, list | tuple) else ():
+                sketch.add(label)
+            return True
+
+        self.all_rows(look)
+        if not sketch.filled:
+            return
+        is_share = sketch.numbers == sketch.filled and sketch.low >= 0 and sketch.high <= 1
+        self._decide("step_labels", [NUMBER] if is_share else label_codings(sketch))
 
     def _take_chosen(self) -> bool:
         """A better and a worse response, by name."""
@@ -694,13 +892,15 @@ class _Planner:
 
     def _take_response(self) -> None:
         """One response, and whether it is good."""
-        found = [name for name in named("response", self._free()) if not self.sketches[name].is_number]
+        found = self._texts("response")
         others = [name for name in found if plain_name(name) not in ("answer", "text")]
         if others:
             found = others
-        elif found and (self._is_gold(found[0]) or self._has_steps()):
+        elif found and (self._is_gold(found[0]) or (self._has_steps() and not self.log)):
             found = []
         self._take_alone("response", found)
+        if self.log:
+            return
         if "label" in self.uses:
             self._code("label")
         elif not named("reward", self._free()):
@@ -713,15 +913,21 @@ class _Planner:
         return any(self.sketches[name].is_list for name in named("steps", self._free()))
 
     def _is_gold(self, column: str) -> bool:
-        """Whether all rows of a prompt have the same answer: it is the true one, and no response."""
+        """Whether all rows of a prompt have the same answer: it is the true one, and no response.
+
+        In a log, whose rewards are for something, only where a prompt comes again.
+        """
         asked = self.uses.get("prompt")
         answers: dict[int, int] = {}
+        rows = 0
 
         def same(row: Row) -> bool:
+            nonlocal rows
+            rows += 1
             answer = hash(repr(row.get(column)))
             return answers.setdefault(hash(repr(cell_of(row, asked.column))) if asked else 0, answer) == answer
 
-        return asked is not None and self.reading.all_rows(same)
+        return asked is not None and self.all_rows(same) and (not self.log or rows > len(answers))
 
 
 _TEXT_KEYS = ("full_text", "raw", "text", "content", "problem", "question")  # of a question that is a map
@@ -732,19 +938,17 @@ _PROMPT_AND_BOTH: tuple[Role, ...] = ("prompt", "chosen", "rejected")
 _PAIR: tuple[Role, ...] = ("first", "second")
 _TEXTS: tuple[Role, ...] = (
     "prompt", "input", "system", "response", "chosen", "rejected", "first", "second", "reference",
+    "solution", "tests",
 )  # fmt: skip
+_STEPS: tuple[Role, ...] = ("steps", "step_labels")
+_JUDGED: tuple[Role, ...] = ("winner", "label")  # in a log such a column is a true answer, or nothing
+_ANSWERS: tuple[Role, ...] = ("reference", "solution")
 _FURTHER: tuple[Role, ...] = (
     "system", "tools", "images", "videos", "audio", "turn", "margin", "steps", "step_labels", "reward", "truth",
     "reference", "tests", "rubric", "solution", "options", "token_rewards", "advantage", "step", "group", "tokens",
-    "length", "truncated", "failed", "id", "split", "subset", "model", "person", "weight",
+    "length", "truncated", "failed", "split", "subset", "model", "person", "weight",
 )  # fmt: skip
 _EXAMPLES = {"winner": "A/B/tie", "label": "yes/no", "rating": "1..5"}
-
-
-def _coding(text: str, role: Role) -> Coding:
-    """The coding that a layout names."""
-    known = {SIGNED.name: SIGNED, NUMBER.name: MEASURED if role == "label" else NUMBER}
-    return known.get(text) or said(text, role)
 
 
 def _meaning(role: Role) -> Callable[[Coding], str]:

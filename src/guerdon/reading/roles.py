@@ -22,6 +22,11 @@ Role = Literal[
     "id", "split", "subset", "model", "person", "weight",
 ]  # fmt: skip
 
+TEXTS_OF_TESTS = ("test", "test_code", "functional")
+"""Columns with the tests of a programming task as a program."""
+LISTS_OF_TESTS = ("test_cases", "tests", "unit_tests")
+"""Columns with such tests as inputs and outputs."""
+
 ROLES: Mapping[Role, tuple[str, ...]] = {  # the first name that is there counts
     # what was asked
     "prompt": ("prompt", "instruction", "question", "query", "problem", "input", "user_input", "input_prompt"),
@@ -36,7 +41,7 @@ ROLES: Mapping[Role, tuple[str, ...]] = {  # the first name that is there counts
     "turn": ("turn",),
     # what was answered, and how it was judged
     "response": ("response", "completion", "output", "generation", "generated_text", "prediction", "model_response",
-                 "output_response", "model_output", "reply", "answer", "text"),
+                 "output_response", "reply", "answer", "text"),
     "responses": ("responses", "completions", "generations", "answers", "candidates", "outputs"),
     "chosen": ("chosen", "chosen_response", "preferred", "preferred_output", "preferred_response", "better"),
     "rejected": ("rejected", "rejected_response", "rejected_messages", "rejected_output", "non_preferred_output",
@@ -56,7 +61,8 @@ ROLES: Mapping[Role, tuple[str, ...]] = {  # the first name that is there counts
     # what is true, and how it is found out
     "reference": ("reference", "ground_truth", "gts", "reference_answer", "expected_answer", "answer", "target",
                   "final_answer", "gold", "gold_answer", "gt", "label", "tests"),
-    "tests": ("tests", "test_list", "test", "input_output", "public_test_cases"),
+    "tests": (*TEXTS_OF_TESTS, *LISTS_OF_TESTS, "test_list", "public_test_cases", "private_test_cases", "input_output",
+              "verification_info"),
     "rubric": ("rubric", "rubrics"),
     "solution": ("solution", "rationale", "generated_solution"),
     "options": ("options", "choices"),

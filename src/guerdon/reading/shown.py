@@ -7,12 +7,46 @@ for line in shown_lines(reading, used=98, left_out={"no_value": 2}): log_line(li
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
+from guerdon.processes.progress import log_once
 from guerdon.reading.reader import Plan, Reading
 
 _SOURCES = {"given": ", as you said", "model": ", as in the data that the model was trained on"}
+
+
+class ReadAs(NamedTuple):
+    """What a command keeps of a data set.
+
+    Attributes:
+        columns: as of `Reading.mapping`.
+        record: as of `shown_record`.
+    """
+
+    columns: Mapping[str, str]
+    record: Mapping[str, Any]
+
+
+def told(reading: Reading, *, used: int, left_out: Mapping[str, int]) -> ReadAs:
+    """What is kept of a reading, after its lines were written to standard error, each once."""
+    kept = ReadAs(reading.mapping(), shown_record(reading, used=used, left_out=left_out))
+    for line in record_lines(kept.record):
+        log_once(line)
+    return kept
+
+
+def stored_columns(read_as: Iterable[ReadAs]) -> dict[str, str]:
+    """What a model that was trained on data sets stores of their columns: the roles on which all agree."""
+    mappings = [one.columns for one in read_as]
+    every = {role: column for mapping in mappings for role, column in mapping.items()}
+    return {role: column for role, column in every.items() if all(m.get(role, column) == column for m in mappings)}
+
+
+def read_as_facts(read_as: Iterable[ReadAs]) -> dict[str, Any]:
+    """What the card of a model says of its data sets: `columns`, which `read` takes as `stored`, and `read_as`."""
+    known = tuple(read_as)
+    return {"columns": stored_columns(known), "read_as": [dict(one.record) for one in known]}
 
 
 def shown_record(

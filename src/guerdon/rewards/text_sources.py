@@ -101,10 +101,7 @@ class TextReward(ModelReward[Responses]):
         if self.model.info.granularity != "step":
             return replace(rewards, metrics=metrics)
         steps = [scores[row].steps if row in scores else None for row in range(len(cuts))]
-        found = []
-        for row, values_S in enumerate(steps):
-            if values_S is not None:
-                found += [(row, int(end), float(value)) for end, value in zip(cuts[row].ends, values_S, strict=True)]
+        found = _values_at_ends(cuts, steps)
         raw = raw_scores(found, self.threshold)
         metrics["step_value"] = metrics["steps_called_right"] = None
         if len(raw.values_N):
@@ -206,6 +203,18 @@ class TextReward(ModelReward[Responses]):
             raise ConfigError(f"{where}: shaping signed needs probabilities; {info.name} gives {info.range}")
         if s.shaping == "threshold" and not bounded and s.reward_threshold is None and info.success_threshold is None:
             raise ConfigError(f"{where}: shaping threshold needs reward_threshold; {info.name} gives {info.range}")
+
+
+def _values_at_ends(cuts: Sequence[Cut], steps: Sequence[FloatArray | None]) -> list[tuple[int, int, float]]:
+    """Row, last token and value of every step of the responses whose steps have values."""
+    found: list[tuple[int, int, float]] = []
+    for row, values_S in enumerate(steps):
+        if values_S is None:
+            continue
+        ends = cuts[row].ends
+        for end, value in zip(ends, values_S, strict=True):
+            found.append((row, int(end), float(value)))
+    return found
 
 
 def _without_equal_groups(rewards: Rewards, rollout: TextRollout, cuts: Sequence[Cut]) -> Rewards:

@@ -269,11 +269,7 @@ def estimate_advantages(
     found = {name: one_source(_whole_episodes(source, steps), steps) for name, source in sources.items()}
     if not isinstance(estimator, str):
         _check_own(sources, found)
-    total = np.zeros(steps.mask_B_T.shape, dtype=np.float64)
-    counts = np.zeros(steps.mask_B_T.shape, dtype=np.bool_)
-    for name, one in found.items():
-        total += sources[name].weight * one.advantages_B_T
-        counts |= one.known_B_T & (sources[name].weight != 0)
+    total, counts = _weighted_sum(sources, found, steps.mask_B_T.shape)
     advantages = total
     if whitened:
         advantages = whiten_rows(total, counts) if estimator == "gdpo" else whiten(total, counts)
@@ -288,6 +284,18 @@ def estimate_advantages(
         silent_groups={name: one.silent for name, one in found.items() if one.silent is not None},
         flat_groups={name: one.flat for name, one in found.items() if one.flat is not None},
     )
+
+
+def _weighted_sum(
+    sources: Mapping[str, SourceRewards], found: Mapping[str, Estimate], shape: tuple[int, ...]
+) -> tuple[np.ndarray, BoolArray]:
+    """The weighted sum of the advantages, and where a source that counts said something; both (B, T)."""
+    total = np.zeros(shape, dtype=np.float64)
+    counts = np.zeros(shape, dtype=np.bool_)
+    for name, one in found.items():
+        total += sources[name].weight * one.advantages_B_T
+        counts |= one.known_B_T & (sources[name].weight != 0)
+    return total, counts
 
 
 # Parts of the estimators.
@@ -489,37 +497,52 @@ def _check_own(sources: Mapping[str, SourceRewards], found: Mapping[str, Estimat
             raise DataError(f"the estimator's advantages of the source {name!r} are not finite")
 
 
+_UNWHITENED = {"reinforce_pp": "reinforce", "gdpo": "grpo"}  # what these estimators are without whitening
+
+
 def _check(sources: Mapping[str, SourceRewards], steps: Steps, estimator: str, whitened: bool) -> None:
     """Refuse what cannot mean anything."""
     if not sources:
         raise ConfigError("advantages need at least one source of reward")
-    if estimator in ("reinforce_pp", "gdpo") and not whitened:
-        without = {"reinforce_pp": "reinforce", "gdpo": "grpo"}[estimator]
+    if estimator in _UNWHITENED and not whitened:
+        without = _UNWHITENED[estimator]
         raise ConfigError(f"{estimator} is {without} with whitening; use adv_estimator: {without} without it")
+    needs = estimator_info(estimator) if estimator else EstimatorInfo()
+    _check_groups(steps, estimator, needs)
+    for name, source in sources.items():
+        _check_source(name, source, steps, estimator, needs)
+
+
+def _check_groups(steps: Steps, estimator: str, needs: EstimatorInfo) -> None:
+    """Refuse groups of another shape, and an estimator that compares where no group has two members."""
     mask, groups = steps.mask_B_T, steps.groups_B
     if groups is not None and groups.shape != mask.shape[:1]:
         raise ValueError(f"groups_B has shape {groups.shape}, expected {mask.shape[:1]}")
-    needs = estimator_info(estimator) if estimator else EstimatorInfo()
-    if needs.groups:
-        sizes = np.ones(1) if groups is None else np.unique(groups, return_counts=True)[1]
-        if groups is None or (len(groups) and sizes.max() < 2):
-            raise ConfigError(
-                f"{estimator} compares responses to the same prompt: data.n_samples must be at least 2 (of TRL "
-                "num_generations, of verl actor_rollout_ref.rollout.n)"
-            )
-    for name, source in sources.items():
-        for needed, key in ((needs.critic, "values_B_T"), (needs.greedy, "greedy_B")):
-            if needed and getattr(source, key) is None:
-                raise ConfigError(f"{estimator} needs {key} of the reward source {name!r}")
-        for field in fields(source):
-            array = getattr(source, field.name)
-            shape = mask.shape if field.name.endswith("_T") else mask.shape[:1]
-            if isinstance(array, np.ndarray) and array.shape != shape:
-                raise ValueError(f"{field.name} of the source {name!r} has shape {array.shape}, expected {shape}")
-        _, rewards, _ = _measured(source, steps)
-        bad = ~np.isfinite(rewards).all(axis=1)
-        if bad.any():
-            raise DataError(
-                f"reward source {name!r}: {int(bad.sum())} rows have a reward that is not finite; mark them as failed, "
-                "so that they stay out of every baseline"
-            )
+    if not needs.groups:
+        return
+    sizes = np.ones(1) if groups is None else np.unique(groups, return_counts=True)[1]
+    if groups is None or (len(groups) and sizes.max() < 2):
+        raise ConfigError(
+            f"{estimator} compares responses to the same prompt: data.n_samples must be at least 2 (of TRL "
+            "num_generations, of verl actor_rollout_ref.rollout.n)"
+        )
+
+
+def _check_source(name: str, source: SourceRewards, steps: Steps, estimator: str, needs: EstimatorInfo) -> None:
+    """Refuse a source that lacks what is needed, has an array of another shape, or rewards that are not finite."""
+    for needed, key in ((needs.critic, "values_B_T"), (needs.greedy, "greedy_B")):
+        if needed and getattr(source, key) is None:
+            raise ConfigError(f"{estimator} needs {key} of the reward source {name!r}")
+    mask = steps.mask_B_T
+    for field in fields(source):
+        array = getattr(source, field.name)
+        shape = mask.shape if field.name.endswith("_T") else mask.shape[:1]
+        if isinstance(array, np.ndarray) and array.shape != shape:
+            raise ValueError(f"{field.name} of the source {name!r} has shape {array.shape}, expected {shape}")
+    _, rewards, _ = _measured(source, steps)
+    bad = ~np.isfinite(rewards).all(axis=1)
+    if bad.any():
+        raise DataError(
+            f"reward source {name!r}: {int(bad.sum())} rows have a reward that is not finite; mark them as failed, "
+            "so that they stay out of every baseline"
+        )

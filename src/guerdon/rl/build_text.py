@@ -76,10 +76,8 @@ def text_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     cluster, runner = study.cluster if study.engine == "ray" else None, study.runner
     models = run_reward_models(cluster, runner, load_model, study.reward.scoring_shards, study.text_sources)
     sources = build_text_sources(study, learning.primes, models, folder)
-    recompute = learner.kl_in_reward or any(source.needs_log_probs for source in sources.values())
-    recompute = recompute or bool(study.runner.max_staleness)  # for a ratio to older weights than those that learn
     heads = learner.heads if study.text_algorithm.needs.critic else ()
-    shards = _shards(study, policy, prompts, heads=heads, recompute=recompute)
+    shards = _shards(study, policy, prompts, heads=heads, recompute=_needs_log_probs(study, learner, sources))
     join = partial(join_shards, tokenizer=policy.tokenizer)
     collector = run_collector(cluster, runner, TextCollector, shards, join, device=study.policy.device)
     if study.generation.engine == "vllm":
@@ -109,6 +107,15 @@ def text_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     stats = EpisodeStats(list(sources), learned=[n for n in sources if n not in (VERIFIER, truth)], truth=truth)
     save = partial(save_policy, policy)
     return Parts(collector, sources, terms, learner, stats, "responses", show, save, notes, None, models, evaluate)
+
+
+def _needs_log_probs(
+    study: Study, learner: OnPolicyLearner[Any, Any], sources: Mapping[str, RewardSource[Responses]]
+) -> bool:
+    """Whether the log-probabilities of responses are computed before the update."""
+    if learner.kl_in_reward or any(source.needs_log_probs for source in sources.values()):
+        return True
+    return bool(study.runner.max_staleness)  # for a ratio to older weights than those that learn
 
 
 def check_text(study: Study) -> None:

@@ -154,11 +154,7 @@ class EpisodeStats:
         result: dict[str, Any] = {"episodes": len(rows)}
         result |= {f"episodes_{name}": count for name, count in self.reported.items()}
         if rows:
-            result["success_known"] = sum(r["success"] is not None for r in rows)
-            for key in ("success", "success_at_end", "length", *(f"return/{n}" for n in self._sources)):
-                known = [r[key] for r in rows if r[key] is not None]
-                result[key] = float(np.mean(known)) if known else None
-            result |= {} if self._by == "success" else {TRUTH: result[self._truth]}
+            result |= self._means(rows)
         for name in self._learned:
             returns, success = self._history(name)
             result[f"undefined_returns/{name}"] = sum(r[f"return/{name}"] is None for r in rows)
@@ -169,6 +165,16 @@ class EpisodeStats:
             judged = any(r[self._truth] is not None for r in self.finished) or not (self.finished or rows)
             result["hacking_alarm"] = int(bool(self.alarm())) if judged else None
         return result
+
+    def _means(self, rows: list[Row]) -> dict[str, Any]:
+        """Means over the given episodes, each over those in which it is known."""
+        means: dict[str, Any] = {"success_known": sum(r["success"] is not None for r in rows)}
+        for key in ("success", "success_at_end", "length", *(f"return/{n}" for n in self._sources)):
+            known = [r[key] for r in rows if r[key] is not None]
+            means[key] = float(np.mean(known)) if known else None
+        if self._by != "success":
+            means[TRUTH] = means[self._truth]
+        return means
 
     def _history(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns and true success, or what stands in for it, of the kept episodes of which both are known."""

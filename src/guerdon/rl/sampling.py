@@ -144,17 +144,14 @@ def _gathered(
 ) -> Iterator[Transitions]:
     device, encoder = policy.device, policy.encoder
 
-    def whole(parts: Sequence[np.ndarray]) -> np.ndarray:
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-
     def column(name: str) -> np.ndarray:
-        return whole([d.replay.rows(name)[d.rows] for d in drawn])
+        return _whole([d.replay.rows(name)[d.rows] for d in drawn])
 
     def prepared(*, before: bool) -> list[Any]:
         if encoder.has_backbone and goal_rewards is None:  # its features were computed when the rows were added
-            numbers = whole([d.replay.features(encoder.numbers)[d.moments(before=before)] for d in drawn])
+            numbers = _whole([d.replay.features(encoder.numbers)[d.moments(before=before)] for d in drawn])
             return list(encoder.normalised(numbers))
-        observations = following if not before else whole([d.observations(before=True) for d in drawn])
+        observations = following if not before else _whole([d.observations(before=True) for d in drawn])
         steps, n = observations.shape[:2]
         x = policy.prepare(observations.reshape(steps * n, *observations.shape[2:]))
         if isinstance(x, Tensor):
@@ -162,22 +159,16 @@ def _gathered(
         parts = {name: torch.split(part, n) for name, part in x.items()}
         return [{name: part[k] for name, part in parts.items()} for k in range(steps)]
 
-    following = whole([d.observations(before=False) for d in drawn])
+    following = _whole([d.observations(before=False) for d in drawn])
     x, next_x = prepared(before=True), prepared(before=False)
-    over = whole([d.replay.terminated(d.rows) for d in drawn])
+    over = _whole([d.replay.terminated(d.rows) for d in drawn])
     if goal_rewards is not None:  # with another goal a reward model ends nothing
-        taken = whole([np.full(d.rows.shape, -1) if d.goals is None else d.goals for d in drawn]) >= 0
+        taken = _whole([np.full(d.rows.shape, -1) if d.goals is None else d.goals for d in drawn]) >= 0
         goals = following[ACHIEVED][taken], following[DESIRED][taken]
         over = np.where(taken, column("terminated"), over)
         over[taken] |= goal_rewards.ends(*goals)
     goes_on = 1.0 - over.astype(np.float32)[..., None]
-    rewards, known = (np.full((*goes_on.shape[:2], len(outputs)), value, np.float32) for value in (0, 1))
-    for h, name in enumerate(outputs):
-        if name in terms:
-            paid = [d.replay.paid[name][d.rows] for d in drawn]
-            rewards[..., h] = whole([one["reward"] for one in paid])
-            if terms[name].on_failure != "neutral":
-                known[..., h] = 1.0 - whole([one["failed"] for one in paid])
+    rewards, known = _paid(drawn, outputs, terms, goes_on.shape[:2])
     if goal_rewards is not None:
         rewards[taken, 0], known[taken, 0] = goal_rewards.rewards(*goals), 1.0
         known[taken, 1 : len(terms)] = 0.0  # models judged the goal that was asked for
@@ -187,3 +178,22 @@ def _gathered(
         allowed = torch.from_numpy(np.ascontiguousarray(usable.reshape(*following.shape[:2], -1))).to(device)
     columns = [torch.from_numpy(one).to(device) for one in (column("actions"), rewards, shares(known), goes_on)]
     return (Transitions(*row) for row in zip(x, next_x, *columns, allowed, strict=False))
+
+
+def _whole(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """What was drawn from several replays, side by side."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+
+def _paid(
+    drawn: Sequence[DrawnRows], outputs: Sequence[str], terms: Mapping[str, SourceTerms], shape: tuple[int, ...]
+) -> tuple[np.ndarray, np.ndarray]:
+    """What each source paid, and 1 where it measured or a failure counts as neutral: (*shape, outputs)."""
+    rewards, known = (np.full((*shape, len(outputs)), value, np.float32) for value in (0, 1))
+    for h, name in enumerate(outputs):
+        if name in terms:
+            paid = [d.replay.paid[name][d.rows] for d in drawn]
+            rewards[..., h] = _whole([one["reward"] for one in paid])
+            if terms[name].on_failure != "neutral":
+                known[..., h] = 1.0 - _whole([one["failed"] for one in paid])
+    return rewards, known

@@ -424,13 +424,7 @@ def model_loader(name: str, settings: ServedModelSettings, *, deadline_s: float 
     backend = backend_name(settings.backend)
     if backend is not None:
         _refuse_backend(name, backend, settings)
-    given = [knob for knob in (*WRITING_KNOBS, *ENGINE_KNOBS) if getattr(settings, knob) is not None]
-    if given and backend not in VLM_NAMES and settings.custom_backend is None:
-        what = "a model read from its folder" if backend is None else f"backend {backend}"
-        raise ConfigError(
-            f"models.{name}: {', '.join(given)} would do nothing with {what}; remove it",
-            key=f"models.{name}.{given[0]}",
-        )
+    _refuse_idle_knobs(name, backend, settings)
     size = settings.tensor_parallel_size or ENGINES.get(backend or "", {}).get("tensor_parallel_size", 1)
     copies = settings.processes if isinstance(settings.processes, int) else None
     if copies is not None and size > 1:
@@ -439,20 +433,38 @@ def model_loader(name: str, settings: ServedModelSettings, *, deadline_s: float 
             "set tensor_parallel_size to 1",
             key=f"models.{name}.processes",
         )
-    aliases = set(settings.aliases)
-    if backend is not None and backend_name(name) == backend:
-        aliases |= {backend, *(alias for alias, known in ALIASES.items() if known == backend)} - {name}
     load = partial(build_model, name, settings)
     if copies is not None:
         load = partial(_replicas, name, settings, copies, deadline_s)
     return ModelLoader(
         load=load,
-        aliases=tuple(sorted(aliases)),
+        aliases=tuple(sorted(_aliases(name, backend, settings))),
         update_dir=None if settings.update_dir is None else Path(settings.update_dir),
         keep_updates=settings.keep_updates,
         lanes=copies or 1,
         path=settings.model_path,
     )
+
+
+def _refuse_idle_knobs(name: str, backend: str | None, settings: ServedModelSettings) -> None:
+    """Refuse settings of engines and of writing answers for a model that has neither."""
+    if backend in VLM_NAMES or settings.custom_backend is not None:
+        return
+    given = [knob for knob in (*WRITING_KNOBS, *ENGINE_KNOBS) if getattr(settings, knob) is not None]
+    if given:
+        what = "a model read from its folder" if backend is None else f"backend {backend}"
+        raise ConfigError(
+            f"models.{name}: {', '.join(given)} would do nothing with {what}; remove it",
+            key=f"models.{name}.{given[0]}",
+        )
+
+
+def _aliases(name: str, backend: str | None, settings: ServedModelSettings) -> set[str]:
+    """Other names of a model: those of its settings, and all of its backend where it is called as that."""
+    aliases = set(settings.aliases)
+    if backend is not None and backend_name(name) == backend:
+        aliases |= {backend, *(alias for alias, known in ALIASES.items() if known == backend)} - {name}
+    return aliases
 
 
 def card_forecast(loader: ModelLoader, name: str) -> dict[str, Any] | None:

@@ -384,16 +384,7 @@ class AsyncRewardClient:
             reason = "overloaded" if status in _OVERLOADED else _REASONS.get(status, "server_error")
             asked = retry_after(headers, self._clock, status)
             return Attempt(_no(reason, said, transient=True), again=True, retry_after=asked)
-        problem = value.get("error") if isinstance(value, Mapping) else None
-        fields: Mapping[str, Any] = problem if isinstance(problem, Mapping) else {}
-        if fields.get("code") == "failed_measurement":  # the item's own failure, as "reason: detail"
-            reason, _, detail = str(fields.get("message")).partition(":")
-            failure = wire.server_failure(reason, detail.strip()[:200])
-            return Attempt(
-                wire.ServerReply(failure=failure if failure.reason == reason else replace(failure, detail=said))
-            )
-        param, code = (one if isinstance(one := fields.get(key), str) else None for key in ("param", "code"))
-        return Attempt(wire.ServerReply(None, Failure(_REASONS.get(status, "rejected"), said), param, code))
+        return Attempt(_refused(status, value, said))
 
     def _client(self) -> httpx2.AsyncClient:
         loop = asyncio.get_running_loop()
@@ -573,6 +564,26 @@ def _settings(settings: RemoteSettings | str, keys: Mapping[str, Any]) -> Remote
     if not isinstance(settings, str):
         return settings
     return validate(RemoteSettings, {"endpoint": settings, **keys}, origin="the reward client")
+
+
+def _refused(status: int, value: Any, said: str) -> wire.ServerReply:
+    """The reply of a request that would be refused again; of a failed measurement the item's own failure.
+
+    Args:
+        status: of HTTP.
+        value: the JSON of the reply, or something else.
+        said: the status and the message in it.
+    """
+    problem = value.get("error") if isinstance(value, Mapping) else None
+    fields: Mapping[str, Any] = problem if isinstance(problem, Mapping) else {}
+    if fields.get("code") == "failed_measurement":  # as "reason: detail"
+        reason, _, detail = str(fields.get("message")).partition(":")
+        failure = wire.server_failure(reason, detail.strip()[:200])
+        if failure.reason != reason:
+            failure = replace(failure, detail=said)
+        return wire.ServerReply(failure=failure)
+    param, code = (one if isinstance(one := fields.get(key), str) else None for key in ("param", "code"))
+    return wire.ServerReply(None, Failure(_REASONS.get(status, "rejected"), said), param, code)
 
 
 def _no(reason: str, detail: str, *, transient: bool = False) -> wire.ServerReply:

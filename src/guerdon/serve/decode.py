@@ -188,13 +188,7 @@ def decode_video(file: BinaryIO, *, nframes: int | None, limits: MediaSettings) 
         seconds = max(_seconds(stream.duration, stream.time_base), _seconds(container.duration, 1e-6))
         if seconds > limits.max_video_s:
             raise DataError(f"the video claims {seconds:.0f} s, over {limits.max_video_s:g} s")
-        times, key = [], None  # of the frames, and of the first key frame
-        for packet in container.demux(stream):
-            key = packet.pts if key is None and packet.is_keyframe else key
-            if is_frame(packet):
-                times.append(packet.pts)
-            if max(len(times), stream.frames) > _MOST_PACKETS:
-                raise DataError(f"the video claims {max(len(times), stream.frames)} frames, over {_MOST_PACKETS}")
+        times, key = _times(container, stream)
         most = len(times) if nframes is None else nframes
         check_room(min(len(times), most), stream.height, stream.width, limits)
         container.seek(BEGINNING, stream=stream)
@@ -205,6 +199,25 @@ def decode_video(file: BinaryIO, *, nframes: int | None, limits: MediaSettings) 
         count = len(times) if begin is None else sum(time >= begin for time in times)
         frames = room(min(count, most), stream.height, stream.width, limits)
         return _keep(chain([first] if first else [], pictures), frames, sample_frames(count, len(frames)))
+
+
+def _times(container: Any, stream: Any) -> tuple[list[int], int | None]:
+    """The times of all frames, without decoding them, and that of the first key frame.
+
+    Raises:
+        DataError: there are too many, or the stream claims too many.
+    """
+    times: list[int] = []
+    key = None
+    for packet in container.demux(stream):
+        if key is None and packet.is_keyframe:
+            key = packet.pts
+        if is_frame(packet):
+            times.append(packet.pts)
+        claimed = max(len(times), stream.frames)
+        if claimed > _MOST_PACKETS:
+            raise DataError(f"the video claims {claimed} frames, over {_MOST_PACKETS}")
+    return times, key
 
 
 def _keep(pictures: Iterable[Any], frames_T_H_W_C: ByteArray, wanted_T: IntArray) -> ByteArray:

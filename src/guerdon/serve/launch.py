@@ -226,17 +226,9 @@ def _copies(
     settings: ServeSettings, model: ServedModelSettings, machine: Machine, automatic: int
 ) -> tuple[int | None, str]:
     """How many copies, and why."""
-    kind = backends.backend_name(model.backend)
-    if settings.ray is not None:
-        return None, "Ray starts replicas"
-    if model.update_dir is not None:
-        return None, "it learns, and copies would not do so alike"
-    if model.custom_backend is not None or (kind is not None and backends.plain_name(kind) not in backends.FROM_FOLDER):
-        return None, "only text and image models read from their folder get copies"
-    if (machine.gpu or settings.gpu_ids is not None) and model.options.get("device") != "cpu":
-        return None, "there is a GPU"
-    if machine.cores < FEWEST_CORES:
-        return None, f"{machine.cores} cores; copies need at least {FEWEST_CORES}"
+    refused = _why_no_copies(settings, model, machine)
+    if refused:
+        return None, refused
     folder = Path(model.model_path or "")
     weights = sum(file.stat().st_size for file in folder.rglob("*.safetensors")) if folder.is_dir() else 0
     if not 0 < weights <= LARGEST:
@@ -246,4 +238,20 @@ def _copies(
     fits = machine.memory // 2 // (weights + PER_COPY)
     count = min((machine.cores - 1) // automatic, threads, fits)
     why = f"{machine.cores} cores, {threads} threads, memory for {fits}"
-    return (count, why) if count > 1 else (None, why)
+    return count if count > 1 else None, why
+
+
+def _why_no_copies(settings: ServeSettings, model: ServedModelSettings, machine: Machine) -> str:
+    """Why a model gets no copies, whatever its size; empty: it may get some."""
+    kind = backends.backend_name(model.backend)
+    if settings.ray is not None:
+        return "Ray starts replicas"
+    if model.update_dir is not None:
+        return "it learns, and copies would not do so alike"
+    if model.custom_backend is not None or (kind is not None and backends.plain_name(kind) not in backends.FROM_FOLDER):
+        return "only text and image models read from their folder get copies"
+    if (machine.gpu or settings.gpu_ids is not None) and model.options.get("device") != "cpu":
+        return "there is a GPU"
+    if machine.cores < FEWEST_CORES:
+        return f"{machine.cores} cores; copies need at least {FEWEST_CORES}"
+    return ""

@@ -458,14 +458,7 @@ def learn(
         BrokenModel: and that state could not be restored either.
     """
     learner = cast(Learnable, model)
-    lacking = [i for i, episode in enumerate(episodes) if episode.outcome is None]
-    if lacking or not episodes:
-        where = f"items[{lacking[0]}] has none" if lacking else "there are no items"
-        raise BadRequest(f"a model learns from items with an outcome, and {where}", param="items")
-    digest = blake2b(when.encode(), digest_size=16)
-    for episode in episodes:
-        digest.update(content_key(episode, JudgeOptions()) + repr(episode.outcome).encode())
-    content = digest.hexdigest()
+    content = _content_of(episodes, when)
     if update is not None and (known := store.answer(update)) is not None:
         if known["content"] != content:
             raise Conflict(
@@ -489,6 +482,22 @@ def learn(
         _restore(learner, store, name)
         raise UpdateFailed(f"the model {name!r} did not learn this; it is as it was before") from error
     return UpdateResult(scores, metrics, store.updates)
+
+
+def _content_of(episodes: Sequence[Episode], when: When) -> str:
+    """A hash of what is learned.
+
+    Raises:
+        BadRequest: there is no episode, or one has no outcome.
+    """
+    lacking = [i for i, episode in enumerate(episodes) if episode.outcome is None]
+    if lacking or not episodes:
+        where = f"items[{lacking[0]}] has none" if lacking else "there are no items"
+        raise BadRequest(f"a model learns from items with an outcome, and {where}", param="items")
+    digest = blake2b(when.encode(), digest_size=16)
+    for episode in episodes:
+        digest.update(content_key(episode, JudgeOptions()) + repr(episode.outcome).encode())
+    return digest.hexdigest()
 
 
 def _restore(learner: Learnable, store: UpdateStore, name: str) -> None:

@@ -114,6 +114,10 @@ class RewardSettings(Settings):
             )
         if "env" in self.sources or "combined" in self.sources:
             raise ConfigError("a reward source cannot be called env or combined: those names are taken", key="sources")
+        return self
+
+    @model_validator(mode="after")
+    def _weights_fit_together(self) -> RewardSettings:
         adaptive = [source.adaptive_weight.share for source in self.sources.values() if source.adaptive_weight]
         others = any(
             source.adaptive_weight is None and source.reward_weight and name != self.truth

@@ -187,7 +187,7 @@ class ServeSettings(Settings):
         return given
 
     @model_validator(mode="after")
-    def _fits_together(self) -> ServeSettings:
+    def _has_models(self) -> ServeSettings:
         if not self.models:
             raise ValueError("there is no model to serve: give --model-path, --model name=path or models")
         if self.default is not None and self.default not in self.models:
@@ -196,6 +196,10 @@ class ServeSettings(Settings):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"two models answer to the name {twice[0]!r}; rename one, or remove the alias")
+        return self
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ServeSettings:
         if self.limits.max_items > self.batch.queue_items:
             raise ConfigError.about(
                 "limits.max_items",
@@ -209,21 +213,25 @@ class ServeSettings(Settings):
                 "or --insecure to let everyone in",
             )
         if self.ray is not None:
-            idle = {"max_header_bytes", "read_timeout_s"} & self.limits.model_fields_set
-            refuse(idle, "ray, whose proxy receives requests", "limits")
-            for name, model in self.models.items():
-                if isinstance(model.processes, int):
-                    raise ConfigError.about(
-                        f"models.{name}.processes", ": the copies of a model are ray.min_replicas to max_replicas"
-                    )
-                if model.update_dir is not None:
-                    raise ConfigError.about(
-                        f"models.{name}.update_dir",
-                        ": replicas of a model that learns would drift apart; serve it in one process, without ray",
-                    )
+            self._check_replicas()
         if self.insecure and (self.token is not None or self.is_loopback):
             refuse({"insecure"}, "a token" if self.token is not None else f"host {self.host}")
         return self
+
+    def _check_replicas(self) -> None:
+        """Refuse what the replicas of a Ray cluster cannot do."""
+        idle = {"max_header_bytes", "read_timeout_s"} & self.limits.model_fields_set
+        refuse(idle, "ray, whose proxy receives requests", "limits")
+        for name, model in self.models.items():
+            if isinstance(model.processes, int):
+                raise ConfigError.about(
+                    f"models.{name}.processes", ": the copies of a model are ray.min_replicas to max_replicas"
+                )
+            if model.update_dir is not None:
+                raise ConfigError.about(
+                    f"models.{name}.update_dir",
+                    ": replicas of a model that learns would drift apart; serve it in one process, without ray",
+                )
 
     @property
     def is_loopback(self) -> bool:

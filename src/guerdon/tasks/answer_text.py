@@ -60,21 +60,35 @@ def typographic(text: str) -> str:
         if mark:
             inner = typographic("".join(chr(int(code, 16)) for code in codes.split()))
             found.append(inner if mark == open_mark else f"{mark}{{{inner}")
-        elif char in _MINUS:
-            found.append("-")
-        elif char in "\u2044\u2215":
-            found.append("/")
-        elif tag == "<fraction>":
-            before = " " if found and found[-1].isdigit() else ""
-            found.append(before + unicodedata.normalize("NFKC", char).replace("\u2044", "/"))
-        elif tag in ("<wide>", "<narrow>", "<font>"):
-            found.append(unicodedata.normalize("NFKC", char))
-        elif unicodedata.category(char) == "Zs":
-            found.append(" ")
-        elif unicodedata.category(char) != "Cf":
-            found.append(char)
+        else:
+            after_digit = bool(found) and found[-1].isdigit()
+            plain = _plain(char, tag, after_digit=after_digit)
+            found += [plain] if plain else []
         open_mark = mark
     return _DASH.sub(r"\1\2-", "".join(found) + ("}" if open_mark else ""))
+
+
+def _plain(char: str, tag: str, *, after_digit: bool) -> str:
+    """One character in plain ones; empty for one that cannot be seen.
+
+    Args:
+        char: neither a superscript nor a subscript.
+        tag: of its decomposition in Unicode.
+        after_digit: whether a digit stands before it, which a fraction must not continue.
+    """
+    if char in _MINUS:
+        return "-"
+    if char in "\u2044\u2215":
+        return "/"
+    if tag == "<fraction>":
+        before = " " if after_digit else ""
+        return before + unicodedata.normalize("NFKC", char).replace("\u2044", "/")
+    if tag in ("<wide>", "<narrow>", "<font>"):
+        return unicodedata.normalize("NFKC", char)
+    category = unicodedata.category(char)
+    if category == "Zs":
+        return " "
+    return "" if category == "Cf" else char
 
 
 def outside_brackets(text: str) -> Iterator[tuple[int, str]]:

@@ -8,6 +8,7 @@ is_empty("no real solutions")                           # True
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Literal
 
@@ -262,9 +263,7 @@ def compare_choices(gold: str, answer: str, question: str) -> tuple[Word, str] |
     if true is None and stated is None:
         return None, answer
     options = options_of(question)
-    if true is not None and true[1] and true[0] not in options and not _is_plain(true[1]):
-        true = None
-    if true is not None:
+    if true is not None and not _is_sentence(true, options):
         return _against(true, stated, answer, options)
     if not options:
         return _letter_of_no_options(stated, gold, answer)
@@ -274,6 +273,12 @@ def compare_choices(gold: str, answer: str, question: str) -> tuple[Word, str] |
     if own is None or (stated[1] and not same_text(own, stated[1])):
         return "answer_unparsable", f"the text behind {stated[0]} is not that option's"
     return None, own
+
+
+def _is_sentence(choice: tuple[str, str], options: Mapping[str, str]) -> bool:
+    """Whether the letter of a choice, which the question does not have, is the first word of a sentence."""
+    letter, text = choice
+    return text != "" and letter not in options and not _is_plain(text)
 
 
 def _letters_alike(gold: str, answer: str) -> tuple[Word, str]:
@@ -307,24 +312,44 @@ def _against(
 ) -> tuple[Word, str] | tuple[None, str]:
     """The verdict on a stated choice or text against a true letter, with what is known about its text."""
     letter, text = true[0], options.get(true[0]) or true[1]
-    if stated is None:  # a text alone
-        if text and same_text(text, answer):
-            return "equal", ""
-        others = [name for name, other in options.items() if name != letter and same_text(other, answer)]
-        if others:
-            return "different", f"the text of option {others[0]}"
-        if text or _is_plain(answer):
-            return "answer_unparsable", "no letter, and not the text of an option"
-        return None, answer
-    if stated[1]:
-        own = options.get(stated[0], true[1] if stated[0] == letter else "")
-        if own and not same_text(own, stated[1]):
-            return "answer_unparsable", f"the text behind {stated[0]} is not that option's"
-        if not own and not _is_plain(stated[1]):
-            return "answer_unparsable", f"words behind the letter {stated[0]}"
-        if not own and text and same_text(text, stated[1]) != (stated[0] == letter):
-            return "answer_unparsable", f"the letter {stated[0]} with the text of another option"
+    if stated is None:
+        return _text_against(letter, text, answer, options)
+    own = options.get(stated[0], true[1] if stated[0] == letter else "")
+    wrong = _wrong_words(stated, own, letter, text) if stated[1] else ""
+    if wrong:
+        return "answer_unparsable", wrong
     return ("equal" if stated[0] == letter else "different"), ""
+
+
+def _text_against(letter: str, text: str, answer: str, options: dict[str, str]) -> tuple[Word, str] | tuple[None, str]:
+    """The verdict on an answer without a letter against a true letter and its text, if that is known."""
+    if text and same_text(text, answer):
+        return "equal", ""
+    others = [name for name, other in options.items() if name != letter and same_text(other, answer)]
+    if others:
+        return "different", f"the text of option {others[0]}"
+    if text or _is_plain(answer):
+        return "answer_unparsable", "no letter, and not the text of an option"
+    return None, answer
+
+
+def _wrong_words(stated: tuple[str, str], own: str, letter: str, text: str) -> str:
+    """What is wrong with the words behind a stated letter; empty: nothing.
+
+    Args:
+        stated: the letter and the words.
+        own: the text of that option; empty: not known.
+        letter: the true one.
+        text: of the true option; empty: not known.
+    """
+    named, words = stated
+    if own:
+        return "" if same_text(own, words) else f"the text behind {named} is not that option's"
+    if not _is_plain(words):
+        return f"words behind the letter {named}"
+    if text and same_text(text, words) != (named == letter):
+        return f"the letter {named} with the text of another option"
+    return ""
 
 
 def _is_plain(text: str) -> bool:
@@ -445,7 +470,7 @@ def renamed(gold: str, answer: str, question: str) -> bool:
     if "=" not in gold or "=" not in answer:
         return False
     true, stated = (named_values(_TURNED.sub(r"\2=\1", text), least=1) or {} for text in (gold, answer))
-    if not true or not stated or {name.lower() for name in true} == {name.lower() for name in stated}:
+    if not true or not stated or _in_lower_case(true) == _in_lower_case(stated):
         return False
     names = (*true, *stated)
     if not all(re.fullmatch(r"\\?[A-Za-z]|\\[a-z]+", name) for name in names):
@@ -454,6 +479,10 @@ def renamed(gold: str, answer: str, question: str) -> bool:
         return False
     asked = (re.search(rf"(?<![A-Za-z\\]){re.escape(name)}(?![A-Za-z])", question) for name in names)
     return len(true) > 1 or any(asked)
+
+
+def _in_lower_case(names: Iterable[str]) -> set[str]:
+    return {name.lower() for name in names}
 
 
 def named_values(text: str, least: int = 2) -> dict[str, str] | None:

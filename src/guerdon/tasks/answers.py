@@ -264,11 +264,7 @@ def _marked(text: str, end: int, start: int) -> str | None:
     before = text[max(start - 300, 0) : start]
     if _OPEN.search(before[-80:]) or _CONDITION.search(re.split(r"[.?!\n]\s*", before)[-1]):
         return None
-    rest = text[end : end + _LONGEST]
-    block = re.match(r"\s*(?:\\\[|\$\$)", rest)
-    if block:
-        close = rest.find("\\]" if rest[block.end() - 1] == "[" else "$$", block.end())
-        rest = " ".join(rest[:close].split()) + rest[close:] if close >= 0 else rest
+    rest = _block_in_a_line(text[end : end + _LONGEST])
     line = rest.partition("\n")[0]
     sentence = re.split(r"([.?])(?:[\s*]|$)", line, maxsplit=1)
     after = rest[len(sentence[0]) : len(sentence[0]) + 200]
@@ -279,6 +275,15 @@ def _marked(text: str, end: int, start: int) -> str | None:
     if not prose(stated) or not re.match(r"[A-Z].* ", stated) or _DOUBT.search(re.sub(r"\$[^$]*\$", "$", stated)):
         return stated or None
     return _of_sentence(stated) or _only_number(stated) or stated
+
+
+def _block_in_a_line(text: str) -> str:
+    r"""A text that begins with a block of mathematics, `\[...\]` or `$$...$$`, with that in one line."""
+    block = re.match(r"\s*(?:\\\[|\$\$)", text)
+    if not block:
+        return text
+    close = text.find("\\]" if text[block.end() - 1] == "[" else "$$", block.end())
+    return " ".join(text[:close].split()) + text[close:] if close >= 0 else text
 
 
 _DOUBT = re.compile(
@@ -326,9 +331,7 @@ def concluded(text: str, gold: str = "") -> str | None:
     found = final_answer(text)
     if found is not None or _boxes(text) or _HASHES.search(text) or _ANSWER_IS.search(text) or _HEADING.search(text):
         return found
-    if gold and len(text) <= _LONGEST and normalized(text) == normalized(gold):
-        return undecorated(text)
-    if gold and choice_of(gold) and len(text) <= 300 and choice_of(undecorated(text)):
+    if gold and _is_only(text, gold):
         return undecorated(text)
     text = re.split(r"<\|(?:im_|end|eot|start)|</s>", text[-4 * _LONGEST :])[0].strip()
     text = _ENDING.sub("", text[-_LONGEST:]).strip() if len(text) > 20 else text
@@ -337,13 +340,23 @@ def concluded(text: str, gold: str = "") -> str | None:
     sentences = _sentences(text)
     if not sentences:
         return None
-    last = sentences[-1]
-    holds = _HOLDS.match(last)
-    if holds and not _DOUBT.search(last):
-        return _counted(last[holds.end() :])
-    if len(sentences) > 1 and not (_LEAD.search(last) or _SUBJECT.search(re.sub(r"\$[^$]*\$", "", last))):
-        return None
-    return _of_sentence(last)
+    return _of_last(sentences[-1], alone=len(sentences) == 1)
+
+
+def _is_only(text: str, gold: str) -> bool:
+    """Whether a response is nothing but the words of the true answer, or a choice where that is one."""
+    if len(text) <= _LONGEST and normalized(text) == normalized(gold):
+        return True
+    return bool(choice_of(gold)) and len(text) <= 300 and bool(choice_of(undecorated(text)))
+
+
+def _of_last(sentence: str, *, alone: bool) -> str | None:
+    """The answer that the last sentence of a response states; `alone`: it is the only one."""
+    holds = _HOLDS.match(sentence)
+    if holds and not _DOUBT.search(sentence):
+        return _counted(sentence[holds.end() :])
+    concludes = _LEAD.search(sentence) or _SUBJECT.search(re.sub(r"\$[^$]*\$", "", sentence))
+    return _of_sentence(sentence) if alone or concludes else None
 
 
 def _is_bare(text: str) -> bool:

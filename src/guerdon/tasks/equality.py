@@ -117,14 +117,7 @@ def _conjugates(expr: Expr, degrees: dict[object, int]) -> tuple[float, float] |
         degrees[I] = 2
         return 0.0, 0.0
     if expr.is_Add or expr.is_Mul:
-        parts = [_conjugates(arg, degrees) for arg in expr.args]
-        found = [part for part in parts if part is not None]
-        if len(found) < len(parts):
-            return None
-        lower = sum(low for _, low in found)
-        if expr.is_Mul:
-            return sum(up for up, _ in found), lower
-        return max(up - low for up, low in found) + lower + math.log2(len(found)), lower
+        return _conjugates_of_terms(expr, degrees)
     if expr.is_Pow and expr.exp.is_Rational:
         return _conjugates_of_power(expr, degrees)
     if isinstance(expr, sympy.exp) and (turns := expr.args[0] / (I * sympy.pi)).is_Rational:
@@ -136,6 +129,18 @@ def _conjugates(expr: Expr, degrees: dict[object, int]) -> tuple[float, float] |
             degrees["unity", int(turns.q)] = 4 * int(turns.q)
             return 2.0, 2.0
     return None
+
+
+def _conjugates_of_terms(expr: Expr, degrees: dict[object, int]) -> tuple[float, float] | None:
+    """The same of a sum or a product."""
+    parts = [_conjugates(arg, degrees) for arg in expr.args]
+    found = [part for part in parts if part is not None]
+    if len(found) < len(parts):
+        return None
+    lower = sum(low for _, low in found)
+    if expr.is_Mul:
+        return sum(up for up, _ in found), lower
+    return max(up - low for up, low in found) + lower + math.log2(len(found)), lower
 
 
 def _conjugates_of_power(expr: Expr, degrees: dict[object, int]) -> tuple[float, float] | None:

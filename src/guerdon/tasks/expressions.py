@@ -382,22 +382,28 @@ class _Parser:
             return value * power(Integer(10), Integer(int(exponent)))
         if not piece.isdigit():
             return value
-        if self.piece in ("\\frac", "\\dfrac", "\\tfrac", "\\cfrac"):  # 2\frac{1}{2}
+        fraction = self._fraction_behind_integer()
+        return value if fraction is None else value + fraction
+
+    def _fraction_behind_integer(self) -> Expr | None:
+        r"""The fraction of a mixed number such as `2\frac{1}{2}` or `2 1/2`; None: there is none, nothing is taken."""
+        if self.piece in ("\\frac", "\\dfrac", "\\tfrac", "\\cfrac"):
             start = self._at
             self._take()
             top, bottom = self._argument(), self._argument()
-            if top.is_Integer and bottom.is_Integer and 0 < top < bottom and self.piece != "^":
-                return value + top / bottom
+            integers = top.is_Integer and bottom.is_Integer
+            if integers and 0 < top < bottom and self.piece != "^":
+                return top / bottom
             self._at = start
-            if top.is_Integer and bottom.is_Integer and self._tokens[start + 1][0] != "{":
+            if integers and self._tokens[start + 1][0] != "{":
                 raise UnreadableError("a number in front of a fraction")  # its digits were split
         following, space = self._tokens[self._at] if self.piece else ("", False)
-        if space and following.isdigit() and self._ahead(1) == "/" and self._ahead(2).isdigit():  # 2 1/2
+        if space and following.isdigit() and self._ahead(1) == "/" and self._ahead(2).isdigit():
             top, bottom = int(following), int(self._ahead(2))
             if 0 < top < bottom:
                 self._at += 3
-                return value + Rational(top, bottom)
-        return value
+                return Rational(top, bottom)
+        return None
 
     def _fenced(self) -> Expr:
         opened = self._take()
@@ -463,8 +469,24 @@ class _Parser:
         return found
 
     def _function(self, name: str) -> Expr:
-        exponent: Expr | None = None
+        base, exponent = self._base_and_exponent(name)
+        if name in _SEVERAL:
+            values = self._several()
+            if name in ("gcd", "lcm") and not all(value.is_Integer for value in values):
+                raise UnreadableError(f"{name} of what is not an integer")
+            return sympy.sympify(_SEVERAL[name](*values))
+        value = self._function_argument()
+        if value.has(DEGREE):
+            value = value.xreplace({DEGREE: sympy.pi / 180})
+        if exponent == -1 and name in _INVERSES:
+            return _INVERSES[name](value)
+        found = _FUNCTIONS[name](value) if base is None else _FUNCTIONS[name](value, base)
+        return found if exponent is None else power(found, exponent)
+
+    def _base_and_exponent(self, name: str) -> tuple[Expr | None, Expr | None]:
+        """What stands between the name of a function and its argument, in any order, as in `log_2^3 x`."""
         base: Expr | None = None
+        exponent: Expr | None = None
         for _ in range(2):
             if self.piece == "_" and name == "log":
                 self._take()
@@ -472,22 +494,17 @@ class _Parser:
             elif self.piece == "^":
                 self._take()
                 exponent = self._exponent()
-        if name in _SEVERAL:
-            values = self._several()
-            if name in ("gcd", "lcm") and not all(value.is_Integer for value in values):
-                raise UnreadableError(f"{name} of what is not an integer")
-            return sympy.sympify(_SEVERAL[name](*values))
-        bracketed = self.piece in _GROUPS or self.piece in ("|", "\\lvert", "\\vert", "\\lfloor", "\\lceil")
+        return base, exponent
+
+    def _function_argument(self) -> Expr:
+        """The argument of a function: in brackets, or a product without them; a sign may stand before it."""
         if self.piece in ("-", "+"):
-            value = -self._product(argument=True) if self._take() == "-" else self._product(argument=True)
-        else:
-            value = self._atom() if bracketed else self._product(argument=True)
-        if value.has(DEGREE):
-            value = value.xreplace({DEGREE: sympy.pi / 180})
-        if exponent == -1 and name in _INVERSES:
-            return _INVERSES[name](value)
-        found = _FUNCTIONS[name](value) if base is None else _FUNCTIONS[name](value, base)
-        return found if exponent is None else power(found, exponent)
+            sign = self._take()
+            product = self._product(argument=True)
+            return -product if sign == "-" else product
+        if self.piece in _GROUPS or self.piece in ("|", "\\lvert", "\\vert", "\\lfloor", "\\lceil"):
+            return self._atom()
+        return self._product(argument=True)
 
     def _several(self) -> list[Expr]:
         opened = self._take("(", "{", "[", "\\{")

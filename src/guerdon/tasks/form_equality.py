@@ -76,16 +76,24 @@ def _same_scalar(gold: Scalar, answer: Scalar, allowance: Allowance) -> bool:
     stated = answer.places
     if stated is None and answer.value.is_Integer and _asks_for_integers(allowance.rounding):
         stated = 0
-    if (gold.places is None) == (stated is None):
-        return False
-    if stated is not None:
+    if gold.places is None and stated is not None:
         return allowance.rounding is not None and rounds_to(gold.value, answer.value, stated, allowance.rounding)
-    assert gold.places is not None
-    if answer.value.is_Rational and not allowance.rounding:
+    if gold.places is not None and stated is None:
+        return _rounds_to_decimal(answer.value, gold.value, gold.places, allowance.rounding)
+    return False
+
+
+def _rounds_to_decimal(exact: Expr, decimal: Expr, places: int, rounding: Rounding | None) -> bool:
+    """Whether an exact answer rounds to a true one that is a decimal.
+
+    Raises:
+        UnreadableError: it does, but the question does not ask for rounding, and the decimal has few digits.
+    """
+    if exact.is_Rational and not rounding:
         return False
-    if not rounds_to(answer.value, gold.value, gold.places, allowance.rounding):
+    if not rounds_to(exact, decimal, places, rounding):
         return False
-    if allowance.rounding or len(str(abs(int(gold.value * 10**gold.places)))) >= _LONG:
+    if rounding or len(str(abs(int(decimal * 10**places)))) >= _LONG:
         return True
     raise UnreadableError("it rounds to the true answer, a decimal; the question does not say that it is rounded")
 

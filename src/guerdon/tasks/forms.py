@@ -224,19 +224,35 @@ def _read(text: str, depth: int = 0) -> Form:
         return _combined([region(_read(part, depth + 1)) for part in parts], found)
     if text == "\\R":
         return Region(S.Reals)
+    return _ratio(text) or _based(text) or _both_signs(text, depth) or _scalar(text)
+
+
+def _ratio(text: str) -> Ratio | None:
     parts, found = _split(text, ":")
-    if found and all(part.strip() for part in parts):
-        return Ratio(tuple(_scalar(part) for part in parts))
-    based = re.fullmatch(r"([0-9A-F]+)\s*_\s*\{?\s*([0-9]{1,2})\s*\}?", text)
-    if based and 2 <= int(based[2]) <= 16 and all(int(digit, 16) < int(based[2]) for digit in based[1]):
-        return Based(based[1], int(based[2]))
-    if "\\pm" in text or "\\mp" in text:
-        both = []
-        for plus, minus in (("pm", "mp"), ("mp", "pm")):
-            signed = re.sub(rf"\\{minus}(?![A-Za-z])", " - ", re.sub(rf"\\{plus}(?![A-Za-z])", " + ", text))
-            both.append(_read(re.sub(r"^\s*\+", "", signed), depth + 1))
-        return Group("{}", tuple(both))
-    return _scalar(text)
+    if not found or not all(part.strip() for part in parts):
+        return None
+    return Ratio(tuple(_scalar(part) for part in parts))
+
+
+def _based(text: str) -> Based | None:
+    """Digits in another base, such as `101_2`."""
+    found = re.fullmatch(r"([0-9A-F]+)\s*_\s*\{?\s*([0-9]{1,2})\s*\}?", text)
+    if not found or not 2 <= int(found[2]) <= 16:
+        return None
+    if any(int(digit, 16) >= int(found[2]) for digit in found[1]):
+        return None
+    return Based(found[1], int(found[2]))
+
+
+def _both_signs(text: str, depth: int) -> Group | None:
+    r"""The two values of a text with `\pm` or `\mp`."""
+    if "\\pm" not in text and "\\mp" not in text:
+        return None
+    both = []
+    for plus, minus in (("pm", "mp"), ("mp", "pm")):
+        signed = re.sub(rf"\\{minus}(?![A-Za-z])", " - ", re.sub(rf"\\{plus}(?![A-Za-z])", " + ", text))
+        both.append(_read(re.sub(r"^\s*\+", "", signed), depth + 1))
+    return Group("{}", tuple(both))
 
 
 def _scalar(text: str) -> Scalar:
@@ -244,23 +260,27 @@ def _scalar(text: str) -> Scalar:
     return Scalar(expression(text.strip()), len(decimal[2]) if decimal else None)
 
 
+_PAIRS = (("\\{", "\\}", "{}"), ("\\langle", "\\rangle", "<>"), ("{", "}", ""))  # brackets, and their kind
+_REVERSED = {"]]": "(]", "[[": "[)", "][": "()"}  # of intervals such as ]2, 5[
+_STRAIGHT = ("()", "(]", "[)", "[]")
+
+
 def _bracketed(text: str) -> tuple[str, str] | None:
     """The brackets and contents where one pair of brackets with a list in it is the whole text."""
-    for opened, closed, kind in (("\\{", "\\}", "{}"), ("\\langle", "\\rangle", "<>"), ("{", "}", "")):
+    for opened, closed, kind in _PAIRS:
         if text.startswith(opened) and text.endswith(closed) and not text.endswith("\\" + closed):
             inner = text[len(opened) : -len(closed)]
             return (kind, inner) if _balanced(inner) else None
-    if text[:1] and text[-1:] and text[0] + text[-1] in ("]]", "[[", "][") and re.search("[,;]", text):
-        return {"]": "(", "[": "["}[text[0]] + {"]": "]", "[": ")"}[text[-1]], text[1:-1]  # ]2, 5[
-    if text[:1] in tuple("([") and text[-1:] in tuple(")]"):
-        inner = text[1:-1]
-        if _balanced(inner) and (_split(inner, ",", ";")[1] or text[0] + text[-1] == "[]"):
-            return text[0] + text[-1], inner
-        if _balanced(inner) and _split(inner, *_SIGNS, "\\cup", "\\cap")[1]:
-            return "", inner
-        matrix = _MATRIX.fullmatch(inner)
-        return ("", inner) if matrix else None
-    return None
+    ends, inner = text[:1] + text[-1:], text[1:-1]
+    if ends in _REVERSED and re.search("[,;]", text):
+        return _REVERSED[ends], inner
+    if ends not in _STRAIGHT:
+        return None
+    if _balanced(inner) and (_split(inner, ",", ";")[1] or ends == "[]"):
+        return ends, inner
+    if _balanced(inner) and _split(inner, *_SIGNS, "\\cup", "\\cap")[1]:
+        return "", inner
+    return ("", inner) if _MATRIX.fullmatch(inner) else None
 
 
 def _balanced(text: str) -> bool:
@@ -295,25 +315,31 @@ def _flat(forms: Sequence[Form]) -> tuple[Form, ...]:
     )
 
 
+_OF_INTEGERS = re.compile(r"\s*[a-zA-Z]\s*\\in\s*\\?(?:mathbb\s*\{?)?[ZN]\}?\s*")  # n \in Z
+
+
 def _list(parts: list[str], marks: list[str], depth: int) -> Form:
-    kept = [
-        part
-        for part in parts
-        if part.strip() and not re.fullmatch(r"\s*[a-zA-Z]\s*\\in\s*\\?(?:mathbb\s*\{?)?[ZN]\}?\s*", part)
-    ]
+    kept = [part for part in parts if part.strip() and not _OF_INTEGERS.fullmatch(part)]
     if not kept:
         raise UnreadableError("an empty list")
     forms = [_read(part, depth + 1) for part in kept]
     if len(forms) == 1:
         return forms[0]
-    if all(isinstance(form, Region) for form in forms):
-        return _joined([form for form in forms if isinstance(form, Region)], marks)
-    if isinstance(forms[0], NamedValue) and not any(isinstance(form, NamedValue) for form in forms[1:]):
-        return NamedValue(forms[0].name, _as_list((forms[0].value, *forms[1:])))
-    names = {form.name if isinstance(form, NamedValue) else "" for form in forms}
-    if "" not in names and len(names) == 1:
-        return NamedValue(names.pop(), _as_list([form.value for form in forms if isinstance(form, NamedValue)]))
-    return _as_list(forms)
+    regions = [form for form in forms if isinstance(form, Region)]
+    if len(regions) == len(forms):
+        return _joined(regions, marks)
+    return _under_one_name(forms) or _as_list(forms)
+
+
+def _under_one_name(forms: list[Form]) -> NamedValue | None:
+    """A list whose first value alone has a name, which is that of all, or whose values all have the same."""
+    named = [form for form in forms if isinstance(form, NamedValue)]
+    if len(named) == 1 and named[0] is forms[0]:
+        return NamedValue(named[0].name, _as_list((named[0].value, *forms[1:])))
+    names = {form.name for form in named}
+    if len(named) == len(forms) and "" not in names and len(names) == 1:
+        return NamedValue(names.pop(), _as_list([form.value for form in named]))
+    return None
 
 
 def _as_list(forms: Sequence[Form]) -> Group:
@@ -377,15 +403,18 @@ def _relation(parts: list[str], marks: list[str], depth: int) -> Form:
         return _equation(parts)
     values = (re.sub(r"\A\s*([A-Za-z])\s*\(\s*[A-Za-z]\s*\)\s*\Z", r"\1", part) for part in parts)  # f(x) as a variable
     sides = named_values(*map(expression, values))
-    if "=" not in signs:
-        found = _chain(sides, signs)
-        if found is not None:
-            return found
-    found_relations = tuple(
-        Relation(_TURNED[sign], sides[i + 1] - sides[i]) if sign[0] == ">" else Relation(sign, sides[i] - sides[i + 1])
-        for i, sign in enumerate(signs)
-    )
-    return found_relations[0] if len(signs) == 1 else Group("{}", found_relations)
+    chain = _chain(sides, signs) if "=" not in signs else None
+    if chain is not None:
+        return chain
+    relations = tuple(_between(sides[i], sign, sides[i + 1]) for i, sign in enumerate(signs))
+    return relations[0] if len(signs) == 1 else Group("{}", relations)
+
+
+def _between(left: Expr, sign: str, right: Expr) -> Relation:
+    """A relation of a difference to 0, by `<`, `<=`, `=` or `!=`."""
+    if sign[0] == ">":
+        return Relation(_TURNED[sign], right - left)
+    return Relation(sign, left - right)
 
 
 def _named(name: str, value: Form) -> Form:
@@ -422,18 +451,24 @@ def _argument_renamed(left: str, value: Form) -> Form:
 
 def _chain(sides: list[Expr], signs: list[str]) -> Region | None:
     """The numbers that fulfil a chain of relations of one variable; None where it has several."""
-    names = set().union(*(side.free_symbols for side in sides)) - {DEGREE}
-    alone = [side for side in sides if isinstance(side, Symbol)]
-    several = len(sides) > 2
-    if len(names) > 1 and (not alone or (len(alone) > 1 and several)):
+    variable = _variable_of(sides)
+    if variable is None:
         return None
-    if not names and not alone:
-        raise UnreadableError("a relation of numbers")
-    variable = names.pop() if len(names) == 1 else max(alone, key=str)
-    if several and sum(side.has(variable) for side in sides) != 1:
+    if len(sides) > 2 and sum(side.has(variable) for side in sides) != 1:
         return None
     sets = [_solved(sides[i], sign, sides[i + 1], variable) for i, sign in enumerate(signs)]
     return Region(sympy.Intersection(*sets) if len(sets) > 1 else sets[0], str(variable))
+
+
+def _variable_of(sides: list[Expr]) -> Symbol | None:
+    """The variable of relations: the only one, or the one that stands alone; None where several do."""
+    names = set().union(*(side.free_symbols for side in sides)) - {DEGREE}
+    alone = [side for side in sides if isinstance(side, Symbol)]
+    if len(names) > 1 and (not alone or (len(alone) > 1 and len(sides) > 2)):
+        return None
+    if not names and not alone:
+        raise UnreadableError("a relation of numbers")
+    return names.pop() if len(names) == 1 else max(alone, key=str)
 
 
 def _solved(left: Expr, sign: str, right: Expr, variable: Symbol) -> sympy.Set:

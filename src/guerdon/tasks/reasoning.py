@@ -135,7 +135,7 @@ def _try_story(settings: StorySettings, steps: int, rng: np.random.Generator) ->
     for k in range(first, steps):
         op = ops[k]
         number = int(rng.integers(2, (settings.high if op in "+-" else settings.factor) + 1))
-        if (op == "-" and number > amount - 2) or (op == "/" and (amount % number or amount // number < 2)):
+        if not _works_out(amount, op, number):
             return None
         amount = {"+": amount + number, "-": amount - number, "*": amount * number, "/": amount // number}[op]
         text = str(rng.choice(_CHANGES[op]))
@@ -145,6 +145,15 @@ def _try_story(settings: StorySettings, steps: int, rng: np.random.Generator) ->
     if amount > _LARGEST * settings.high:
         return None
     return " ".join([*told, say(asked)])
+
+
+def _works_out(amount: int, op: str, number: int) -> bool:
+    """Whether at least 2 are left, without a rest."""
+    if op == "-":
+        return number <= amount - 2
+    if op == "/":
+        return amount % number == 0 and amount // number >= 2
+    return True
 
 
 def read_story(question: str) -> Story | None:

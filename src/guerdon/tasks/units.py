@@ -10,6 +10,7 @@ feet); temperatures, currencies, counts of things, US and imperial measures do n
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -185,11 +186,8 @@ def split_unit(text: str, question: str) -> tuple[str, Unit | None]:
     shown = _FRACTION.sub(r" \1/\2", shown)
     shown = re.sub(rf"(?<=[A-Za-z{_BARE}])\.(?=[\s/^]|\Z)", "", shown)
     tokens = [found[0] for found in _TOKEN.finditer(shown[-_LONGEST:])]
-    start = len(tokens)
-    while start > 0 and (tokens[start - 1][0].isalpha() or tokens[start - 1][0] in " ^/-*\u00b7"):
-        start -= 1
     asked: frozenset[str] | None = None
-    for begin in range(max(start, len(tokens) - 24), len(tokens)):
+    for begin in range(max(_begin_of_words(tokens), len(tokens) - 24), len(tokens)):
         if not tokens[begin][0].isalpha() or not (begin > 0 or len(shown) > _LONGEST):
             continue
         if asked is None:
@@ -198,6 +196,14 @@ def split_unit(text: str, question: str) -> tuple[str, Unit | None]:
         if unit is not None:
             return (shown[:-_LONGEST] + "".join(tokens[:begin])).strip(), unit
     return text, None
+
+
+def _begin_of_words(tokens: Sequence[str]) -> int:
+    """Where the words at the end of an answer begin, with powers and signs between them."""
+    start = len(tokens)
+    while start > 0 and (tokens[start - 1][0].isalpha() or tokens[start - 1][0] in " ^/-*\u00b7"):
+        start -= 1
+    return start
 
 
 def _phrases(words: list[str]) -> list[str]:

@@ -242,12 +242,12 @@ def gather_rows(
         ConfigError: the policy sees a picture without colours, and recorded ones have them.
         DataError: as `gather_pairs`, or the episodes are of an environment with other keys.
     """
-    keys, chosen = (
-        state_keys(columns),
-        chosen_columns(columns, getattr(study.control_policy, "keys", None), "policy.keys"),
-    )
-    names = [column.name for column in chosen if column.kind == "image"]
-    if other := [column.name for column in chosen if column.kind == "image" and column.shape[2] != 3]:
+    keys = state_keys(columns)
+    chosen = chosen_columns(columns, getattr(study.control_policy, "keys", None), "policy.keys")
+    images = [column for column in chosen if column.kind == "image"]
+    names = [column.name for column in images]
+    other = [column.name for column in images if column.shape[2] != 3]
+    if other:
         raise ConfigError.about(
             "policy.keys", f": recorded pictures have three channels, those of {', '.join(other)} have not"
         )
@@ -263,16 +263,37 @@ def gather_rows(
         recorded = [(name, size) for name, size in episode.meta.get("state_keys", ())]
         if recorded != list(keys):
             raise DataError(f"episode {episode.id!r} has states of {recorded}, and the environment shows {list(keys)}")
-        starts, states = np.cumsum([0, *(size for _, size in keys)]), np.asarray(episode.states)
-        shown = {name: states[:, start : start + size] for (name, size), start in zip(keys, starts, strict=False)}
-        shown |= {name: np.asarray(episode.views.get(name, episode.frames)) for name in names}
-        masks = {c.name: np.ones((len(episode), c.size), np.bool_) for c in columns if c.kind == "mask"}
-        rows = columns_as_rows(shown | masks)
+        rows = _shown_rows(episode, columns, keys, names)
         number = np.full(len(episode) - 1, len(found), dtype=np.int64)
         counts = None if weights is None else weights[episode.id][:-1]
         if len(episode) > 1:
             found.append(Pairs(rows[:-1], actions[1:].astype(np.float32), number, weights=counts))
     return _joined(found)
+
+
+def _shown_rows(
+    episode: Episode, columns: Sequence[ObservedColumn], keys: Sequence[tuple[str, int]], pictures: Sequence[str]
+) -> np.ndarray:
+    """An episode as the rows that its environment showed: parts of states, pictures, and masks that allow everything.
+
+    Args:
+        episode: with states of these keys.
+        columns: that the environment shows.
+        keys: names and sizes of the parts of a state.
+        pictures: names of those that the policy sees.
+    """
+    states = np.asarray(episode.states)
+    shown: dict[str, np.ndarray] = {}
+    start = 0
+    for name, size in keys:
+        shown[name] = states[:, start : start + size]
+        start += size
+    for name in pictures:
+        shown[name] = np.asarray(episode.views.get(name, episode.frames))
+    for column in columns:
+        if column.kind == "mask":
+            shown[column.name] = np.ones((len(episode), column.size), np.bool_)
+    return columns_as_rows(shown)
 
 
 def _whole(study: Study, settings: BCSettings) -> tuple[RobotPolicy, Pairs, SampleWeights | None]:
@@ -443,11 +464,17 @@ def _joined(found: Sequence[Pairs]) -> Pairs:
         np.concatenate(masks) if masks else None,
         np.concatenate(weights) if weights else None,
     )
-    if joined.weights is not None and np.isnan(joined.weights).any():
-        joined = joined.take(~np.isnan(joined.weights))
-        if len(np.unique(joined.episode)) < 2:
-            raise DataError("fewer than 2 episodes have moments with a weight, and one must be held out")
-    return joined
+    return joined if joined.weights is None else _of_known_weight(joined, np.isnan(joined.weights))
+
+
+def _of_known_weight(pairs: Pairs, missing: BoolArray) -> Pairs:
+    """The moments that have a weight."""
+    if not missing.any():
+        return pairs
+    pairs = pairs.take(~missing)
+    if len(np.unique(pairs.episode)) < 2:
+        raise DataError("fewer than 2 episodes have moments with a weight, and one must be held out")
+    return pairs
 
 
 def _shapes(observations: np.ndarray) -> Any:

@@ -25,12 +25,14 @@ from guerdon.episodes.preferences import Comparison, read_preferences, split_pro
 from guerdon.errors import DataError
 from guerdon.models.images.quality import auroc
 from guerdon.models.text.sequence_classifier import PreferenceModel
-from guerdon.models.text.text_inputs import Reading, buckets
+from guerdon.models.text.text_inputs import Reading as Tokens
+from guerdon.models.text.text_inputs import buckets
 from guerdon.models.text.text_losses import bce_terms
 from guerdon.models.text.text_model import TextRewardModel
 from guerdon.policies.batches.prompt_sharing import common_start
 from guerdon.policies.batches.tokens import piece_ids
 from guerdon.processes.progress import doing
+from guerdon.reading.shown import ReadAs, read_as_facts
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.train import PreferenceTrainSettings, TextTrainSettings
 from guerdon.train.lessons import Item, Lessons
@@ -71,12 +73,17 @@ class PairLessons(Lessons):
 
 @dataclass(frozen=True)
 class PreferenceData:
-    """Comparisons to train on and to hold out, and what was left out of both: what models of preferences learn."""
+    """Comparisons to train on and to hold out, and what was left out of both: what models of preferences learn.
+
+    Attributes:
+        read_as: what the columns of each data set are for.
+    """
 
     train: tuple[Comparison, ...]
     held_out: tuple[Comparison, ...]
     left_out: Mapping[str, int]
     label_noise: float | None
+    read_as: tuple[ReadAs, ...] = ()
     separator: ClassVar = ""
     folder: ClassVar = None
     rows_left_out: ClassVar = "rows"
@@ -113,7 +120,7 @@ class PreferenceData:
 
     def facts(self) -> dict[str, Any]:
         """What the card says of the data."""
-        return {"left_out": dict(self.left_out), "label_noise": self.label_noise}
+        return {"left_out": dict(self.left_out), "label_noise": self.label_noise, **read_as_facts(self.read_as)}
 
 
 @doing("reading the data")
@@ -125,10 +132,10 @@ def read_preference_data(settings: PreferenceTrainSettings) -> PreferenceData:
     """
     found: list[Comparison] = []
     left_out: Counter[str] = Counter()
-    repeated = contradicted = 0
     noise = None
+    read_as: list[ReadAs] = []
     for path in settings.data_paths:
-        one = read_preferences(path, columns=settings.columns, train=True)
+        one = read_preferences(path, columns=settings.columns, train=True, read_as=read_as)
         if one.benchmark is not None:
             raise DataError(
                 f"{path} is the test set of {one.benchmark}, which means nothing for a model trained on it: train on "
@@ -136,23 +143,34 @@ def read_preference_data(settings: PreferenceTrainSettings) -> PreferenceData:
             )
         found += one.comparisons
         left_out.update(one.left_out)
-        repeated, contradicted = repeated + one.repeated, contradicted + one.contradicted
         noise = one.label_noise if noise is None else noise
     kinds = Counter(_kind(one, settings) for one in found)
-    wanted = "ratings" if settings.attributes else max(("pairs", "labels"), key=lambda kind: kinds[kind])
-    if not kinds[wanted]:
-        names = f" {', '.join(settings.attributes)}" if settings.attributes else ""
-        raise DataError(
-            f"train ({settings.type}): no row of {', '.join(settings.data_paths)} has {wanted}{names}; it has "
-            + ", ".join(f"{n} rows with {kind}" for kind, n in kinds.items())
-        )
-    if settings.ranking == "list" and wanted != "pairs":
-        raise DataError(f"train ({settings.type}): ranking: list would do nothing with {wanted}; remove it")
+    wanted = _wanted(kinds, settings)
     used = [one for one in found if _kind(one, settings) == wanted]
     left_out.update({f"only_{kind}": n for kind, n in kinds.items() if kind != wanted})
     train, held, near = split_prompts(used, settings.val_split, settings.seed)
-    left_out.update({"near_duplicate": near} if near else {})
-    return PreferenceData(tuple(used[i] for i in train), tuple(used[i] for i in held), dict(left_out), noise)
+    if near:
+        left_out["near_duplicate"] += near
+    to_train, to_hold = (tuple(used[i] for i in part) for part in (train, held))
+    return PreferenceData(to_train, to_hold, dict(left_out), noise, tuple(read_as))
+
+
+def _wanted(kinds: Counter[str], settings: PreferenceTrainSettings) -> str:
+    """The kind of judgement that is learned from: what the settings need, or what most comparisons are.
+
+    Raises:
+        DataError: there is none of it, or a setting would do nothing with it.
+    """
+    wanted = "ratings" if settings.attributes else max(("pairs", "labels"), key=lambda kind: kinds[kind])
+    if not kinds[wanted]:
+        names = f" {', '.join(settings.attributes)}" if settings.attributes else ""
+        held = ", ".join(f"{n} rows with {kind}" for kind, n in kinds.items())
+        raise DataError(
+            f"train ({settings.type}): no row of {', '.join(settings.data_paths)} has {wanted}{names}; it has {held}"
+        )
+    if settings.ranking == "list" and wanted != "pairs":
+        raise DataError(f"train ({settings.type}): ranking: list would do nothing with {wanted}; remove it")
+    return wanted
 
 
 def _kind(one: Comparison, settings: PreferenceTrainSettings) -> str:
@@ -174,7 +192,7 @@ def make_pair_lessons(
     ranking: Literal["pairs", "list"] = "pairs",
 ) -> PairLessons:
     """Comparisons as the model reads them; responses that do not fit are counted, with the pairs that they are in."""
-    readings: list[Reading] = []
+    readings: list[Tokens] = []
     targets, questions, solutions = [], [], []
     items: list[tuple[int, ...]] = []
     margins, tied, weights = [], [], []
@@ -183,6 +201,7 @@ def make_pair_lessons(
     counts: Counter[str] = Counter()
     for number, one in enumerate(comparisons):
         places: list[int | None] = []
+        first = len(readings)
         for response in one.responses:
             read = model.reading_of(response.as_episode())
             if isinstance(read, Failure):
@@ -191,16 +210,12 @@ def make_pair_lessons(
                 continue
             places.append(len(readings))
             readings.append(read)
-            names = list(settings.attributes)
-            label = [one.attributes.get(name, np.nan) for name in names] if names else [float(bool(one.label))]
-            targets.append(np.array(label, dtype=np.float32))
+            targets.append(_target(one, settings.attributes))
             questions.append(one.prompt)
             solutions.append(number)
             if settings.length_coef:
                 lengths.append(len(piece_ids(model.tokenizer, [response.text])[0]))
-        if len(own := [i for i in places if i is not None]) > 1:  # what they have in common is read once
-            start = common_start([readings[i].ids for i in own], [int(model.places(readings[i])[0]) for i in own])
-            readings[own[0] :] = [replace(readings[i], start=start) for i in own]
+        readings[first:] = _read_once(model, readings[first:])
         pairs = _pairs(one, places)
         if ranking == "list" and len(one.responses) > 1:
             pairs, orders = _lists(one, places)
@@ -215,6 +230,21 @@ def make_pair_lessons(
         readings, targets, known, solutions, questions, dict(+counts), items, np.array(margins, np.float32),
         np.array(tied, np.bool_), np.array(weights, np.float32), ranks, lengths,
     )  # fmt: skip
+
+
+def _target(one: Comparison, attributes: Mapping[str, float]) -> FloatArray:
+    """(K,) the ratings that are learned, NaN where there is none; without attributes (1,) the label."""
+    if attributes:
+        return np.array([one.attributes.get(name, np.nan) for name in attributes], dtype=np.float32)
+    return np.array([float(bool(one.label))], dtype=np.float32)
+
+
+def _read_once(model: TextRewardModel, readings: list[Tokens]) -> list[Tokens]:
+    """The responses to one prompt with what they have in common marked, which is read once."""
+    if len(readings) < 2:
+        return readings
+    start = common_start([one.ids for one in readings], [int(model.places(one)[0]) for one in readings])
+    return [replace(one, start=start) for one in readings]
 
 
 def _lists(one: Comparison, places: Sequence[int | None]) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:

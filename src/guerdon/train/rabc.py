@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -131,6 +131,16 @@ def made_of(path: Path) -> dict[str, str] | None:
         return None if found is None else dict(json.loads(found))
 
 
+class _Columns(NamedTuple):
+    """The columns of a file of progress, a row per row of the data set, in any order."""
+
+    row: NDArray[np.int64]
+    episode: NDArray[np.int64]
+    frame: NDArray[np.int64]
+    progress: FloatArray
+    failure: Sequence[str | None]
+
+
 def read_progress(path: Path, root: Path, *, head_mode: str = "sparse") -> ProgressFile:
     """Read the progress of a data set.
 
@@ -142,22 +152,11 @@ def read_progress(path: Path, root: Path, *, head_mode: str = "sparse") -> Progr
     Raises:
         DataError: there is no such file or column, or it belongs to other episodes.
     """
-    column = f"progress_{head_mode}"
     if not path.is_file():
         raise DataError(
             f"there is no file of progress at {path}: name a reward model, which writes one, or another file"
         )
-    with boundary(DataError, f"{path} cannot be read"):
-        table = BoundedParquet(path).table()
-        wanted = ["index", "episode_index", "frame_index", column]
-        missing = [name for name in wanted if name not in table.column_names]
-        if missing:
-            raise DataError(
-                f"{path} has no column {missing[0]}; it has {', '.join(table.column_names)}", field=missing[0]
-            )
-        index, episode, frame = (table[name].to_numpy().astype(np.int64) for name in wanted[:3])
-        progress = table[column].to_numpy(zero_copy_only=False).astype(np.float32)
-        failure = table["failure"].to_pylist() if "failure" in table.column_names else [None] * len(index)
+    index, episode, frame, progress, failure = _read_columns(path, f"progress_{head_mode}")
     values: dict[str, FloatArray] = {}
     reasons: dict[str, Sequence[str | None]] = {}
     order = np.lexsort((frame, episode))
@@ -184,6 +183,21 @@ def read_progress(path: Path, root: Path, *, head_mode: str = "sparse") -> Progr
             pairs = zip(rows.tolist(), found.tolist(), strict=True)
             reasons[entry.id] = [(failure[row] or "no_value") if np.isnan(v) else None for row, v in pairs]
     return ProgressFile(values, reasons, made_of(path))
+
+
+def _read_columns(path: Path, column: str) -> _Columns:
+    with boundary(DataError, f"{path} cannot be read"):
+        table = BoundedParquet(path).table()
+        places = ["index", "episode_index", "frame_index"]
+        missing = [name for name in (*places, column) if name not in table.column_names]
+        if missing:
+            raise DataError(
+                f"{path} has no column {missing[0]}; it has {', '.join(table.column_names)}", field=missing[0]
+            )
+        index, episode, frame = (table[name].to_numpy().astype(np.int64) for name in places)
+        progress = table[column].to_numpy(zero_copy_only=False).astype(np.float32)
+        failure = table["failure"].to_pylist() if "failure" in table.column_names else [None] * len(index)
+    return _Columns(index, episode, frame, progress, failure)
 
 
 def _entries(root: Path) -> list[Entry]:
@@ -286,22 +300,22 @@ def sample_weights(bc: BCSettings, *, chunk: int, camera: str | None = None) -> 
     for name, changes_T in changes.items():
         weights_T = rabc_weights(changes_T, mean=mean, std=std, kappa=settings.kappa, epsilon=settings.epsilon)
         rows[name] = np.nan_to_num(weights_T, nan=unknown_weight).astype(np.float32)
-    moments = np.concatenate([weights[:-1] for weights in rows.values()])  # no action follows the last row
+    metrics = {"progress_failures": sum(failures.values()), **_weight_metrics(rows, changes)}
+    return SampleWeights(rows, settings.epsilon, {**metrics, "change_mean": mean, "change_std": std})
+
+
+def _weight_metrics(
+    weights: Mapping[str, FloatArray], changes: Mapping[str, NDArray[np.float64]]
+) -> dict[str, float | None]:
+    """Numbers about the weights of all moments; no action follows the last row of an episode."""
     missing = np.concatenate([np.isnan(changes_T[:-1]) for changes_T in changes.values()])
+    moments = np.concatenate([weights_T[:-1] for weights_T in weights.values()])
     known = moments[~np.isnan(moments)]
-    weight_mean = weight_zero = None
-    if len(known):
-        weight_mean = float(known.mean())
-        weight_zero = float((known == 0).mean())
-    metrics = {
-        "progress_failures": sum(failures.values()),
+    return {
         "weights_missing": int(missing.sum()),
-        "weight_mean": weight_mean,
-        "weight_zero": weight_zero,
-        "change_mean": mean,
-        "change_std": std,
+        "weight_mean": float(known.mean()) if len(known) else None,
+        "weight_zero": float((known == 0).mean()) if len(known) else None,
     }
-    return SampleWeights(rows, settings.epsilon, metrics)
 
 
 def _failures(found: ProgressFile, lengths: Mapping[str, int], settings: RABCSettings) -> Counter[str]:

@@ -78,11 +78,7 @@ def train_vlm(
             write_tiny_vlm(settings.tiny, base, seed=settings.seed)
     distributed.wait()  # the others read it
     backend, shards = _backend(settings, str(settings.path if settings.tiny is None else base))
-    trained = 4 * sum(p.numel() for p in backend.model.parameters() if p.requires_grad)
-    parts = {"what is trained": trained, "a checkpoint, with the optimizer's two moments": 3 * trained}
-    if settings.tiny is not None and settings.lora is not None:
-        parts["the model under the adapter"] = 4 * sum(p.numel() for p in backend.model.parameters()) - trained
-    check_disk(run.save_dir, parts)
+    check_disk(run.save_dir, _written(settings, backend))
     trainer = AnswerTrainer(backend, examples, settings, run.checkpoints, shards=shards)
     run.train(trainer)
     loss = trainer.evaluate()["eval_loss"] if examples.held.any() else None
@@ -100,6 +96,16 @@ def train_vlm(
 
     distributed.led(write)
     return TrainResult(run.save_dir, metrics)
+
+
+def _written(settings: VLMTrainSettings, backend: TransformersBackend) -> dict[str, int]:
+    """What the training will write, in bytes."""
+    parameters = list(backend.model.parameters())
+    trained = 4 * sum(p.numel() for p in parameters if p.requires_grad)
+    parts = {"what is trained": trained, "a checkpoint, with the optimizer's two moments": 3 * trained}
+    if settings.tiny is not None and settings.lora is not None:
+        parts["the model under the adapter"] = 4 * sum(p.numel() for p in parameters) - trained
+    return parts
 
 
 def _backend(settings: VLMTrainSettings, path: str) -> tuple[TransformersBackend, Shards | None]:

@@ -385,18 +385,25 @@ class ProcessVectorEnv(PlainVectorEnv):
             self._make_ready(sorted(waiting))
             chunks = {k: places[:_CHUNK] for k, places in waiting.items()}
             requests = {k: ("render", [looks[place][1] for place in chunk], camera) for k, chunk in chunks.items()}
-            hung = any(failed[k] and self._broke[k][0].reason == "simulator_hung" for k in waiting)
-            answers = self._ask(requests, min(self._step_seconds, self._reset_seconds) if hung else self._reset_seconds)
+            answers = self._ask(requests, self._seconds_to_draw([k for k in waiting if failed[k]]))
             for k, chunk in chunks.items():
-                failed[k] = 0 if k in answers else failed[k] + 1
-                if failed[k] == ATTEMPTS:
-                    raise self._given_up("cannot draw", k)
-                if k in answers:
-                    for place, picture in zip(chunk, answers[k], strict=True):
-                        drawn[place] = picture
-                    waiting[k] = waiting[k][_CHUNK:]
+                if k not in answers:
+                    failed[k] += 1
+                    if failed[k] == ATTEMPTS:
+                        raise self._given_up("cannot draw", k)
+                    continue
+                failed[k] = 0
+                waiting[k] = waiting[k][_CHUNK:]
+                for place, picture in zip(chunk, answers[k], strict=True):
+                    drawn[place] = picture
             waiting = {k: places for k, places in waiting.items() if places}
         return drawn
+
+    def _seconds_to_draw(self, failed: Sequence[int]) -> float:
+        """How long drawing may take: as a reset, but no longer than a step where a process that failed had hung."""
+        if any(self._broke[k][0].reason == "simulator_hung" for k in failed):
+            return min(self._step_seconds, self._reset_seconds)
+        return self._reset_seconds
 
     def save_state(self, index: int) -> Any:
         """The state of copy `index`, for `load_state`; None where its episode is lost."""

@@ -95,18 +95,25 @@ def chosen_columns(
     """
     if keys is None:
         return tuple(c for c in columns if c.kind not in ("mask", "text"))
-    names = [c.name for c in columns if c.kind != "mask" and c.name]
-    if not names:
+    named = [c for c in columns if c.kind != "mask" and c.name]
+    if not named:
         raise ConfigError(f"{what}: this environment's observations are one array, without keys; remove it")
     found: dict[str, ObservedColumn] = {}
     for key in keys:
-        own = [c for c in columns if c.name in names and (c.name == key or c.name.startswith(f"{key}."))]
-        if not own:
-            raise ConfigError(f"{what}: there is no key {key!r}; this environment shows {', '.join(names)}")
-        if text := [c.name for c in own if c.kind == "text"]:
-            raise ConfigError(f"{what}: {', '.join(text)} is text, which networks of control policies do not take")
-        found |= {c.name: c for c in own}
+        found |= {c.name: c for c in _columns_of(key, named, what)}
     return tuple(found.values())
+
+
+def _columns_of(key: str, columns: Sequence[ObservedColumn], what: str) -> list[ObservedColumn]:
+    """The column of a key, or those that are nested in it."""
+    own = [c for c in columns if c.name == key or c.name.startswith(f"{key}.")]
+    if not own:
+        names = ", ".join(c.name for c in columns)
+        raise ConfigError(f"{what}: there is no key {key!r}; this environment shows {names}")
+    text = [c.name for c in own if c.kind == "text"]
+    if text:
+        raise ConfigError(f"{what}: {', '.join(text)} is text, which networks of control policies do not take")
+    return own
 
 
 def choices(space: gymnasium.Space) -> tuple[int, ...] | None:
@@ -331,6 +338,12 @@ def _leaves(space: gymnasium.Space, what: str, path: tuple[Any, ...] = ()) -> It
         )
 
 
+def _with_mask(columns: Sequence[ObservedColumn], size: int) -> tuple[ObservedColumn, ...]:
+    """Columns, all of them with names, and a mask of so many values of actions."""
+    named = (column if column.name else column._replace(name="observation") for column in columns)
+    return (*named, ObservedColumn(MASK, "mask", (size,)))
+
+
 def _check_columns(columns: Sequence[ObservedColumn], what: str) -> None:
     """Refuse observations of which nothing but text is shown, or whose names are not distinct; log text left out.
 
@@ -400,17 +413,15 @@ class Plain(OpenWrapper):
         self._starts = None if counts is None else np.cumsum([0, *counts[:-1]])
         self._size = 0 if counts is None else int(counts.sum())
         self._allowed = np.ones((env.num_envs, self._size), dtype=np.bool_)
-        leaves = [self._marked(one) for one in list(_leaves(env.single_observation_space, what))]
-        self.columns = tuple(one.column for one in leaves)
-        self._own_mask = any(column.kind == "mask" for column in self.columns)
+        leaves = [self._marked(one) for one in _leaves(env.single_observation_space, what)]
+        columns = tuple(one.column for one in leaves)
+        self._own_mask = any(column.kind == "mask" for column in columns)
         self._masked = self._own_mask or (counts is not None and self._finds_mask())
         self._leaves = [one for one in leaves if one.column.kind != "text"]
-        _check_columns(self.columns, what)
+        _check_columns(columns, what)
         self._array = not leaves[0].path and not self._masked  # observations without keys
         self._as_it_is = as_it_is and self._array
-        if self._masked and not self._own_mask:
-            root = tuple(c if c.name else c._replace(name="observation") for c in self.columns)
-            self.columns = (*root, ObservedColumn(MASK, "mask", (self._size,)))
+        self.columns = _with_mask(columns, self._size) if self._masked and not self._own_mask else columns
         self._declare()
 
     def _marked(self, leaf: _Leaf) -> _Leaf:

@@ -103,14 +103,7 @@ class World:
         self.eye, self.moments = eye, moments
         self.mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self.exact_resume = self.mode is AutoresetMode.DISABLED
-        if pixels and self.mode is AutoresetMode.SAME_STEP:
-            raise ConfigError.about("env.observation", "pixels needs autoreset_mode disabled or next_step")
-        if (end_on_success or max_episode_steps) and not self.exact_resume:
-            raise ConfigError.about(
-                "env.end_on_success",
-                "and a time limit of guerdon's own need an environment whose autoreset is "
-                f"disabled; this one uses {self.mode.value}. Set the limit where the environment is made.",
-            )
+        _check_autoreset(self.mode, pixels=pixels, own_ends=end_on_success or bool(max_episode_steps))
         self._limit = max_episode_steps
         self.end_on_success = end_on_success
         self._sparse = native_reward == "sparse"
@@ -221,23 +214,28 @@ class World:
         """
         if spec == self._spec:
             return
+        if spec is not None:
+            self._check_shown(spec)
+        self._spec = spec
+        if len(self._observations):
+            self._shown = self._view(self._observations)
+
+    def _check_shown(self, spec: ObservationSpec) -> None:
+        """Refuse columns that this world cannot show."""
         if spec == ObservationSpec():
             raise ConfigError("the policy's observation_spec has no columns: name what it observes, such as states")
-        if spec is not None and self._pixels:
+        if self._pixels:
             raise ConfigError("this policy declares its own observations: remove env.observation pixels")
-        if spec is not None and spec.proprioception and not self.proprioception:
+        if spec.proprioception and not self.proprioception:
             raise ConfigError(
                 "the policy observes proprioception, but this environment does not say which of its observation "
                 "it is: give it an attribute `proprioception` with the indices"
             )
-        if spec is not None and spec.frames is not None and (self.eye is None or self.mode is AutoresetMode.SAME_STEP):
+        if spec.frames is not None and (self.eye is None or self.mode is AutoresetMode.SAME_STEP):
             raise ConfigError("the policy observes frames: the world needs a camera and must not reset within a step")
-        if spec is not None and spec.cameras > max(len(self.cameras), 1):
+        if spec.cameras > max(len(self.cameras), 1):
             has = ", ".join(self.cameras) or "one camera"
             raise ConfigError(f"the policy observes {spec.cameras} cameras, this world has {has}: see env.cameras")
-        self._spec = spec
-        if len(self._observations):
-            self._shown = self._view(self._observations)
 
     def rewind(self, episode: int = 0) -> None:
         """Count every copy's episodes from here, so that the next `reset` repeats that episode's starts."""
@@ -605,3 +603,15 @@ class World:
         if renewed.any():
             self._reset_again(renewed)
         return begun
+
+
+def _check_autoreset(mode: AutoresetMode, *, pixels: bool, own_ends: bool) -> None:
+    """Refuse pictures as observations, and ends of guerdon's own, in environments that reset when they should not."""
+    if pixels and mode is AutoresetMode.SAME_STEP:
+        raise ConfigError.about("env.observation", "pixels needs autoreset_mode disabled or next_step")
+    if own_ends and mode is not AutoresetMode.DISABLED:
+        raise ConfigError.about(
+            "env.end_on_success",
+            "and a time limit of guerdon's own need an environment whose autoreset is "
+            f"disabled; this one uses {mode.value}. Set the limit where the environment is made.",
+        )

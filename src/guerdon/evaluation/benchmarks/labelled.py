@@ -1,7 +1,7 @@
 """Scores of a judge or of a reward model against the labels that people gave: agreement, and the corrected mean.
 
-A row has a label, null where no person looked (CJE's `oracle_label`, KTO's `label`, BeaverTails' `is_safe`,
-HelpSteer2's `helpfulness`, or another by `columns`), and the score of a judge (CJE's `judge_score`) or a response that
+A row has a label, null where no person looked (CJE's `oracle_label`, KTO's `label`, BeaverTails' `is_safe`, the
+`helpfulness` of HelpSteer2, or another by `columns`), and the score of a judge (CJE's `judge_score`) or a response that
 a reward model scores. Rows of one group, such as CJE's `prompt_id`, else with the same prompt, are resampled together.
 
     rows = read_labelled("judged.jsonl")

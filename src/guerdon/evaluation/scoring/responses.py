@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from guerdon.episodes.preferences import Given, LeftOut, given, is_preference, read_response, text_in
-from guerdon.episodes.solution_files import format_of, solutions_from_rows
+from guerdon.episodes.solution_files import is_solution, solution_of
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.models.judges.rubric import REFERENCE, RUBRIC
@@ -96,12 +96,7 @@ def _lists_steps(reading: Reading) -> bool:
 
 def _are_solutions(reading: Reading) -> bool:
     """Whether rows are solutions in steps, by the columns of the first."""
-    where, row = next(((where, row) for part in reading.parts for where, row in part.rows()), ("", {}))
-    try:
-        format_of(row, where)
-    except DataError:
-        return False
-    return True
+    return is_solution(next(reading.records(), None))
 
 
 def _refusal(reading: Reading) -> str:
@@ -238,10 +233,10 @@ def _of_steps(reading: Reading, row: _Row, where: str, name: str) -> RowResponse
     """The steps of a solution, scored together."""
     why: DataError | None = None
     for record in reading.records_in(row, where, name):
-        for _, one in solutions_from_rows([(where, record.row)], name):
-            if isinstance(one, Solution):
-                return RowResponses([_with_truth(one, record)], ("reward",), (None,))
-            why = why or one
+        try:
+            return RowResponses([_with_truth(solution_of(record, reading.plan), record)], ("reward",), (None,))
+        except DataError as error:
+            why = why or error
     return RowResponses([Failure("no_value", str(why or "the row has no steps"))], ("reward",), (None,))
 
 

@@ -122,7 +122,7 @@ def score_file(
     given = out if only_failed else file
     parts = _held(given)
     rows, counts = [pair for part in parts for pair in part], [len(part) for part in parts]
-    reading = _read(given, parts, columns, stored_columns(model))
+    reading = _read(given, parts, columns, trained_columns(model))
     responses_of = scored_responses(reading)
     failed = [k for k, (_, row) in enumerate(rows) if not only_failed or _why_failed(row)]
     read_now = range(len(rows)) if model.info.compares else failed
@@ -187,10 +187,11 @@ def _read(
     return read(str(given), columns=columns, stored=stored, parts=held)
 
 
-def stored_columns(model: object) -> Mapping[str, str] | None:
-    """What the columns of the data were for that a model of guerdon was trained on; None: it says nothing."""
-    found = getattr(getattr(model, "card", None), "columns", None)
-    return found if isinstance(found, Mapping) else None
+def trained_columns(model: object) -> Mapping[str, str]:
+    """What the columns of the data were for that a model of guerdon was trained on, as its card says."""
+    training = getattr(getattr(model, "card", None), "training", None)
+    found = training.get("columns") if isinstance(training, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
 
 
 def _used(items: Iterable[RowResponses]) -> dict[str, Any]:

@@ -117,20 +117,26 @@ def search(study: Study) -> SearchDone:
             stack.callback(searcher.verifier.close)
             progress = stack.enter_context(closing(ProgressBar(len(prompts), what="questions", lines=10)))
             for number, batch in enumerate(batches):
-                missing = [prompt for prompt in batch if prompt.id not in known]
-                rows = searcher.rows(batch, number) if missing else []
-                again = {row["id"] for row in rows}
-                everything = [*rows, *(row for row in log.rows if row["id"] not in again)]
-                searcher.refuse_failures(everything, at_end=len(everything) == len(prompts))
-                for row in rows:
-                    if row["id"] not in known:
-                        log.append(row)
-                        log.rows.append(row)
+                rows = searcher.rows(batch, number) if any(prompt.id not in known for prompt in batch) else []
+                _write(rows, log, known, searcher, questions=len(prompts))
                 progress.advance(min((number + 1) * AT_A_TIME, len(prompts)), "")
     done = _done(folder / "answers.jsonl", log.rows)
     record = json.loads((folder / "search.json").read_text(encoding="utf-8"))
     write_json(folder / "search.json", {**record, "result": {k: v for k, v in asdict(done).items() if k != "path"}})
     return done
+
+
+def _write(
+    rows: Sequence[dict[str, Any]], log: AppendLog, known: set[str], searcher: _Searcher, *, questions: int
+) -> None:
+    """Write the answers of a batch that were not known when the search began, unless too many failed by now."""
+    again = {row["id"] for row in rows}
+    everything = [*rows, *(row for row in log.rows if row["id"] not in again)]
+    searcher.refuse_failures(everything, at_end=len(everything) == questions)
+    for row in rows:
+        if row["id"] not in known:
+            log.append(row)
+            log.rows.append(row)
 
 
 def _sections(study: Study) -> tuple[SearchSettings, DataSettings]:

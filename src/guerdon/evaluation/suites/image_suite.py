@@ -394,8 +394,7 @@ def run_probes(
     """
     info = model.info
     wins, losses = _pick(episodes, scores, True), _pick(episodes, scores, False)
-    sees_frames = info.modality == "image" and info.frames_needed > 0
-    sees_rows = sees_frames or info.modality == "state"
+    sees_frames, sees_rows = _seen(info)
     judged = sorted(wins + losses) if limit is not None and sees_rows else []
     ordered = wins if sees_rows and info.granularity == "step" else []
     window = max(1, info.frames_needed)  # rows from here on do not look back at row 0
@@ -437,7 +436,7 @@ def run_probes(
         "goal_pasted_first": _Probe(
             "a goal frame at row 0 leaves later values as they were (value: mean change over the spread of values, at "
             "most 0.1)",
-            [i for i in ordered if len(episodes[i]) > window and (first_success(episodes[i]) or 0) > 0],
+            [i for i in ordered if len(episodes[i]) > window and _succeeds_later(episodes[i])],
             goal_pasted_first, change_after_row_0, lambda value, _: value <= 0.1,
         ),
         "wrong_task": _Probe(
@@ -448,6 +447,18 @@ def run_probes(
         ),
     }  # fmt: skip
     return {name: _run(probe, model, episodes, scores) for name, probe in plan.items()}
+
+
+def _seen(info: RewardInfo) -> tuple[bool, bool]:
+    """Whether a model looks at frames, and whether it looks at rows at all: an image model may need no frame."""
+    sees_frames = info.modality == "image" and info.frames_needed > 0
+    return sees_frames, sees_frames or info.modality == "state"
+
+
+def _succeeds_later(episode: Episode) -> bool:
+    """Whether the first success is known and after row 0."""
+    goal = first_success(episode)
+    return goal is not None and goal > 0
 
 
 def _trend(_: Score, new: Score) -> float | None:

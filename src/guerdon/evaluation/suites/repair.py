@@ -533,21 +533,24 @@ def attackable(study: Study, only: Sequence[str] = ()) -> dict[str, ResNetTrainS
         )
     models = {name: fit[name] for name in only or fit}
     for name, settings in models.items():
-        if settings.camera not in (None, study.env.camera_name):
-            raise ConfigError.about(
-                f"train.{name}.camera",
-                f": attacks are seen through the first camera, {study.env.camera_name}; put {settings.camera} first",
-            )
-        inside = [
-            path for path in settings.data_paths if Path(path).resolve().is_relative_to(_folder(settings).resolve())
-        ]
-        if inside:
-            raise ConfigError.about(
-                f"train.{name}.data_path",
-                f": guerdon evaluate --attack removes {_folder(settings)} before it begins; copy "
-                f"{inside[0]} to another place",
-            )
+        _check_attacked(study, name, settings)
     return models
+
+
+def _check_attacked(study: Study, name: str, settings: ResNetTrainSettings) -> None:
+    """Refuse a model that sees through another camera, or whose data would be removed."""
+    if settings.camera not in (None, study.env.camera_name):
+        raise ConfigError.about(
+            f"train.{name}.camera",
+            f": attacks are seen through the first camera, {study.env.camera_name}; put {settings.camera} first",
+        )
+    removed = _folder(settings)
+    inside = [path for path in settings.data_paths if Path(path).resolve().is_relative_to(removed.resolve())]
+    if inside:
+        raise ConfigError.about(
+            f"train.{name}.data_path",
+            f": guerdon evaluate --attack removes {removed} before it begins; copy {inside[0]} to another place",
+        )
 
 
 def repair_cost(study: Study, only: Sequence[str] = ()) -> dict[str, int]:

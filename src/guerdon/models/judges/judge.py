@@ -24,7 +24,7 @@ import json
 import re
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -219,21 +219,11 @@ class JudgeModel:
         rubric = plan.rubric
         if rubric is None and (plan.mode == "criteria" or RUBRIC in one.meta):
             rubric = rubric_of(one.meta.get(RUBRIC), f"episode {one.id}: meta.{RUBRIC}")
-        n = len(members)
-        if plan.mode in ("criteria", "scale"):
-            shown: list[tuple[int, ...]] = [(k,) for k in members]
-        elif plan.mode == "listwise":  # every vote begins with another response, so that places average out
-            shown = [tuple(members)]
-        else:
-            pairs = itertools.combinations(range(n), 2) if plan.tournament == "all_pairs" or n < 3 else (
-                (k, (k + 1) % n) for k in range(n)
-            )  # fmt: skip
-            orders = (1, -1) if plan.balanced else (1,)
-            shown = [(members[a], members[b])[::step] for a, b in pairs for step in orders]
         found = []
-        for vote, owners in itertools.product(range(plan.votes), shown):
+        for vote, owners in itertools.product(range(plan.votes), _shown_together(plan, members)):
             if plan.mode == "listwise" and plan.balanced:
-                owners = owners[vote % n :] + owners[: vote % n]
+                first = vote % len(members)  # every vote begins with another response, so that places average out
+                owners = owners[first:] + owners[:first]
             found.append(self._item([episodes[k] for k in owners], owners, rubric, vote))
         return found
 
@@ -245,43 +235,20 @@ class JudgeModel:
         parts = [asked_text(one.task, one.context, one.tools, mark)]
         if plan.reference and (truth := one.meta.get(REFERENCE)) is not None:
             parts.append(f"The true answer:\n<reference-{mark}>\n{truth}\n</reference-{mark}>")
-        names = ["A", "B"] if plan.mode == "pairwise" else [str(k + 1) for k in range(len(shown))]
-        names = names if len(shown) > 1 else [""]
+        names = _names_of(len(shown), plan.mode)
         for name, text in zip(names, texts, strict=True):
             label = f' name="{name}"' if name else ""
             parts.append(f"<response-{mark}{label}>\n{text}\n</response-{mark}>")
         if rubric is not None:
             lines = [f"- {c.name}: {c.text} ({' < '.join(c.choices)})" for c in rubric.criteria]
             parts.append("Criteria:\n" + "\n".join(lines))
-        low, high = plan.scale
-        if plan.mode == "criteria":
-            assert rubric is not None
-            keys = {c.name: _schema({"type": "string", "enum": list(c.choices)}, "choice") for c in rubric.criteria}
-            asked = list(keys)
-            wanted = "For every criterion a reason in one sentence, and one of its choices"
-            parse: Parsed = partial(_of_criteria, rubric, plan.min_measured)
-        elif plan.mode == "pairwise":
-            keys = {"reason": {"type": "string"}, "winner": {"type": "string", "enum": ["A", "B", "tie"]}}
-            asked = ["winner"]
-            wanted = "A reason in one sentence, and which response is better"
-            parse = _of_pair
-        else:
-            one_score = _schema({"type": "number"}, "score")
-            wanted = f"A reason in one sentence and a score from {low:g} (worst) to {high:g} (best)"
-            if plan.mode == "listwise":
-                keys = dict.fromkeys(names, one_score)
-                asked = names
-                wanted += " for every response, which sets it apart from the others"
-            else:
-                keys = one_score["properties"]
-                asked = ["score"]
-            parse = partial(_of_scores, names, plan.scale, plan.min_measured)
-        schema = {"type": "object", "properties": keys, "required": list(keys), "additionalProperties": False}
-        parts.append(f"{wanted}, as JSON:\n{json.dumps(_example(keys), ensure_ascii=False)}")
+        form = _form_of(plan, rubric, names)
+        schema = {"type": "object", "properties": form.keys, "required": list(form.keys), "additionalProperties": False}
+        parts.append(f"{form.wanted}, as JSON:\n{json.dumps(_example(form.keys), ensure_ascii=False)}")
         user = "\n\n".join(parts)
         messages = ({"role": "system", "content": SYSTEM}, {"role": "user", "content": user})
         request = LLMRequest(messages, plan.max_tokens, plan.temperature, sample=vote, schema=schema)
-        return _Item(request, partial(_read, parse, asked, [user, *texts]), owners, rubric)
+        return _Item(request, partial(_read, form.parse, form.judged, [user, *texts]), owners, rubric)
 
     def _collected(self, items: Sequence[_Item], answers: Sequence[Judgement | Failure]) -> dict[int, ExplainedScore]:
         """The explained score of each episode that was judged."""
@@ -346,6 +313,56 @@ def load_judge(settings: JudgeModelSettings) -> JudgeModel:
         client = open_client(s.judge, folder, stack.enter_context(opened), stack)
         return JudgeModel(client, plan, stack.pop_all().close, s)
     raise AssertionError  # mypy: the stack may suppress exceptions
+
+
+class _Form(NamedTuple):
+    """The form of a judgement."""
+
+    wanted: str  # in words
+    keys: dict[str, Any]  # of the JSON object, with their schemas
+    judged: Sequence[str]  # keys by which the object is found in a reply
+    parse: Parsed
+
+
+def _form_of(plan: JudgePlan, rubric: Rubric | None, names: list[str]) -> _Form:
+    """The form of a judgement in the mode of a plan, on responses with these names."""
+    if plan.mode == "criteria":
+        assert rubric is not None
+        keys = {c.name: _schema({"type": "string", "enum": list(c.choices)}, "choice") for c in rubric.criteria}
+        wanted = "For every criterion a reason in one sentence, and one of its choices"
+        return _Form(wanted, keys, list(keys), partial(_of_criteria, rubric, plan.min_measured))
+    if plan.mode == "pairwise":
+        keys = {"reason": {"type": "string"}, "winner": {"type": "string", "enum": ["A", "B", "tie"]}}
+        return _Form("A reason in one sentence, and which response is better", keys, ["winner"], _of_pair)
+    low, high = plan.scale
+    wanted = f"A reason in one sentence and a score from {low:g} (worst) to {high:g} (best)"
+    one_score = _schema({"type": "number"}, "score")
+    parse = partial(_of_scores, names, plan.scale, plan.min_measured)
+    if plan.mode == "listwise":
+        wanted += " for every response, which sets it apart from the others"
+        return _Form(wanted, dict.fromkeys(names, one_score), names, parse)
+    return _Form(wanted, one_score["properties"], ["score"], parse)
+
+
+def _shown_together(plan: JudgePlan, members: Sequence[int]) -> list[tuple[int, ...]]:
+    """The members of a group that each request shows, in order."""
+    n = len(members)
+    if plan.mode in ("criteria", "scale"):
+        return [(k,) for k in members]
+    if plan.mode == "listwise":
+        return [tuple(members)]
+    pairs: Iterable[tuple[int, int]] = itertools.combinations(range(n), 2)
+    if plan.tournament == "ring" and n > 2:
+        pairs = ((k, (k + 1) % n) for k in range(n))
+    orders = (1, -1) if plan.balanced else (1,)
+    return [(members[a], members[b])[::step] for a, b in pairs for step in orders]
+
+
+def _names_of(count: int, mode: JudgeMode) -> list[str]:
+    """What responses are called; a single one has no name."""
+    if count == 1:
+        return [""]
+    return ["A", "B"] if mode == "pairwise" else [str(k + 1) for k in range(count)]
 
 
 def _schema(kind: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -121,13 +121,18 @@ def rubric_of(given: Any, where: str) -> Rubric:
     items = given.get("criteria", given) if isinstance(given, Mapping) else given
     if not isinstance(items, Sequence) or isinstance(items, str) or not items:
         raise DataError(f"a rubric is a list of criteria, this is {str(given)[:80]!r}", where=where)
-    criteria = []
-    for number, item in enumerate(items, start=1):
-        one = {"text": item} if isinstance(item, str) else item
-        if not isinstance(one, Mapping):
-            raise DataError(f"criterion {number} must be text or a map, this is {str(item)[:80]!r}", where=where)
-        text = next((one[key] for key in _TEXTS if isinstance(one.get(key), str)), None)
-        weight = next((one[key] for key in _WEIGHTS if one.get(key) is not None), 1.0)
-        own = {key: one[key] for key in ("choices",) if one.get(key)}
-        criteria.append({"name": str(one.get("name") or f"c{number}"), "text": text, "weight": weight, **own})
+    criteria = [_criterion(item, number, where) for number, item in enumerate(items, start=1)]
     return validate(Rubric, {"criteria": criteria}, origin=where)
+
+
+def _criterion(item: Any, number: int, where: str) -> dict[str, Any]:
+    """A criterion, from a text or a map with the names of several data sets."""
+    one = {"text": item} if isinstance(item, str) else item
+    if not isinstance(one, Mapping):
+        raise DataError(f"criterion {number} must be text or a map, this is {str(item)[:80]!r}", where=where)
+    criterion = {
+        "name": str(one.get("name") or f"c{number}"),
+        "text": next((one[key] for key in _TEXTS if isinstance(one.get(key), str)), None),
+        "weight": next((one[key] for key in _WEIGHTS if one.get(key) is not None), 1.0),
+    }
+    return criterion | ({"choices": one["choices"]} if one.get("choices") else {})

@@ -132,24 +132,28 @@ def final_text(text: str, material: Sequence[str] = ()) -> Text | Failure:
     plain = _MARK.sub(lambda found: _mark(marks, (found[1] if found[2] is None else found[2]).strip()), plain)
     for pattern, to in _EMPHASIS:
         plain = pattern.sub(to, plain)
-    opened, words = False, ""
-    for piece in re.split(r"(</?answer>)", plain):
-        if piece in ("<answer>", "</answer>"):
-            if opened != (piece == "</answer>"):
-                return Failure("unclear_answer", f"tags out of order: {plain[:80]!r}")
-            opened = not opened
-        elif opened:
-            words += _mark(marks, piece.strip())
-        else:
-            words += piece
-    if opened:
-        return Failure("truncated", "<answer> is not closed")
+    words = _take_tagged(plain, marks)
+    if isinstance(words, Failure):
+        return words
     words = words.replace("\ue001\ue000", "\ue001\n\ue000").strip()
     if not words or marks == [""]:
         return Failure("empty", "there is no answer")
     if "{" in words or "}" in words:
         return Failure("unclear_answer", f"a brace outside of a JSON object: {words[:80]!r}")
     return Text(words, marks)
+
+
+def _take_tagged(plain: str, marks: list[str | dict[str, Any]]) -> str | Failure:
+    """Put what stands between `<answer>` and `</answer>` into marks."""
+    opened, words = False, ""
+    for piece in re.split(r"(</?answer>)", plain):
+        if piece in ("<answer>", "</answer>"):
+            if opened != (piece == "</answer>"):
+                return Failure("unclear_answer", f"tags out of order: {plain[:80]!r}")
+            opened = not opened
+        else:
+            words += _mark(marks, piece.strip()) if opened else piece
+    return Failure("truncated", "<answer> is not closed") if opened else words
 
 
 def _plain(text: str) -> str:
@@ -308,39 +312,54 @@ def labels_of(*nouns: str) -> Labels:
 
 def segments_of(text: Text, form: Form) -> list[AnswerSegment] | Failure:
     """The segments of an answer, in order; a `Failure` where a mark is in the middle of a sentence."""
-    heading = form.labels[3]
     pieces: list[str] = []
-    for piece in _BREAK.split(text.words):
-        pieces += [part for part in _TAIL.split(piece) if part.strip(" .,;!-")]
+    for sentence in _BREAK.split(text.words):
+        pieces += [part for part in _TAIL.split(sentence) if part.strip(" .,;!-")]
     out: list[AnswerSegment] = []
-    before = ""
+    heading = ""  # of the piece that follows
     explained = False
     while pieces:
-        piece = before + pieces.pop(0).strip()
-        before = ""
-        if len(piece) > SENTENCE and "\ue000" not in piece:
+        piece = heading + pieces.pop(0).strip()
+        heading = ""
+        long = len(piece) > SENTENCE
+        if long and "\ue000" not in piece:
             out.append(AnswerSegment("other", piece))
             continue
-        if pieces and heading.fullmatch(piece) and (piece.endswith(":") or form.value(piece) is None):
-            before = piece.rstrip(" :") + ": "
+        if pieces and _is_heading(piece, form):
+            heading = piece.rstrip(" :") + ": "
             continue
-        segment = _segment(piece, text, form) if len(piece) <= SENTENCE else None
-        if segment is None:
-            piece = _LEAD_IN.sub("", piece, count=1) or piece
-            head, _, rest = piece.partition(", ")
-            if not rest or form.value(head) is None:
-                head, _, rest = piece.partition(" ")
-                if not rest or form.value(head) is None or form.statement(rest) is None:
-                    if "\ue000" in piece:
-                        return Failure("unclear_answer", f"an answer in the middle of a sentence: {piece[:80]!r}")
-                    kind: Kind = "aside" if explained else "reason"
-                    out.append(AnswerSegment(kind, piece))
-                    continue
-            pieces[:0] = [head, rest]
+        segment = None if long else _segment(piece, text, form)
+        if segment is not None:
+            explained |= segment.kind == "aside"
+            out.append(segment)
             continue
-        explained |= segment.kind == "aside"
-        out.append(segment)
+        piece = _LEAD_IN.sub("", piece, count=1) or piece
+        parts = _behind_value(piece, form)
+        if parts is not None:
+            pieces[:0] = parts
+            continue
+        if "\ue000" in piece:
+            return Failure("unclear_answer", f"an answer in the middle of a sentence: {piece[:80]!r}")
+        kind: Kind = "aside" if explained else "reason"
+        out.append(AnswerSegment(kind, piece))
     return out
+
+
+def _is_heading(piece: str, form: Form) -> bool:
+    """Whether a piece says only what the next one is."""
+    heading = form.labels[3]
+    return heading.fullmatch(piece) is not None and (piece.endswith(":") or form.value(piece) is None)
+
+
+def _behind_value(piece: str, form: Form) -> tuple[str, str] | None:
+    """A piece cut behind the value that it begins with: at a comma, or where a sentence that gives a value follows."""
+    head, _, rest = piece.partition(", ")
+    if rest and form.value(head) is not None:
+        return head, rest
+    head, _, rest = piece.partition(" ")
+    if rest and form.value(head) is not None and form.statement(rest) is not None:
+        return head, rest
+    return None
 
 
 def _segment(piece: str, text: Text, form: Form) -> AnswerSegment | None:

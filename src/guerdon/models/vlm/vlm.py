@@ -480,16 +480,10 @@ def load_vlm(
         CheckpointError: it cannot be read.
         MissingDependencyError: the backend is not installed.
     """
-    kind, card = VLM_NAMES[name], None
+    kind = VLM_NAMES[name]
     given = vlm.model_dump(exclude_unset=True) if isinstance(vlm, VLMSettings) else dict(vlm or {})
-    if checkpoint_path is None and given.get("path") is not None and is_checkpoint(given["path"]):
-        checkpoint_path = given.pop("path")
-    if checkpoint_path is not None and is_checkpoint(checkpoint_path):
-        folder, card = find_card(checkpoint_path)
-    elif checkpoint_path is not None:
-        if given.get("path") is not None:
-            raise ConfigError(f"both vlm.path and checkpoint_path {str(checkpoint_path)!r} are given; give one of them")
-        given["path"] = str(checkpoint_path)
+    trained = _trained(given, checkpoint_path)
+    card = None if trained is None else trained[1]
     fixed = {} if card is None else {"question": card.asked["question"]}
     heads = None
     if kind == "robometer" and given.get("path") is not None:
@@ -499,8 +493,8 @@ def load_vlm(
         given = {"question": heads.question, "nframes": heads.max_frames, **given}
     given = {k: v for k, v in implied_by(name, {**fixed, **given}).items() if k in given or k not in fixed}
     settings = validate(VLMSettings, given, origin="reward.model.vlm")
-    if card is not None:
-        settings = _from_checkpoint(kind, folder, card, settings)
+    if trained is not None:
+        settings = _from_checkpoint(kind, *trained, settings)
     elif settings.backend != "openai" and settings.path is None:
         raise ConfigError(
             f"the reward model {kind} needs a model: checkpoint_path (a folder that `guerdon train` wrote), "
@@ -511,6 +505,26 @@ def load_vlm(
     model = VLMRewardModel(kind, settings, backend, card)
     model.check_template()
     return model
+
+
+def _trained(given: dict[str, Any], checkpoint_path: str | Path | None) -> tuple[Path, VLMCard] | None:
+    """The folder and card of a model that `guerdon train` wrote; any other model is put into `given["path"]`.
+
+    Args:
+        given: settings; a path of such a folder is taken out of them.
+        checkpoint_path: see `load_vlm`.
+    """
+    path = given.get("path")
+    if checkpoint_path is None:
+        if path is None or not is_checkpoint(path):
+            return None
+        return find_card(given.pop("path"))
+    if is_checkpoint(checkpoint_path):
+        return find_card(checkpoint_path)
+    if path is not None:
+        raise ConfigError(f"both vlm.path and checkpoint_path {str(checkpoint_path)!r} are given; give one of them")
+    given["path"] = str(checkpoint_path)
+    return None
 
 
 def is_checkpoint(path: str | Path) -> bool:

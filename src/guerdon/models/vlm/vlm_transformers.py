@@ -32,6 +32,7 @@ from guerdon.files.atomic import COMPLETE, verify_folder
 from guerdon.models.vlm.video_processor import video_processor
 from guerdon.models.vlm.vlm_prompts import (
     PROMPTS,
+    FilledPrompt,
     GenerationOptions,
     Picture,
     Question,
@@ -112,14 +113,7 @@ class VisionInputs:
         if answers is not None:
             labels_B_L, _ = pad_left([np.concatenate([np.full_like(ids, -100), tail]) for ids, tail in pairs], -100)
             out["labels"] = torch.from_numpy(labels_B_L)
-        for name, grid, key in (
-            ("pixel_values", "image_grid_thw", "images"),
-            ("pixel_values_videos", "video_grid_thw", "videos"),
-        ):
-            parts = [part for row in rows for part in row[key]]
-            if parts:
-                out[name] = torch.from_numpy(np.concatenate([patches for patches, _ in parts]))
-                out[grid] = torch.tensor([shape for _, shape in parts], dtype=torch.int64)
+        out |= _joined_patches(rows)
         if self.family == "qwen2_5_vl" and "video_grid_thw" in out:
             seconds = [self._stride / part.fps for q in questions for part in q.media if isinstance(part, Video)]
             out["second_per_grid_ts"] = torch.tensor(seconds, dtype=torch.float32)
@@ -137,21 +131,17 @@ class VisionInputs:
         Raises:
             ConfigError: placeholders of the template do not match what is shown.
         """
+        template = question.prompt.template
         shown = [{"type": "image" if isinstance(part, Picture) else "video"} for part in question.media]
-        if not question.prompt.template.chat:
+        if not template.chat:
             marks = (START + (IMAGE if part["type"] == "image" else VIDEO) + END for part in shown)
             return "".join(marks) + question.prompt.text
-        messages: list[dict[str, Any]] = []
-        if question.prompt.system:
-            messages.append({"role": "system", "content": question.prompt.system})
-        words, mark = {"type": "text", "text": question.prompt.text}, question.prompt.template.mark
-        marked = [part for one in shown for part in (one, {"type": "text", "text": mark})]
-        messages.append({"role": "user", "content": [words, *marked] if mark else [*shown, words]})
-        how: dict[str, Any] = {"add_vision_id": True} if mark else {}
-        opened = not (question.prompt.template.open or mark)
+        messages = _turns(question.prompt, shown)
+        how: dict[str, Any] = {"add_vision_id": True} if template.mark else {}
+        opened = not (template.open or template.mark)
         text = render(self.tokenizer, messages, add_generation_prompt=opened, **how)
         check_unchanged(messages, text)
-        if question.prompt.template.open:
+        if template.open:
             text = text[: text.rindex(question.prompt.text) + len(question.prompt.text)]
         found = (text.count(IMAGE), text.count(VIDEO))
         wanted = (sum(p["type"] == "image" for p in shown), sum(p["type"] == "video" for p in shown))
@@ -217,6 +207,31 @@ class VisionInputs:
                 return_tensors="pt", **limits,
             )  # fmt: skip
         return _patches(out["pixel_values_videos"].numpy(), out["video_grid_thw"])
+
+
+def _joined_patches(rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+    """The patches of all pictures and videos of encoded questions, and their grids, as `forward` takes them."""
+    out: dict[str, Tensor] = {}
+    for name, grid, key in (
+        ("pixel_values", "image_grid_thw", "images"),
+        ("pixel_values_videos", "video_grid_thw", "videos"),
+    ):
+        parts = [part for row in rows for part in row[key]]
+        if parts:
+            out[name] = torch.from_numpy(np.concatenate([patches for patches, _ in parts]))
+            out[grid] = torch.tensor([shape for _, shape in parts], dtype=torch.int64)
+    return out
+
+
+def _turns(prompt: FilledPrompt, shown: Sequence[dict[str, str]]) -> list[dict[str, Any]]:
+    """The messages of a question: its words and what is shown, each with a mark where the template has one."""
+    turns: list[dict[str, Any]] = []
+    if prompt.system:
+        turns.append({"role": "system", "content": prompt.system})
+    words, mark = {"type": "text", "text": prompt.text}, prompt.template.mark
+    marked = [part for one in shown for part in (one, {"type": "text", "text": mark})]
+    turns.append({"role": "user", "content": [words, *marked] if mark else [*shown, words]})
+    return turns
 
 
 def _patches(values: NDArray[Any], grid: Any) -> tuple[NDArray[np.float32], tuple[int, int, int]]:

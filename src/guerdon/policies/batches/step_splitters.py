@@ -175,18 +175,31 @@ def _is_end(before: str, stop: str, closed: str, after: str) -> bool:
     following = after.lstrip().lstrip("\"'“‘«([{*_¿¡")
     if not following:
         return True
-    letter = following[0]
-    lower, begins = letter.islower(), letter.isalpha() and not letter.islower()
+    begins = _can_begin(following[0])
     if "…" in stop or stop.startswith(".."):
-        listing = before.rstrip().endswith(",") and not _BEGINS.fullmatch(_first_word(following))
-        return begins and after[0].isspace() and not listing
+        return begins and after[0].isspace() and not _is_listing(before, following)
     if before[-1:].isspace():
         return begins
     if not stop.strip("!") and not closed.strip(")]}") and re.search(r"[\d)\]}\ue000]\Z|(?<![^\W_])[a-zA-Z]\Z", before):
         return begins and after[:1].isspace()  # else a factorial
-    if lower and (closed.strip("*_") or before.endswith(_MASK)):
+    if following[0].islower() and (closed.strip("*_") or before.endswith(_MASK)):
         return False
     return stop != "." or _word_ends(before, following)
+
+
+def _is_listing(before: str, following: str) -> bool:
+    """Whether dots stand for what a list leaves out, as in `1, 2, ..., N`."""
+    return before.rstrip().endswith(",") and not _begins_usually(following)
+
+
+def _can_begin(letter: str) -> bool:
+    """Whether a sentence can begin with a character: a letter that is no small one."""
+    return letter.isalpha() and not letter.islower()
+
+
+def _begins_usually(text: str) -> bool:
+    """Whether a text begins with a word with which sentences often begin."""
+    return _BEGINS.fullmatch(_first_word(text)) is not None
 
 
 def _word_ends(before: str, following: str) -> bool:
@@ -195,7 +208,6 @@ def _word_ends(before: str, following: str) -> bool:
     if found is None:
         return True
     word, letter = found[0].casefold(), following[0]
-    usual = _BEGINS.fullmatch(_first_word(following)) is not None
     if _NEVER.fullmatch(word):
         return False
     if _REFERS.fullmatch(word):
@@ -203,11 +215,16 @@ def _word_ends(before: str, following: str) -> bool:
     if _SHORT.fullmatch(word) or re.search(r"\d\s*in\Z", before):
         return not (letter.islower() or letter.isdigit())
     if _ACRONYM.fullmatch(found[0]):
-        return letter.isalpha() and not letter.islower() and (found[0].islower() or usual)
+        return _can_begin(letter) and (found[0].islower() or _begins_usually(following))
     if len(word) == 1 and word.isalpha() and not re.match(f"[{_EAST}]", word):
-        initial = found[0].isupper() and letter.isupper() and not usual and _NAMED.search(before[: found.start()])
-        return not letter.islower() and not initial
+        return not letter.islower() and not _is_initial(found[0], before[: found.start()], following)
     return True
+
+
+def _is_initial(letter: str, before: str, following: str) -> bool:
+    """Whether a letter in front of a full stop is that of a name."""
+    capitals = letter.isupper() and following[0].isupper()
+    return capitals and not _begins_usually(following) and _NAMED.search(before) is not None
 
 
 def _first_word(text: str) -> str:

@@ -104,20 +104,7 @@ class SharedBase:
         if settings.use_remove_padding:
             self.check_packs()
         if settings.gradient_checkpointing:
-            from transformers.modeling_layers import GradientCheckpointingLayer
-
-            if not model.supports_gradient_checkpointing:
-                raise ConfigError(f"{type(model).__name__} has no gradient_checkpointing; set it to false")
-            # The newer name first; older versions of transformers have only the other one.
-            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-            enable({"use_reentrant": False, "context_fn": self._as_on_the_way_there})
-            found = [m for m in model.modules() if hasattr(m, "_gradient_checkpointing_func")]
-            layers = [m for m in found if isinstance(m, GradientCheckpointingLayer)]
-            self._checkpointed = layers or found  # what is around layers only has dropout of its own (layerdrop)
-            for module in self._checkpointed:
-                module._gradient_checkpointing_func = partial(
-                    self._recomputed, module, module._gradient_checkpointing_func
-                )
+            self._checkpoint_gradients()
         self.model.eval()
         what = f"{type(model).__name__} cannot be read as a causal language model"
         lost = self.shards is not None  # among several processes, a lost one is an error too
@@ -127,6 +114,24 @@ class SharedBase:
             _ = self.packs, self.reads_masks
         if self.fused == "eager":
             log_once(f"{type(model).__name__} has no sdpa attention: attention is computed by plain matrix products")
+
+    def _checkpoint_gradients(self) -> None:
+        """Let modules recompute what is inside them on the way back, as it was computed on the way there."""
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        if not self.model.supports_gradient_checkpointing:
+            raise ConfigError(f"{type(self.model).__name__} has no gradient_checkpointing; set it to false")
+        # The newer name first; older versions of transformers have only the other one.
+        enable = (
+            getattr(self.model, "activation_checkpointing_enable", None) or self.model.gradient_checkpointing_enable
+        )
+        enable({"use_reentrant": False, "context_fn": self._as_on_the_way_there})
+        found = [m for m in self.model.modules() if hasattr(m, "_gradient_checkpointing_func")]
+        layers = [m for m in found if isinstance(m, GradientCheckpointingLayer)]
+        self._checkpointed = layers or found  # what is around layers only has dropout of its own (layerdrop)
+        for module in self._checkpointed:
+            inner = module._gradient_checkpointing_func
+            module._gradient_checkpointing_func = partial(self._recomputed, module, inner)
 
     def run(self, call: Callable[[], T]) -> T:
         """What `call` computes with the weights, which must be one call from the first use of them to the last."""

@@ -238,18 +238,13 @@ def fit_vocabulary(model: Any, folder: Path) -> None:
     Raises:
         CheckpointError: the file cannot be read, or has the rows of one of two embeddings only.
     """
-    stored, config = stored_adapter(folder), adapter_config(folder)
+    stored = stored_adapter(folder)
     pair = [model.get_input_embeddings(), model.get_output_embeddings()]
     tied = pair[1] is None or pair[1].weight is pair[0].weight
-    rows = []
-    for name, module in model.named_modules():
-        if module in pair:
-            pattern = re.compile(rf"(.*\.)?{re.escape(name)}(\.base_layer)?\.weight")
-            rows.append({len(tensor) for key, tensor in stored.items() if pattern.fullmatch(key)})
+    rows = [_stored_rows(name, stored) for name, module in model.named_modules() if module in pair]
     own = len(pair[0].weight)
     sizes = set().union(*rows)
-    indices = config.get("trainable_token_indices") or []
-    parts = list(indices.values()) if isinstance(indices, dict) else [indices]
+    parts = _trained_tokens(adapter_config(folder))
     largest = max((token for part in parts for token in part), default=0)
     if not sizes and largest >= own and (tied or len(parts) > 1):
         sizes = {largest + 1}
@@ -261,6 +256,18 @@ def fit_vocabulary(model: Any, folder: Path) -> None:
         )
     for size in sizes - {own}:
         model.resize_token_embeddings(size, mean_resizing=False)
+
+
+def _trained_tokens(config: Mapping[str, Any]) -> list[list[int]]:
+    """The tokens whose rows an adapter has, for each embedding."""
+    indices = config.get("trainable_token_indices") or []
+    return list(indices.values()) if isinstance(indices, dict) else [indices]
+
+
+def _stored_rows(name: str, stored: Mapping[str, torch.Tensor]) -> set[int]:
+    """How many rows the stored weights of an embedding have; empty where none are stored."""
+    pattern = re.compile(rf"(.*\.)?{re.escape(name)}(\.base_layer)?\.weight")
+    return {len(tensor) for key, tensor in stored.items() if pattern.fullmatch(key)}
 
 
 def written_bytes(policy: TextPolicy, *, merged: bool = False, checkpoint: bool = True) -> dict[str, int]:

@@ -48,23 +48,10 @@ def import_model(origin: Path, target: Path) -> list[str]:
         raise ConfigError(f"{origin}: there is no such folder; name the folder of a model")
     if target.exists():
         raise ConfigError(f"{target} exists already; name a new folder")
-    names = {file: _renamed(file.name) for old in PICKLED for file in sorted(origin.glob(f"{old}*.bin"))}
-    whole = any(name.startswith("model") for name in names.values())
-    for part in OFT_PARTS:
-        files = sorted(origin.glob(f"{part}--*.pt"))
-        if len(files) > 1:
-            raise ConfigError(f"{origin} has several {part}: {', '.join(f.name for f in files)}; keep one of them")
-        names |= dict.fromkeys(files, f"{part}.safetensors")
-    if not names:
-        wanted = " or ".join([*(f"{old}*.bin" for old in PICKLED), *(f"{part}--*.pt" for part in OFT_PARTS)])
-        raise ConfigError(f"{origin} has no {wanted}; guerdon reads safetensors without an import")
+    names = _pickles(origin)
     check_links(CheckpointError, "the model", origin)
     with sealed_folder(target) as folder:
-        for file in sorted(origin.rglob("*")):
-            if file.is_file() and file.suffix in _KEPT and not (whole and file.name.endswith(".index.json")):
-                place = folder / file.relative_to(origin)
-                place.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file, place)
+        _copy_rest(origin, folder, whole=any(name.startswith("model") for name in names.values()))
         for file, name in names.items():
             _convert(file, folder / name)
         for index in origin.glob("pytorch_model*.bin.index.json"):
@@ -75,6 +62,33 @@ def import_model(origin: Path, target: Path) -> list[str]:
                 raise CheckpointError(f"{index} names files that are not in {origin}; download the model again")
             write_json(folder / _renamed(index.name), said)
     return sorted(names.values())
+
+
+def _pickles(origin: Path) -> dict[Path, str]:
+    """The pickled weights of a folder, each with the name of its safetensors.
+
+    Raises:
+        ConfigError: there are none, or several of one part.
+    """
+    names = {file: _renamed(file.name) for old in PICKLED for file in sorted(origin.glob(f"{old}*.bin"))}
+    for part in OFT_PARTS:
+        files = sorted(origin.glob(f"{part}--*.pt"))
+        if len(files) > 1:
+            raise ConfigError(f"{origin} has several {part}: {', '.join(f.name for f in files)}; keep one of them")
+        names |= dict.fromkeys(files, f"{part}.safetensors")
+    if not names:
+        wanted = " or ".join([*(f"{old}*.bin" for old in PICKLED), *(f"{part}--*.pt" for part in OFT_PARTS)])
+        raise ConfigError(f"{origin} has no {wanted}; guerdon reads safetensors without an import")
+    return names
+
+
+def _copy_rest(origin: Path, folder: Path, *, whole: bool) -> None:
+    """Copy what belongs to the weights; of a whole model without their index, which is written anew."""
+    for file in sorted(origin.rglob("*")):
+        if file.is_file() and file.suffix in _KEPT and not (whole and file.name.endswith(".index.json")):
+            place = folder / file.relative_to(origin)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, place)
 
 
 def _renamed(name: str) -> str:

@@ -257,10 +257,17 @@ def as_transformers_names(model: Any, stored: Mapping[str, Tensor], quantizer: A
             parts.setdefault(name, []).append((pattern, key))
     for name, keys in parts.items():
         rule = next(rule for rule in converters if keys[0][0] in rule.source_patterns)
-        made = partial(_converted, rule, name, {key: (pattern, stored[key]) for pattern, key in keys}, model)
-        for target, outline in made("meta").items():
-            found[target] = ComputedWeight(outline.shape, partial(_one_of, made, target))
+        found |= _computed(rule, name, {key: (pattern, stored[key]) for pattern, key in keys}, model)
     return found
+
+
+def _computed(rule: Any, name: str, parts: Mapping[str, tuple[str, Tensor]], model: Any) -> dict[str, Tensor]:
+    """The weights that a rule of transformers makes of tensors, computed when they are read."""
+    made = partial(_converted, rule, name, parts, model)
+    return {
+        target: ComputedWeight(outline.shape, partial(_one_of, made, target))
+        for target, outline in made("meta").items()
+    }
 
 
 def _converted(
@@ -358,10 +365,7 @@ def map_pretrained(kind: Any, path: str, what: str) -> tuple[Any, dict[str, Tens
     stored = read_tensors(folder)
     with reading(what, path):
         weights = as_transformers_names(model, stored, quantizer)
-    for names in names_of_parameters(model).values():
-        there = [weights[name] for name in names if name in weights]
-        if there and all(one is there[0] or torch.equal(one, there[0]) for one in there):
-            weights |= dict.fromkeys(names, there[0])
+    _give_all_names(model, weights)
     untie_meta(model, weights)
     refuse_narrow({name: weights[name] for name, _ in model.named_parameters() if name in weights}, f"{what} {path!r}")
     lost = [name for name, own in model.named_parameters()
@@ -373,6 +377,14 @@ def map_pretrained(kind: Any, path: str, what: str) -> tuple[Any, dict[str, Tens
         return None
     check_stops(model, f"{what} {path!r}")
     return model.eval(), weights
+
+
+def _give_all_names(model: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Put a weight that modules share under all of its names, where the files have no different ones for them."""
+    for names in names_of_parameters(model).values():
+        there = [weights[name] for name in names if name in weights]
+        if there and all(one is there[0] or torch.equal(one, there[0]) for one in there):
+            weights |= dict.fromkeys(names, there[0])
 
 
 def filled(model: Any, weights: Mapping[str, Tensor]) -> Any:
@@ -445,7 +457,6 @@ def read_tokenizer(path: str, *, template: bool = True) -> Any:
             chat template break the limits of `check_rules` and `check_templates`.
     """
     from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerFast
     from transformers.utils import cached_file
 
     path = local_model(path)
@@ -466,12 +477,7 @@ def read_tokenizer(path: str, *, template: bool = True) -> Any:
         if file is None and tokenizer.is_fast:  # made of the files of another library
             check_rules(_parts(tokenizer), path)
         if file is not None and (tokenizer is None or _parts(tokenizer) != _parts(Tokenizer.from_file(file))):
-            declared = {} if tokenizer is None else tokenizer.special_tokens_map  # of the class, if the folder has none
-            tokenizer = PreTrainedTokenizerFast.from_pretrained(path, trust_remote_code=False)
-            tokenizer._tokenizer.post_processor = Tokenizer.from_file(file).post_processor
-            for name, token in declared.items():
-                if getattr(tokenizer, name, token) is None and token in tokenizer.get_vocab():
-                    setattr(tokenizer, name, token)
+            tokenizer = _as_in_file(path, file, tokenizer)
         tokenizer("1 + 1")  # some classes fail only here if a token that they need is missing
         if set(tokenizer.get_vocab()) <= {*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens}:
             raise CheckpointError(
@@ -482,6 +488,20 @@ def read_tokenizer(path: str, *, template: bool = True) -> Any:
             tokenizer.chat_template = None
         templates = templates_of(tokenizer)
     check_templates(templates, path)
+    return tokenizer
+
+
+def _as_in_file(path: str, file: str, declared: Any) -> Any:
+    """The tokenizer of a `tokenizer.json`, with the special tokens of the class that the folder declares, if any."""
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    special = {} if declared is None else declared.special_tokens_map  # of the class, if the folder has none
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(path, trust_remote_code=False)
+    tokenizer._tokenizer.post_processor = Tokenizer.from_file(file).post_processor
+    for name, token in special.items():
+        if getattr(tokenizer, name, token) is None and token in tokenizer.get_vocab():
+            setattr(tokenizer, name, token)
     return tokenizer
 
 

@@ -120,13 +120,9 @@ class Encoder:
         self._check(images)
         path = getattr(settings, "backbone", None)
         self._features = None if path is None or not images else FrozenFeatures(path, device)
-        self.pictures = images if self._features is None else []
+        self.pictures, self._looked = (images, []) if self._features is None else ([], images)
         self._numbers = [c for c in self.columns if is_numeric(c)]
-        self._looked = images if self._features is not None else []
-        known = [np.full(c.size, c.kind == "vector") for c in self._numbers]
-        if self._features is not None:
-            known += [np.ones(self._features.width_of(c), np.bool_) for c in self._looked]
-        self._normalised = np.concatenate(known) if known else np.zeros(0, dtype=np.bool_)
+        self._normalised = self._which_normalised()
         self.size = len(self._normalised)
         if not self.size and not images:
             raise ConfigError("the policy would observe nothing: the environment shows no numbers (a 0 is enough)")
@@ -135,6 +131,14 @@ class Encoder:
             self.normalizer = RunningMeanStd((self.size,))
         self.shift = torch.zeros(self.size, device=device)
         self.factor = torch.ones(self.size, device=device)
+
+    def _which_normalised(self) -> BoolArray:
+        """(F,) whether each number is normalised: one-hot ones are not, features of a backbone are."""
+        known = [np.zeros(0, np.bool_)]
+        known += [np.full(c.size, c.kind == "vector") for c in self._numbers]
+        if self._features is not None:
+            known += [np.ones(self._features.width_of(c), np.bool_) for c in self._looked]
+        return np.concatenate(known)
 
     def _check(self, images: Sequence[ObservedColumn]) -> None:
         kind, own = self.settings.type, isinstance(self.settings, OwnPolicySettings)

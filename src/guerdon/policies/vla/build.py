@@ -148,26 +148,11 @@ def build_vla(
     else:
         assert settings.tiny is not None
         encode, statistics = hashed_words(settings.tiny.words), bounds_as_statistics(action_space)
-        make: Callable[[], PrismaticNetwork | SmolVLANetwork]
-        if settings.family == "flow":
-            make = partial(tiny_flow_network, settings.tiny, actions, proprio)
-        else:
-            numbers = actions if settings.family == "regression" else 0
-            make = partial(tiny_token_network, settings.tiny, proprio, numbers)
-        if distributed.peers() == 1:
-            network = make()
-        else:
-            network, weights = deferred(make)
-            network.shards = Shards(network, weights=weights, **sharding(settings))  # type: ignore[assignment]
+        network = _tiny_network(settings, settings.tiny, actions, proprio)
     family: type[VLAPolicy] = loaded(settings.decoding.policy)
     bf16 = computes_in_bf16(settings, device)
     if settings.use_quantization:
-        if distributed.peers() > 1:
-            raise ConfigError.about("policy.use_quantization", ": weights of 4 bits cannot be sharded; leave it out")
-        if device.type != "cuda":
-            raise ConfigError.about(
-                "policy.use_quantization", f"needs a GPU, and policy.device is {device} here; leave it out"
-            )
+        _check_quantization(device)
         quantize(network, family.heads_left_alone, torch.bfloat16 if bf16 else torch.float32)
     policy = family(settings, network, encode, statistics, heads, auxiliary)
     if policy.shards is not None:  # its parts are where they are to be
@@ -177,6 +162,31 @@ def build_vla(
             if not parameter.requires_grad:  # it is read from the checkpoint again, never stored
                 parameter.data = parameter.data.bfloat16()
     return policy.to(device)
+
+
+def _tiny_network(settings: VLAPolicySettings, tiny: TinyVLASettings, actions: int, proprio_size: int) -> nn.Module:
+    """A small network of the family with fresh weights, in shards where several processes learn."""
+    make: Callable[[], PrismaticNetwork | SmolVLANetwork]
+    if settings.family == "flow":
+        make = partial(tiny_flow_network, tiny, actions, proprio_size)
+    else:
+        numbers = actions if settings.family == "regression" else 0
+        make = partial(tiny_token_network, tiny, proprio_size, numbers)
+    if distributed.peers() == 1:
+        return make()
+    network, weights = deferred(make)
+    network.shards = Shards(network, weights=weights, **sharding(settings))  # type: ignore[assignment]
+    return network
+
+
+def _check_quantization(device: torch.device) -> None:
+    """Refuse weights of 4 bits where they cannot be."""
+    if distributed.peers() > 1:
+        raise ConfigError.about("policy.use_quantization", ": weights of 4 bits cannot be sharded; leave it out")
+    if device.type != "cuda":
+        raise ConfigError.about(
+            "policy.use_quantization", f"needs a GPU, and policy.device is {device} here; leave it out"
+        )
 
 
 def _reader(settings: VLAPolicySettings) -> Callable[..., Published]:

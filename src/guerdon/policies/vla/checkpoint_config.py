@@ -219,15 +219,7 @@ def check_inputs(
     Raises:
         ConfigError: an input is missing and not ignored, or an ignored one does not exist.
     """
-    known = [*cameras, *others]
-    if strange := [name for name in ignored if name not in known]:
-        raise ConfigError.about(
-            "policy.ignored_inputs", f": {strange[0]} is not an input of {file}; it names {', '.join(known) or 'none'}"
-        )
-    if used := [name for name in ignored if name in given]:
-        raise ConfigError.about(
-            "policy.ignored_inputs", f": the policy always takes {used[0]}; leave it out of the list"
-        )
+    _check_ignored(file, [*cameras, *others], given, ignored)
     or_ignore = "or name what it is to go without in policy.ignored_inputs"
     wanted = [name for name in cameras if name not in ignored]
     if cameras and len(wanted) != images:
@@ -235,9 +227,24 @@ def check_inputs(
             f"{file} names {len(wanted)} camera(s) ({', '.join(wanted) or 'none'}), policy.num_images_in_input is "
             f"{images}: set it to their number, with as many env.cameras, {or_ignore}"
         )
-    if missing := [name for name in others if name not in given and name not in ignored]:
+    missing = [name for name in others if name not in given and name not in ignored]
+    if missing:
         switch = "set policy.use_proprio to true, " if missing[0] == PROPRIO else ""
         raise ConfigError(f"{file} names the input {missing[0]}, which the study does not give: {switch}{or_ignore}")
+
+
+def _check_ignored(file: Path, known: Sequence[str], given: Sequence[str], ignored: Sequence[str]) -> None:
+    """Refuse to ignore an input that the checkpoint does not have, or that the study gives."""
+    strange = [name for name in ignored if name not in known]
+    if strange:
+        raise ConfigError.about(
+            "policy.ignored_inputs", f": {strange[0]} is not an input of {file}; it names {', '.join(known) or 'none'}"
+        )
+    used = [name for name in ignored if name in given]
+    if used:
+        raise ConfigError.about(
+            "policy.ignored_inputs", f": the policy always takes {used[0]}; leave it out of the list"
+        )
 
 
 def json_object(file: Path) -> dict[str, Any]:

@@ -145,11 +145,11 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
     output_rows = weights.pop("language_model.lm_head.weight", None)
     if regression:
         weights |= {f"action_head.{name.removeprefix('model.')}": t for name, t in parts["action_head"].items()}
-    elif output_rows is not None and len(output_rows) != rows:
-        raise CheckpointError(
-            f"{folder}: language_model.lm_head.weight has {len(output_rows)} rows, and vocab_size is {rows}"
-        )
     elif output_rows is not None:
+        if len(output_rows) != rows:
+            raise CheckpointError(
+                f"{folder}: language_model.lm_head.weight has {len(output_rows)} rows, and vocab_size is {rows}"
+            )
         weights["action_head.weight"] = output_rows[vocabulary - bins : vocabulary].flip(0)  # bin k: vocabulary - 1 - k
     fill_exactly(network, weights, openvla_unused(network), folder, settings=settings)
     return Published(network, _openvla_encoder(folder), statistics)
@@ -339,20 +339,7 @@ def fill_exactly(
         CheckpointError: weights are missing, unknown, or have another shape.
     """
     own = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-    wanted = own | dict(unused)
-    missing = sorted(own.keys() - stored.keys())
-    unknown = sorted(stored.keys() - wanted.keys())
-    wrong = sorted(name for name in wanted.keys() & stored.keys() if tuple(stored[name].shape) != wanted[name])
-    if missing or unknown or wrong:
-        said = []
-        if missing:
-            said.append(f"lacks {len(missing)} weights, such as {missing[0]}")
-        if unknown:
-            said.append(f"has {len(unknown)} unknown weights, such as {unknown[0]}")
-        if wrong:
-            name, has = wrong[0], tuple(stored[wrong[0]].shape)
-            said.append(f"has {len(wrong)} weights of another shape, such as {name} with {has} for {wanted[name]}")
-        raise CheckpointError(f"{folder} does not have the published layout: it {' and '.join(said)}")
+    _check_weights(own, own | dict(unused), stored, folder)
     refuse_narrow({name: stored[name] for name in own}, folder)
     for parameter in network.parameters():
         parameter.requires_grad_(True)
@@ -363,6 +350,35 @@ def fill_exactly(
         return
     given = {name: stored[name].to(dtype, copy=isinstance(stored[name], ComputedWeight)) for name in own}
     network.load_state_dict(given, assign=True)
+
+
+def _check_weights(
+    needed: Mapping[str, tuple[int, ...]],
+    known: Mapping[str, tuple[int, ...]],
+    stored: Mapping[str, Tensor],
+    folder: Path,
+) -> None:
+    """Refuse weights that are missing, unknown or of another shape.
+
+    Args:
+        needed: names and shapes of those that must be there.
+        known: of those that may be there.
+        stored: of the checkpoint.
+        folder: of the checkpoint.
+    """
+    said = []
+    missing = sorted(needed.keys() - stored.keys())
+    if missing:
+        said.append(f"lacks {len(missing)} weights, such as {missing[0]}")
+    unknown = sorted(stored.keys() - known.keys())
+    if unknown:
+        said.append(f"has {len(unknown)} unknown weights, such as {unknown[0]}")
+    wrong = sorted(name for name in known.keys() & stored.keys() if tuple(stored[name].shape) != known[name])
+    if wrong:
+        name, has = wrong[0], tuple(stored[wrong[0]].shape)
+        said.append(f"has {len(wrong)} weights of another shape, such as {name} with {has} for {known[name]}")
+    if said:
+        raise CheckpointError(f"{folder} does not have the published layout: it {' and '.join(said)}")
 
 
 @contextmanager

@@ -148,18 +148,16 @@ class RewardsFormat:
                 places = list(items)
                 body = {**head, "items": [{**items[p], "id": str(p)} for p in places]}
                 reply = await send("/v1/rewards", content=json_line(body))
-                named = _NAMED.match(reply.param or "")
-                if reply.failure is not None and named and int(named[1]) < len(places) and len(places) > 1:
-                    wrong = places[int(named[1])]
-                    found[wrong] = failed(reply.failure)
-                    del items[wrong]
-                    continue
-                if reply.failure is not None:
-                    found |= {place: failed(reply.failure) for place in places}
-                else:
+                if reply.failure is None:
                     scores = read_items(reply.value, [episodes[p] for p in places], info, ids=[str(p) for p in places])
                     found |= zip(places, scores, strict=True)
-                break
+                    break
+                wrong = _named_item(reply.param, places)
+                if wrong is None:
+                    found |= {place: failed(reply.failure) for place in places}
+                    break
+                found[wrong] = failed(reply.failure)
+                del items[wrong]
         return [found[place] for place in range(len(episodes))]
 
     async def update(
@@ -195,13 +193,7 @@ class RewardsFormat:
     def _item(self, episode: Episode, info: RewardInfo, files: ExitStack) -> dict[str, Any] | Failure:
         """The input of the model in an episode: never the outcome, nor rewards of the environment."""
         if episode.texts is not None and (info.modality == "text" or episode.frames is None):
-            if (why := unreadable(episode)) is not None:
-                return why
-            if not all(episode.texts):
-                return Failure("empty_text", "a step or response without text cannot be scored")
-            known = {"label": episode.meta.get(REFERENCE), "rubric": episode.meta.get(RUBRIC)}
-            more = {key: value for key, value in known.items() if value and isinstance(value, str | list)}
-            return {**_asked(episode), "steps": list(episode.texts), **more}
+            return _text_item(episode, episode.texts)
         if info.modality == "state" and episode.states is not None and episode.states.size:
             return _states(episode, info)
         frames = _frames(episode, info)
@@ -214,12 +206,7 @@ class RewardsFormat:
         item: dict[str, Any] = {"task": episode.task}
         if info.states and episode.states is not None:
             item["states"] = episode.states.tolist()
-        if isinstance(media, str):
-            return {**item, "video_path": media}
-        texts = [base64.b64encode(blob).decode("ascii") for blob in media]
-        if self.settings.upload == "jpeg":
-            return {**item, "frames_base64": texts}
-        return {**item, "npy_base64" if self.settings.upload == "npy" else "video_base64": texts[0]}
+        return item | _named_media(media, self.settings.upload)
 
 
 @dataclass(frozen=True)
@@ -281,6 +268,35 @@ def _options(settings: RemoteSettings, options: JudgeOptions | None, *, whole: b
     if options is not None:
         chosen |= {key: value for key, value in asdict(options).items() if value is not None}
     return chosen
+
+
+def _named_item(param: str | None, places: Sequence[int]) -> int | None:
+    """The place of the item that an error names as wrong, where others are left without it."""
+    named = _NAMED.match(param or "")
+    if named is None or len(places) < 2 or int(named[1]) >= len(places):
+        return None
+    return places[int(named[1])]
+
+
+def _named_media(media: list[bytes] | str, upload: str) -> dict[str, Any]:
+    """Frames under the name that the server knows them by: the path of a video, or contents of files in base64."""
+    if isinstance(media, str):
+        return {"video_path": media}
+    texts = [base64.b64encode(blob).decode("ascii") for blob in media]
+    if upload == "jpeg":
+        return {"frames_base64": texts}
+    return {"npy_base64" if upload == "npy" else "video_base64": texts[0]}
+
+
+def _text_item(episode: Episode, texts: Sequence[str]) -> dict[str, Any] | Failure:
+    """The input of a model of text; with the true answer and the rubric, which judges may be shown."""
+    if (why := unreadable(episode)) is not None:
+        return why
+    if not all(texts):
+        return Failure("empty_text", "a step or response without text cannot be scored")
+    known = {"label": episode.meta.get(REFERENCE), "rubric": episode.meta.get(RUBRIC)}
+    more = {key: value for key, value in known.items() if value and isinstance(value, str | list)}
+    return {**_asked(episode), "steps": list(texts), **more}
 
 
 def _asked(episode: Episode) -> dict[str, Any]:

@@ -138,7 +138,9 @@ def task_of(text: str) -> str:
 
 def _content(text: str, value: float | Failure) -> str | Failure:
     """The generated text; the number if there is none."""
-    return value if isinstance(value, Failure) else text if text.strip() else f"{value:.6g}"
+    if isinstance(value, Failure):
+        return value
+    return text if text.strip() else f"{value:.6g}"
 
 
 def trend(explained: ExplainedScore, task: str) -> str | Failure:
@@ -152,7 +154,9 @@ def trend(explained: ExplainedScore, task: str) -> str | Failure:
     if score.steps is None or len(score.steps) < 2:
         return Failure("no_trend", "the model neither writes a trend nor gives values for single frames")
     rise = float(score.steps[-1] - score.steps[0])
-    return "positive" if rise > TREND_MARGIN else "negative" if rise < -TREND_MARGIN else "unclear"
+    if rise > TREND_MARGIN:
+        return "positive"
+    return "negative" if rise < -TREND_MARGIN else "unclear"
 
 
 def _parts(message: dict[str, Any]) -> tuple[list[str], str]:

@@ -128,24 +128,38 @@ def _behind(text: str, prompt: str) -> str:
         return text[at + len(prompt) :]
     opening, own = (_OPENING.match(one).end() for one in (text, prompt))  # type: ignore[union-attr]
     shown, asked = ("".join(map(_folded, one)) for one in (text[opening:], prompt[own:]))
-    begins = [0] if asked and shown.startswith(asked) else []
-    at = 0 if begins else asked.find(shown[:_SURE], 1)
-    tries = 0
-    while at > 0 and len(asked) - at >= _SURE and len(begins) < 2 and tries <= _TRIES:
-        begins += [at] if shown.startswith(asked[at:]) else []
-        at, tries = asked.find(shown[:_SURE], at + 1), tries + 1
-    if len(begins) != 1 or tries > _TRIES:
+    places = _places(shown, asked)
+    if places is None or len(places) > 1:
         raise CutError(
-            "the text does not begin with its prompt, nor with its end"
-            if not begins and tries <= _TRIES
-            else "the text begins with the end of its prompt in several ways, so the response cannot be told apart"
+            "the text begins with the end of its prompt in several ways, so the response cannot be told apart"
         )
-    left, end = len(asked) - begins[0], opening
+    if not places:
+        raise CutError("the text does not begin with its prompt, nor with its end")
+    left, end = len(asked) - places[0], opening
     while left > 0:
         left, end = left - len(_folded(text[end])), end + 1
     if left < 0:
         raise CutError("the prompt ends within a character of the text")
     return text[end:].lstrip()
+
+
+def _places(shown: str, asked: str) -> list[int] | None:
+    """Where in a prompt a text begins, so that the rest of the prompt follows: two at most; None: too many to try.
+
+    Args:
+        shown: the text, folded.
+        asked: the prompt, folded.
+    """
+    if asked and shown.startswith(asked):
+        return [0]
+    found: list[int] = []
+    tries = 0
+    at = asked.find(shown[:_SURE], 1)
+    while at > 0 and len(asked) - at >= _SURE and len(found) < 2 and tries <= _TRIES:
+        if shown.startswith(asked[at:]):
+            found.append(at)
+        at, tries = asked.find(shown[:_SURE], at + 1), tries + 1
+    return None if tries > _TRIES else found
 
 
 @lru_cache(4096)

@@ -149,7 +149,8 @@ def run_test(asked: Mapping[str, Any], verdict: Callable[[str, str], Any]) -> No
     detail = "" if raised.error is None else _said(raised.error)
     if link.not_judged:
         verdict("not judged", link.not_judged)
-    verdict("passed" if passed else "failed" if link.asked else "broken", detail)
+    not_passed = "failed" if link.asked else "broken"
+    verdict("passed" if passed else not_passed, detail)
 
 
 def _said(error: BaseException) -> str:

@@ -27,13 +27,11 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
+from guerdon.reading.roles import LISTS_OF_TESTS, ROLES, TEXTS_OF_TESTS
+
 _OUTPUT = 1 << 18  # bytes that an output may have too much
 _MODULES = {"bisect", "collections", "copy", "datetime", "functools", "heapq", "itertools", "json", "math", "operator",
             "random", "re", "statistics", "string", "sys", "time", "typing"}  # fmt: skip
-_TEXTS = ("test", "test_code", "functional")
-_CASES = ("test_cases", "tests", "unit_tests")
-_COLUMNS = (*_TEXTS, *_CASES, "test_list", "public_test_cases", "private_test_cases", "input_output",
-            "verification_info")  # fmt: skip
 _BESIDE = ("entry_point", "fn_name", "metadata", "test_setup_code", "test_imports", "import_prefix", "prompt")
 _SOLUTIONS = ("code", "canonical_solution", "solution")
 _COMPRESSED = re.compile(r"\s*(?:eJ|H4sI|gAS)[A-Za-z0-9+/_=\s-]{40,}")
@@ -65,21 +63,26 @@ def tests_of_row(row: Mapping[str, Any]) -> str | None:
     columns of their own, which count only where no `reward_model` says what the true answer is.
     """
     model = row.get("reward_model")
-    answers = (
-        [model.get("ground_truth")] if isinstance(model, Mapping) else [row.get("ground_truth"), row.get("answer")]
-    )
+    answers = [row.get("ground_truth"), row.get("answer")]
+    if isinstance(model, Mapping):
+        answers = [model.get("ground_truth")]
     stated = next((answer for answer in answers if isinstance(answer, Mapping | list) and _is_tests(answer)), None)
     if stated is not None:
         return json.dumps(stated, default=_listed)
-    found = {key: row[key] for key in _COLUMNS if row.get(key) is not None and _is_tests(_parsed(row[key]))}
+    found = {key: row[key] for key in ROLES["tests"] if row.get(key) is not None and _is_tests(_parsed(row[key]))}
     if row.get("private_test_cases"):  # also where they are packed, to say so
         found["private_test_cases"] = row["private_test_cases"]
     if isinstance(model, Mapping) or not found:
         return None
     beside = {key: row[key] for key in _BESIDE if row.get(key)}
+    return json.dumps({**found, **beside, **_names_in_solution(row)}, default=_listed)
+
+
+def _names_in_solution(row: Mapping[str, Any]) -> dict[str, list[str]]:
+    """What the solution of a row defines, and which of it are classes; nothing without a solution."""
     solution = next((text for key in _SOLUTIONS if isinstance(text := row.get(key), str)), "")
-    said = {"defines": sorted(_defined(solution)), "classes": _classes(solution)} if _defined(solution) else {}
-    return json.dumps({**found, **beside, **said}, default=_listed)
+    defined = _defined(solution)
+    return {"defines": sorted(defined), "classes": _classes(solution)} if defined else {}
 
 
 def _is_tests(given: Any) -> bool:
@@ -87,7 +90,7 @@ def _is_tests(given: Any) -> bool:
     if isinstance(given, str):
         return re.search(r"\bassert\b|\bself\.assert|\bdef (?:test|check)", given) is not None
     if isinstance(given, Mapping):
-        inner = [_parsed(given[key]) for key in (*_COLUMNS, "answer") if given.get(key)]
+        inner = [_parsed(given[key]) for key in (*ROLES["tests"], "answer") if given.get(key)]
         pairs = {"input", "inputs"} & given.keys() and {"output", "outputs", "results"} & given.keys()
         return bool(pairs) or any(map(_is_tests, inner))
     return isinstance(given, list | tuple) and bool(given) and all(map(_is_tests, given))
@@ -136,16 +139,24 @@ def _tests(given: Any, beside: Mapping[str, Any]) -> list[CodeTest]:
         raise ValueError(f"{str(given)[:80]!r} is not a test")
     given = {key: _parsed(value) if key not in ("prompt", "import_prefix") else value for key, value in given.items()}
     beside = {**beside, **given}
-    for first, second in (("inputs", "outputs"), ("input", "output"), ("inputs", "results")):
-        if isinstance(given.get(first), list) and isinstance(given.get(second), list):
-            if len(given[first]) != len(given[second]):
-                raise ValueError(f"{first} and {second} must be two lists of the same length")
-            pairs = zip(given[first], given[second], strict=True)
-            return [_from_case({"input": i, "output": o}, beside) for i, o in pairs]
+    pairs = _listed_pairs(given)
+    if pairs is not None:
+        return [_from_case({"input": i, "output": o}, beside) for i, o in pairs]
     for inner in ("input_output", "verification_info", "answer"):
         if given.get(inner):
             return _tests(given[inner], {k: v for k, v in beside.items() if k != inner})
     return _from_columns(given, beside)
+
+
+def _listed_pairs(given: Mapping[str, Any]) -> list[tuple[Any, Any]] | None:
+    """The inputs and outputs of a map that has them as two lists; None: it does not."""
+    for first, second in (("inputs", "outputs"), ("input", "output"), ("inputs", "results")):
+        inputs, outputs = given.get(first), given.get(second)
+        if isinstance(inputs, list) and isinstance(outputs, list):
+            if len(inputs) != len(outputs):
+                raise ValueError(f"{first} and {second} must be two lists of the same length")
+            return list(zip(inputs, outputs, strict=True))
+    return None
 
 
 def _from_columns(given: Mapping[str, Any], beside: Mapping[str, Any]) -> list[CodeTest]:
@@ -155,9 +166,11 @@ def _from_columns(given: Mapping[str, Any], beside: Mapping[str, Any]) -> list[C
     cases = [*(given.get("public_test_cases") or ()), *(hidden or ())]
     if cases:
         return [_from_case(case, beside) for case in cases]
-    for key in (*_TEXTS, "test_list", *_CASES):
+    for key in (*TEXTS_OF_TESTS, "test_list", *LISTS_OF_TESTS):
         if given.get(key):
-            return _tests(given[key], {k: v for k, v in beside.items() if k not in (*_COLUMNS, "inputs", "outputs")})
+            return _tests(
+                given[key], {k: v for k, v in beside.items() if k not in (*ROLES["tests"], "inputs", "outputs")}
+            )
     if "input" in given and "output" in given:
         return [_from_case(given, beside)]
     raise ValueError(
@@ -177,20 +190,39 @@ def _entry(given: Mapping[str, Any]) -> str:
     return str(name)
 
 
+_STDIN = ("stdin", "stdin_stdout")  # types of tests
+_FUNCTIONAL = ("functional", "function_call")
+
+
 def _from_case(case: Any, beside: Mapping[str, Any]) -> CodeTest:
     """An input and its output, or arguments and their value."""
     if not isinstance(case, Mapping) or "input" not in case or "output" not in case:
         raise ValueError(f"a test has input and output, this is {str(case)[:80]!r}")
+    entry = _entry_of(case, beside)
+    if entry:
+        return _from_call(case, beside, entry)
+    expected = _lines(case["output"])
+    most = 2 * len(expected.encode("utf-8", "replace")) + _OUTPUT
+    return CodeTest({"stdin": _lines(case["input"]), "most": most}, expected)
+
+
+def _entry_of(case: Mapping[str, Any], beside: Mapping[str, Any]) -> str:
+    """The function that a test calls; empty for a test of the whole program."""
     kind = case.get("testtype") or case.get("type") or ""
     entry = _entry(case) or _entry({k: v for k, v in beside.items() if k != "entry_point" or not kind})
-    if kind not in ("", "stdin", "stdin_stdout", "functional", "function_call"):
+    if kind not in ("", *_STDIN, *_FUNCTIONAL):
         raise ValueError(f"a test of the type {str(kind)[:40]!r}; stdin and functional are known")
-    if kind in ("functional", "function_call") and not (entry := entry or _entry(beside)):
-        raise ValueError("a functional test needs the name of its function: metadata.func_name, or fn_name")
-    if not entry or kind in ("stdin", "stdin_stdout"):
-        expected = _lines(case["output"])
-        most = 2 * len(expected.encode("utf-8", "replace")) + _OUTPUT
-        return CodeTest({"stdin": _lines(case["input"]), "most": most}, expected)
+    if kind in _STDIN:
+        return ""
+    if kind in _FUNCTIONAL:
+        entry = entry or _entry(beside)
+        if not entry:
+            raise ValueError("a functional test needs the name of its function: metadata.func_name, or fn_name")
+    return entry
+
+
+def _from_call(case: Mapping[str, Any], beside: Mapping[str, Any], entry: str) -> CodeTest:
+    """The arguments of a function, and the value that it should have."""
     arguments, wanted = case["input"], case["output"]
     if isinstance(arguments, str):  # as in LiveCodeBench: in JSON, one a line
         arguments = [_value(line) for line in arguments.split("\n") if line.strip()]
@@ -374,16 +406,14 @@ class _Parts:
         """Each function and class by its name; the calls of them at the end of a text are left out."""
         names = [test.name for test in tests if isinstance(test, ast.FunctionDef | ast.ClassDef)]
         kept = [s for s in body if not any(_calls_at_top([s], name) for name in names)]
-        uses = any(isinstance(n, ast.Name | ast.alias) and getattr(n, "id", getattr(n, "name", "")) == "pytest"
-                   for s in body for n in ast.walk(s))  # fmt: skip
+        fixtures = _names_pytest(body) and _has_fixtures(body)
         found = []
         for test in tests:
             assert isinstance(test, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-            needs = isinstance(test, ast.AsyncFunctionDef) or (not _is_case(test) if isinstance(test, ast.ClassDef) else
-                                                               bool(test.args.args or test.decorator_list))  # fmt: skip
+            needs = _needs_pytest(test)
             if needs and find_spec("pytest") is None:
                 raise ValueError(f"{test.name} needs pytest, which is not installed: pip install pytest")
-            found.append(self.whole(kept, name=test.name, pytest=needs or (uses and _has_fixtures(body))))
+            found.append(self.whole(kept, name=test.name, pytest=needs or fixtures))
         return found
 
     def assertions(self, body: Sequence[ast.stmt]) -> list[CodeTest]:
@@ -397,22 +427,24 @@ class _Parts:
         tests = []
         for statement, check in zip(body, checks, strict=True):
             if not check:
-                if isinstance(statement, ast.Expr) and not isinstance(statement.value, ast.Call | ast.Constant):
-                    raise ValueError(f"expected tests, found {ast.unparse(statement)[:80]!r}")
+                _check_does_something(statement)
                 done.append(statement)
                 continue
-            called = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name)}
-            if not called - (set(dir(builtins)) - self.ours):
-                raise ValueError(
-                    f"no function of the program is called in {ast.unparse(statement)[:80]!r}; name it in entry_point"
-                )
+            self._check_called(statement)
             if self.free_choice:
                 self._check_one(statement, before)
             tests.append(self.whole([*done, statement]))
             if stateful:
-                quiet = ast.ExceptHandler(type=ast.Name("Exception", ast.Load()), body=[ast.Pass()])
-                done.append(ast.fix_missing_locations(ast.Try([statement], [quiet], [], [])))
+                done.append(_without_errors(statement))
         return tests
+
+    def _check_called(self, statement: ast.stmt) -> None:
+        """Refuse an assertion that calls nothing of the program."""
+        called = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name)}
+        if not called - (set(dir(builtins)) - self.ours):
+            raise ValueError(
+                f"no function of the program is called in {ast.unparse(statement)[:80]!r}; name it in entry_point"
+            )
 
     def _names(self, node: ast.AST) -> set[str]:
         return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and n.id in self.ours}
@@ -431,6 +463,18 @@ class _Parts:
             pair = " and ".join([*wraps, *functions][:2])
             raise ValueError(f"{pair} are not defined in the tests, and the program could define both; name its "
                              "function in entry_point, or import it from solution")  # fmt: skip
+
+
+def _check_does_something(statement: ast.stmt) -> None:
+    """Refuse a value that stands alone, such as `f(1) == 2` without `assert`; a call and a text may."""
+    if isinstance(statement, ast.Expr) and not isinstance(statement.value, ast.Call | ast.Constant):
+        raise ValueError(f"expected tests, found {ast.unparse(statement)[:80]!r}")
+
+
+def _without_errors(statement: ast.stmt) -> ast.stmt:
+    """The statement, inside `try` and `except Exception: pass`."""
+    quiet = ast.ExceptHandler(type=ast.Name("Exception", ast.Load()), body=[ast.Pass()])
+    return ast.fix_missing_locations(ast.Try([statement], [quiet], [], []))
 
 
 def _is_test(statement: ast.stmt) -> bool:
@@ -453,6 +497,20 @@ def _is_definition(statement: ast.stmt) -> bool:
 
 def _is_case(statement: ast.ClassDef) -> bool:
     return any(ast.unparse(base).endswith("TestCase") for base in statement.bases)
+
+
+def _needs_pytest(test: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> bool:
+    """Whether only pytest can run a test: one with arguments or marks, a coroutine, a class that is not of unittest."""
+    if isinstance(test, ast.ClassDef):
+        return not _is_case(test)
+    return isinstance(test, ast.AsyncFunctionDef) or bool(test.args.args or test.decorator_list)
+
+
+def _names_pytest(body: Sequence[ast.stmt]) -> bool:
+    nodes = [node for statement in body for node in ast.walk(statement)]
+    used = {node.id for node in nodes if isinstance(node, ast.Name)}
+    imported = {node.name for node in nodes if isinstance(node, ast.alias)}
+    return "pytest" in used | imported
 
 
 def _has_fixtures(body: Sequence[ast.stmt]) -> bool:
@@ -500,14 +558,24 @@ def _compared(tree: ast.Module, ours: set[str]) -> set[str]:
             made |= {n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
     found = set()
     for node in ast.walk(tree):
-        sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
-            sides = [node.left, node.right]
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr[:6] == "assert":
-            sides = node.args[:2]
+        sides = _sides(node)
         if not all(map(calls, sides)):
             found |= {s.func.id for s in sides if isinstance(s, ast.Call) and isinstance(s.func, ast.Name)}
     return found
+
+
+def _sides(node: ast.AST) -> list[ast.expr]:
+    """The values that a comparison, a difference or a call of an `assert...` method compares; none of other nodes."""
+    if isinstance(node, ast.Compare):
+        return [node.left, *node.comparators]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+        return [node.left, node.right]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr[:6] == "assert":
+        return node.args[:2]
+    return []
+
+
+_REPLACES = re.compile(r"(?:.*\.)?(?:patch(?:\.\w+)?|monkeypatch\.\w+)")  # calls that put something else into a module
 
 
 def _check_imports(tree: ast.Module) -> None:
@@ -517,13 +585,26 @@ def _check_imports(tree: ast.Module) -> None:
         ValueError: with what to do.
     """
     for node in ast.walk(tree):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        names += [node.module or "."] if isinstance(node, ast.ImportFrom) else []
-        for name in (name.split(".")[0] for name in names):
-            if name != "solution" and (not name or (name not in sys.stdlib_module_names and find_spec(name) is None)):
+        for name in _packages_of(node):
+            if not _is_there(name):
                 raise ValueError(f"they import {name or 'a module beside them'}, which is not installed")
         if isinstance(node, ast.Call):
             function = ast.unparse(node.func)
             place = ast.unparse(node.args[0])[:40] if node.args else ""
-            if re.fullmatch(r"(?:.*\.)?(?:patch(?:\.\w+)?|monkeypatch\.\w+)", function) and "sys.stdout" not in place:
+            if _REPLACES.fullmatch(function) and "sys.stdout" not in place:
                 raise ValueError(f"{function}({place}) replaces a part of the program, which is in another process")
+
+
+def _packages_of(node: ast.AST) -> list[str]:
+    """The packages that a statement imports from; an empty name for the folder of the tests."""
+    if isinstance(node, ast.Import):
+        return [alias.name.split(".")[0] for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [(node.module or "").split(".")[0]]
+    return []
+
+
+def _is_there(package: str) -> bool:
+    if package == "solution" or package in sys.stdlib_module_names:
+        return True
+    return bool(package) and find_spec(package) is not None

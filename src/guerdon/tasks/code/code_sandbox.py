@@ -319,21 +319,20 @@ def run(asked: dict[str, Any], isolation: Isolation, link: int | None) -> dict[s
 
 
 def _run(asked: dict[str, Any], isolation: Isolation, link: int | None) -> dict[str, str]:
-    given = os.open("/tmp/stdin", os.O_RDWR | os.O_CREAT, 0o600)
-    written = os.open("/tmp/stdout", os.O_RDWR | os.O_CREAT, 0o600)
-    for name in ("/tmp/stdin", "/tmp/stdout"):
-        os.unlink(name)
+    given, written = _unnamed("/tmp/stdin"), _unnamed("/tmp/stdout")
     os.write(given, asked.get("stdin", "").encode("utf-8", "replace"))
     os.lseek(given, 0, os.SEEK_SET)
     calls = asked.get("calls")
     Path("/tmp/main.py").write_text(_START if calls else asked["program"], encoding="utf-8", errors="replace")
+    options = ["-I", "-B"]
     if calls:
         Path("/tmp/calls.json").write_text(json.dumps(calls))
+        options.append("-S")  # `site` takes as long as all that a test imports
     shared = not isolation.in_group and bool(asked.get("processes"))
     job = _Job(
         files=[given, written],
         link=link,
-        options=["-I", "-B", *(["-S"] if calls else [])],  # `site` takes as long as all that a test imports
+        options=options,
         variables={"MALLOC_ARENA_MAX": "1"} if shared else {},  # threads reserve no more of a share than they use
         cpu=int(asked["cpu"]),
         memory=SHARE if shared else MEMORY,
@@ -345,13 +344,28 @@ def _run(asked: dict[str, Any], isolation: Isolation, link: int | None) -> dict[
     if link is not None:
         os.close(link)
     status = _wait(pid, first, 2.0 * asked["cpu"] + 1.0)
-    size = os.fstat(written).st_size
-    os.lseek(written, 0, os.SEEK_SET)
-    output = b"".join(iter(lambda: os.read(written, 1 << 16), b"")) if size <= asked["most"] else b""
+    output = _read_output(written, asked["most"])
     os.close(given)
     os.close(written)
-    state = _state(status, job.alone) if size <= asked["most"] else "failed"
-    return {"state": state, "output": output.decode("utf-8", "replace") if state == "done" else ""}
+    state = "failed" if output is None else _state(status, job.alone)
+    if output is None or state != "done":
+        return {"state": state, "output": ""}
+    return {"state": state, "output": output.decode("utf-8", "replace")}
+
+
+def _unnamed(path: str) -> int:
+    """A new file that has no name any more."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    os.unlink(path)
+    return file
+
+
+def _read_output(file: int, most: int) -> bytes | None:
+    """What a program wrote; None where it is more than so many bytes."""
+    if os.fstat(file).st_size > most:
+        return None
+    os.lseek(file, 0, os.SEEK_SET)
+    return b"".join(iter(lambda: os.read(file, 1 << 16), b""))
 
 
 def _state(status: int | None, alone: bool) -> str:
