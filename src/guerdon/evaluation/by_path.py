@@ -48,11 +48,13 @@ def kind_of(data: str, columns: str | Mapping[str, str] | None = None) -> Kind:
         return _kind_of_steps(reading)
     if is_preference(reading.plan):
         return "pairs" if _compares(reading.plan) else "labels"
-    if named("label", reading.sketches) or reading.plan.has("label"):
-        return "labels"
     try:
-        return _kind_of_steps(reading)
+        if reading.plan.layout.unwrap is None and not reading.plan.has("response"):
+            return _kind_of_steps(reading)
+        raise DataError("a response is no solution in steps")
     except DataError:
+        if named("label", reading.sketches) or reading.plan.has("label"):
+            return "labels"
         found = ", ".join(name for name in reading.sketches if "." not in name)
         raise DataError(
             f"no known layout, found {found[:200]}; known are steps of solutions (docs/labels.md), labels of people, "

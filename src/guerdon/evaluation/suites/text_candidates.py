@@ -88,7 +88,7 @@ def _columns_of(folder: Path | None) -> Mapping[str, str]:
         return {}
     with boundary(CheckpointError, f"{folder / CARD} cannot be read"):
         card = json.loads((folder / CARD).read_text(encoding="utf-8"))
-        return dict(card.get("columns") or {})
+        return dict((card.get("training") or {}).get("columns") or {})
 
 
 def third_party_folder(study: Study, name: str) -> Path:

@@ -55,7 +55,7 @@ from guerdon.evaluation.benchmarks.step_benchmarks import (
 from guerdon.evaluation.gate.gate_card import card_forecast, forecast_lines, gate_table, signed
 from guerdon.evaluation.gate.gate_features import text_features
 from guerdon.evaluation.metrics import Table, aligned, classification_metrics, figure_table, number
-from guerdon.evaluation.scoring.score_file import load_any_text_model, stored_columns
+from guerdon.evaluation.scoring.score_file import load_any_text_model, trained_columns
 from guerdon.evaluation.searching.search import sampled_requests, sampled_solutions
 from guerdon.evaluation.suites.text_candidates import Candidate, candidates
 from guerdon.models import scores
@@ -104,7 +104,7 @@ def evaluate_text(
     Raises:
         DataError: a file cannot be read, or holds nothing to evaluate on.
     """
-    suite = _Suite(model, settings, same, read_sets(settings, stored_columns(model)) if sets is None else sets)
+    suite = _Suite(model, settings, same, read_sets(settings, trained_columns(model)) if sets is None else sets)
     suite.first_errors_of_sets(exclude)
     suite.prm_bench()
     suite.pairs()
