@@ -27,7 +27,7 @@ from guerdon.episodes.preferences import (
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.reading.data_sets import DataPart
-from guerdon.reading.reader import Reading
+from guerdon.reading.reader import DataReading
 from tables import cases
 
 ASKED = [{"role": "user", "content": "Which colour?"}]
@@ -39,7 +39,7 @@ def said(text):
 
 def reading_of(*rows):
     """Rows as a data set of their own."""
-    return Reading(
+    return DataReading(
         "file", [DataPart("file", "row", None, "", lambda kept: ((f"file:{k + 1}", row) for k, row in enumerate(rows)))]
     )
 

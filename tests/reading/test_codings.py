@@ -8,7 +8,7 @@ from guerdon.errors import ConfigError, DataError
 from guerdon.reading.codings import label_codings, said, winner_codings
 from guerdon.reading.columns import said_columns
 from guerdon.reading.data_sets import DataPart
-from guerdon.reading.reader import Reading
+from guerdon.reading.reader import DataReading
 from guerdon.reading.values import Sketch, canonical, number_of, truth_of
 from tables import cases
 
@@ -125,7 +125,7 @@ def reading_of(rows, columns=None):
     def read(kept):
         return ((f"file:{k + 1}", row) for k, row in enumerate(rows))
 
-    return Reading("file", [DataPart("file", "row", None, "", read)], said_columns(columns))
+    return DataReading("file", [DataPart("file", "row", None, "", read)], said_columns(columns))
 
 
 def test_both_readings_are_named_with_what_to_say():

@@ -11,7 +11,7 @@ from layout_rows import assistant, talk, user
 from guerdon import cli
 from guerdon.episodes.preferences import read_preferences
 from guerdon.reading.data_sets import held_part
-from guerdon.reading.reader import Reading, read
+from guerdon.reading.reader import DataReading, read
 from guerdon.reading.shown import record_lines, shown_record
 
 
@@ -41,7 +41,7 @@ def test_rows_in_several_files_count_once_in_training_and_rows_said_twice_do_not
 
 def context(row, **how):
     """The conversation of the one comparison in a row, as role and text."""
-    reading = Reading("file", [held_part([("file:1", row)], "file", "row")])
+    reading = DataReading("file", [held_part([("file:1", row)], "file", "row")])
     record = next(reading.records())
     from guerdon.episodes.preferences import comparison
 
@@ -67,7 +67,7 @@ def test_earlier_turns_are_part_of_what_was_asked(more):
 
 def test_passages_and_system_prompts_are_part_of_what_was_asked():
     row = {"instruction": "Who wrote it?", "context": "Ann wrote it.", "chosen": "Ann.", "rejected": "Bob."}
-    reading = Reading("file", [held_part([("file:1", row)], "file", "row")])
+    reading = DataReading("file", [held_part([("file:1", row)], "file", "row")])
     assert reading.plan.uses["passage"].column == "context"
     assert context({**row, "system": "Be brief."}) == [
         ("system", "Be brief."),
@@ -111,7 +111,7 @@ def test_read_used_and_left_out_add_up_and_no_text_is_changed(rows):
     from guerdon.errors import DataError
 
     lines = [(f"file:{k + 1}", row) for k, row in enumerate(rows)]
-    reading = Reading("file", [held_part(lines, "file", "row")])
+    reading = DataReading("file", [held_part(lines, "file", "row")])
     used = left_out = refused = 0
     for record in reading.records():
         try:

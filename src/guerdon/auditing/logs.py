@@ -30,7 +30,7 @@ from guerdon.reading.columns import Columns, said_columns
 from guerdon.reading.containers import ROWS, Part, file_rows, has_rows, parts_of
 from guerdon.reading.data_sets import log_files
 from guerdon.reading.fields import is_beyond_float
-from guerdon.reading.layouts import PLAIN, Layout, Row, columns_of, layout_of
+from guerdon.reading.layouts import PLAIN, Row, RowLayout, columns_of, layout_of
 from guerdon.reading.log_columns import REWARDS, Look
 from guerdon.reading.nested import RESCORED
 from guerdon.reading.reader import USUAL_NAMES, rows_in
@@ -342,7 +342,7 @@ class _Kind:
     """
 
     name: str
-    parts: list[tuple[Part, Layout]] = field(default_factory=list)
+    parts: list[tuple[Part, RowLayout]] = field(default_factory=list)
     first: list[tuple[Row, Row]] = field(default_factory=list)
 
     def add(self, part: Part, first: _First) -> None:
@@ -352,13 +352,13 @@ class _Kind:
             self.first += first.rows
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> RowLayout:
         """That of rows inside other keys, where the files have one."""
         layouts = [layout for _, layout in self.parts]
         return next((one for one in layouts if one.unwrap), layouts[0] if layouts else PLAIN)
 
 
-Records = Iterable[tuple[Part, Layout, Iterable[tuple[int, Any]]]]
+Records = Iterable[tuple[Part, RowLayout, Iterable[tuple[int, Any]]]]
 
 
 def read_log(
@@ -516,12 +516,12 @@ class _First(NamedTuple):
         rows: some of them, each with the further rewards that it has in a map of its own.
     """
 
-    layout: Layout
+    layout: RowLayout
     names: dict[str, None]
     rows: list[tuple[Row, Row]]
 
 
-def _layout_of(filled: Iterable[str], names: Iterable[str], said: Columns) -> Layout:
+def _layout_of(filled: Iterable[str], names: Iterable[str], said: Columns) -> RowLayout:
     """The layout of a log by its columns; one without a value counts where no other layout is found.
 
     Args:
@@ -574,7 +574,7 @@ def _trained_on(path: Path, parts: Sequence[Part], notes: list[str]) -> list[Par
     return kept
 
 
-def _once(parts: Sequence[tuple[Part, Layout]], notes: list[str]) -> Records:
+def _once(parts: Sequence[tuple[Part, RowLayout]], notes: list[str]) -> Records:
     """Files with their records, without those in which TRL logged the batch of the file before again."""
     before, again = "", 0
     for part, layout in parts:

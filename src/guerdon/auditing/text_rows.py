@@ -27,7 +27,7 @@ from guerdon.reading.chats import ChatError
 from guerdon.reading.codings import NUMBER, Coding
 from guerdon.reading.containers import Part
 from guerdon.reading.fields import is_beyond_float
-from guerdon.reading.layouts import Layout, Row
+from guerdon.reading.layouts import Row, RowLayout
 from guerdon.reading.log_columns import FLAGS, NUMBERS, TEXTS, LogColumns, Look
 from guerdon.reading.nested import RESCORED
 from guerdon.reading.reader import rows_in
@@ -205,7 +205,7 @@ class RowReader:
     def __len__(self) -> int:
         return len(self.codes["file"])
 
-    def read(self, part: Part, layout: Layout, records: Iterable[tuple[int, Any]]) -> None:
+    def read(self, part: Part, layout: RowLayout, records: Iterable[tuple[int, Any]]) -> None:
         """Add the rows of a file; what cannot be read is counted.
 
         Raises:

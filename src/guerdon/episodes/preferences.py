@@ -35,7 +35,8 @@ from guerdon.reading.chats import (
     turns_of,
 )
 from guerdon.reading.containers import has_rows
-from guerdon.reading.reader import Plan, Reading, Record, cell_of, read
+from guerdon.reading.plan import Plan, cell_of
+from guerdon.reading.reader import DataReading, Record, read
 from guerdon.reading.roles import Role
 from guerdon.reading.shown import ReadAs, told
 from guerdon.reading.values import number_of
@@ -109,7 +110,7 @@ def label_noise(repeated: int, contradicted: int) -> float | None:
     return float((1 - np.sqrt(max(1 - 2 * contradicted / repeated, 0.0))) / 2)
 
 
-class Judged(NamedTuple):
+class JudgedRow(NamedTuple):
     """The responses of a row, and what it says of them.
 
     Attributes:
@@ -131,7 +132,7 @@ class Given(NamedTuple):
     """The responses of a row, whatever it says of them.
 
     Attributes:
-        prompt: as of `Judged`.
+        prompt: as of `JudgedRow`.
         responses: texts or messages, in the order of the row.
         better: how many of them, the first ones, stand in a column of better ones.
     """
@@ -169,7 +170,7 @@ def _has_two(record: Record, plan: Plan) -> bool:
     return plan.has("first", "second") and not named
 
 
-def judged(record: Record, plan: Plan) -> Judged:
+def judged(record: Record, plan: Plan) -> JudgedRow:
     """The responses of a row and how they were judged.
 
     Raises:
@@ -206,7 +207,7 @@ def _better_and_worse(record: Record, *, with_prompt: bool) -> Given:
     return Given(prompt, responses, len(chosen))
 
 
-def _chosen(record: Record, found: Given) -> Judged:
+def _chosen(record: Record, found: Given) -> JudgedRow:
     """Better and worse ones, and by how much."""
     roles = record.roles
     margin = number_of(roles.get("margin"))
@@ -216,7 +217,7 @@ def _chosen(record: Record, found: Given) -> Judged:
     if margin is not None and margin < 0:
         raise LeftOut("chosen_scored_lower")
     ranks = [int(k >= found.better) for k in range(len(found.responses))]
-    return Judged(found.prompt, found.responses, ranks, margin)
+    return JudgedRow(found.prompt, found.responses, ranks, margin)
 
 
 def _side_by_side(record: Record) -> Given:
@@ -231,7 +232,7 @@ def _side_by_side(record: Record) -> Given:
     return Given(asked_of(roles), responses)
 
 
-def _compared(record: Record, plan: Plan, found: Given) -> Judged:
+def _compared(record: Record, plan: Plan, found: Given) -> JudgedRow:
     """Two responses side by side, with the better one named or scored."""
     roles = record.roles
     margin: float | None = None
@@ -248,7 +249,7 @@ def _compared(record: Record, plan: Plan, found: Given) -> Judged:
         raise LeftOut("no_winner")
     if sign is None:
         raise LeftOut("no_value")
-    return Judged(found.prompt, found.responses, [int(sign > 0), int(sign < 0)], margin)
+    return JudgedRow(found.prompt, found.responses, [int(sign > 0), int(sign < 0)], margin)
 
 
 def _several(record: Record) -> Given:
@@ -266,7 +267,7 @@ def text_in(item: Any) -> Any:
     return next((item[key] for key in _TEXTS if item.get(key) is not None), None)
 
 
-def _listed(record: Record, found: Given) -> Judged:
+def _listed(record: Record, found: Given) -> JudgedRow:
     """Several responses with a rank or a score each: in maps with the text, or in a list beside."""
     roles, items = record.roles, record.roles["responses"]
     if all(isinstance(one, Mapping) for one in items):
@@ -280,7 +281,7 @@ def _listed(record: Record, found: Given) -> Judged:
         raise LeftOut("no_rank")
     order = [one if ranked else -one for one in numbers if one is not None]
     ranks = [sorted(set(order)).index(one) for one in order]
-    return Judged(found.prompt, found.responses, ranks)
+    return JudgedRow(found.prompt, found.responses, ranks)
 
 
 _TEXTS = ("answer", "response", "completion", "text", "output", "content")  # keys of a response that is a map
@@ -298,7 +299,7 @@ def _one(record: Record, plan: Plan) -> Given:
     return Given(asked, [said])
 
 
-def _single(record: Record, plan: Plan, found: Given) -> Judged:
+def _single(record: Record, plan: Plan, found: Given) -> JudgedRow:
     """One response, with a label or ratings."""
     ratings = {name: number_of(cell_of(record.row, name)) for name in plan.ratings}
     if plan.has("rating"):
@@ -309,7 +310,7 @@ def _single(record: Record, plan: Plan, found: Given) -> Judged:
     attributes = {name: value for name, value in ratings.items() if value is not None}
     if label is None and not attributes:
         raise LeftOut("no_value")
-    return Judged(
+    return JudgedRow(
         found.prompt, found.responses, [0], label=None if label is None else bool(label), attributes=attributes
     )
 
@@ -446,7 +447,7 @@ def read_preferences(
     return Preferences(tuple(kept), dict(left_out), repeated, contradicted, benchmark)
 
 
-def check_preferences(reading: Reading) -> None:
+def check_preferences(reading: DataReading) -> None:
     """Refuse data that holds no preferences, or whose columns could be two things.
 
     Raises:

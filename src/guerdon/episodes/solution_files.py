@@ -24,8 +24,9 @@ from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.files.atomic import write_bytes, write_parquet
 from guerdon.files.json_files import json_line
-from guerdon.reading.layouts import PLAIN, Layout, columns_of, layout_of
-from guerdon.reading.reader import Plan, Reading, Record, read
+from guerdon.reading.layouts import PLAIN, RowLayout, columns_of, layout_of
+from guerdon.reading.plan import Plan
+from guerdon.reading.reader import DataReading, Record, read
 from guerdon.reading.roles import ROLES, Role
 from guerdon.reading.shown import ReadAs, told
 from guerdon.reading.values import nested, number_of
@@ -94,14 +95,14 @@ def is_solution(record: Record | None) -> bool:
     return record is not None and (_layout_of(record) is not PLAIN or record.roles.get("steps") is not None)
 
 
-def _layout_of(record: Record) -> Layout:
+def _layout_of(record: Record) -> RowLayout:
     return layout_of(columns_of([record.row]), [record.row], kind="steps")
 
 
 _TRUTHS = {"True": True, "False": False, "true": True, "false": False}  # as tables of text have them
 
 
-def _said(record: Record, plan: Plan, layout: Layout) -> dict[str, Any]:
+def _said(record: Record, plan: Plan, layout: RowLayout) -> dict[str, Any]:
     """Columns that the user said, by the names that they have in a layout."""
     given = [role for role, use in plan.uses.items() if use.source == "given"]
     return {layout.roles.get(role, ROLES[role][0]): record.roles[role] for role in given}
@@ -121,7 +122,7 @@ def _with_lists(record: Record, plan: Plan) -> dict[str, Any]:
     return row
 
 
-def solutions_in(reading: Reading) -> Iterator[tuple[Record, Solution | DataError]]:
+def solutions_in(reading: DataReading) -> Iterator[tuple[Record, Solution | DataError]]:
     """The rows of a data set as solutions, bad ones as errors, each with its row.
 
     Rows of the training form that follow each other and grow are one solution, and come with the last of them.

@@ -18,7 +18,8 @@ from guerdon.evaluation.benchmarks.labelled import label_figures, label_lines, r
 from guerdon.models.load import ROBOT_KINDS, is_factory, kind_at, load_reward_model
 from guerdon.models.scores import write_record
 from guerdon.processes.progress import log_line
-from guerdon.reading.reader import Plan, Reading, read
+from guerdon.reading.plan import Plan
+from guerdon.reading.reader import DataReading, read
 from guerdon.reading.roles import named
 from guerdon.reading.shown import record_lines
 from guerdon.settings.remote import remote_at
@@ -69,7 +70,7 @@ def _compares(plan: Plan) -> bool:
     return plan.has("chosen", "rejected") or plan.has("first", "second") or plan.has("responses")
 
 
-def _kind_of_steps(reading: Reading) -> Kind:
+def _kind_of_steps(reading: DataReading) -> Kind:
     """Which benchmark of steps the layout is that of."""
     return "prm_bench" if reading.plan.layout.name == "PRMBench" else "process_bench"
 

@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 Kind = Literal["pairs", "labels", "steps", "prompts", "log"]
 
 
-class Layout(NamedTuple):
+class RowLayout(NamedTuple):
     """How the rows of a tool or a data set are read.
 
     Attributes:
@@ -50,7 +50,7 @@ class Layout(NamedTuple):
     refused: str = ""
 
 
-PLAIN = Layout("plain columns", "log", ())
+PLAIN = RowLayout("plain columns", "log", ())
 """Of rows that no layout of the table has: their columns are found by their names."""
 
 
@@ -64,7 +64,7 @@ def columns_of(rows: Iterable[Row]) -> set[str]:
     return columns
 
 
-def layout_of(columns: Collection[str], rows: Sequence[Row] = (), *, kind: Kind | None = None) -> Layout:
+def layout_of(columns: Collection[str], rows: Sequence[Row] = (), *, kind: Kind | None = None) -> RowLayout:
     """The first layout of the table whose columns are all there, `PLAIN` where there is none.
 
     Args:
@@ -76,11 +76,11 @@ def layout_of(columns: Collection[str], rows: Sequence[Row] = (), *, kind: Kind 
     return next((one for one in known if _fits(one, columns) and _is_shown(one, rows)), PLAIN)
 
 
-def _fits(layout: Layout, columns: Collection[str]) -> bool:
+def _fits(layout: RowLayout, columns: Collection[str]) -> bool:
     return all(key in columns for key in layout.keys) and not any(key in columns for key in layout.without)
 
 
-def _is_shown(layout: Layout, rows: Sequence[Row]) -> bool:
+def _is_shown(layout: RowLayout, rows: Sequence[Row]) -> bool:
     """Whether every row is like those of a layout; sets of questions and of steps may stand in one file."""
     if layout.kind in ("prompts", "steps"):
         top = [key.partition(".")[0] for key in layout.keys]
@@ -90,118 +90,121 @@ def _is_shown(layout: Layout, rows: Sequence[Row]) -> bool:
     return alike and (layout.shows is None or all(map(layout.shows, rows)))
 
 
-_SCORED = ("reward", "score")  # what makes rows of a log of those of a data set
 
-LAYOUTS: tuple[Layout, ...] = (
+LAYOUTS: tuple[RowLayout, ...] = (
     # logs of trainers and evaluations
-    Layout("completions logged by TRL", "log", ("step", "prompt", "completion", "advantage"),
-           {"prompt": "prompt", "response": "completion"}, without=("reward",), parts="sum"),
-    Layout("a dump of verl", "log", ("input", "output", "score", "step"),
-           {"prompt": "input", "response": "output", "reward": "score"}, parts="all"),
-    Layout("traces of verifiers or prime-rl", "log", ("traces",), unwrap=nested.traces, rescored=nested.rescored_trace),
-    Layout("traces of verifiers or prime-rl", "log", ("nodes", "rewards"), unwrap=nested.traces,
-           rescored=nested.rescored_trace),
-    Layout("results of verifiers", "log", ("example_id", "completion", "reward"), unwrap=nested.results),
-    Layout("a log of inspect_ai", "log", ("epoch", "input", "target", "messages"), unwrap=nested.inspect_sample,
-           rescored=nested.rescored_sample),
-    Layout("rollouts of NeMo-Gym", "log", ("responses_create_params", "response"), unwrap=nested.gym),
-    Layout("inputs of a reward function of OpenRLHF", "log", ("query", "prompt", "reward"), unwrap=nested.query),
-    Layout("responses of a run of guerdon", "log", ("tokens", "rewards", "outcome"), unwrap=nested.shown),
-    Layout("a run of guerdon", "log", ("return/combined", "success"), unwrap=nested.episode),
-    Layout("groups of Atropos", "log", ("tokens", "masks", "scores", "messages"), unwrap=nested.atropos),
-    Layout("batches of NeMo-RL", "log", ("content", "rewards", "token_loss_mask"), unwrap=nested.nemo_rl),
-    Layout("results of tau-bench", "log", ("task_id", "trial", "traj", "reward"), {"messages": "traj"}),
-    Layout("simulations of tau2-bench", "log", ("task_id", "trial", "messages", "reward_info"),
-           {"reward": "reward_info.reward", "truncated": "termination_reason"}),
-    Layout("trajectories of SWE-smith", "log", ("messages", "instance_id", "resolved"),
-           {"reward": "resolved", "truth": "resolved", "group": "instance_id"}),
-    Layout("trajectories of SWE-agent", "log", ("instance_id", "trajectory", "target", "exit_status"),
-           unwrap=nested.swe_agent),
-    Layout("samples of lm-eval", "log", ("doc_id", "doc", "resps", "target"), unwrap=nested.lm_eval),
-    Layout("an evaluation of reasoning-gym", "log", ("name", "datasets"), unwrap=nested.reasoning_gym),
-    Layout("the harness of Qwen2.5-Math", "log", ("question", "gt", "code", "pred", "score"), unwrap=nested.qwen_math),
-    Layout("results of promptfoo", "log", ("prompt.raw", "response.output", "score"),
-           {"prompt": "prompt.raw", "response": "response.output", "reward": "score", "truth": "success"}),
-    Layout("an export of Langfuse", "log", ("input", "output", "scores", "timestamp"), unwrap=nested.langfuse),
-    Layout("completions with rewards", "log", ("prompt", "completions", "rewards"), unwrap=nested.listed),
-    Layout("plain columns", "log", ("responses", "rewards"), unwrap=nested.listed, without=("reward",)),
-    Layout("spans of Phoenix", "log", ("attributes.input.value", "attributes.output.value"), unwrap=nested.phoenix),
-    Layout("runs of LangSmith", "log", ("inputs", "outputs", "feedback_stats"), unwrap=nested.langsmith),
-    Layout("output of OpenAI's batches", "log", ("custom_id", "response.body"),
-           refused="it has no prompt: join it with the input file on custom_id"),
-    Layout("single judgments of MT-Bench", "log", ("judge", "user_prompt", "judgment", "turn"),
-           refused="it has no response: join it with the model's answers on question_id"),
-    Layout("an evaluation of SkyRL", "log", ("input_prompt", "output_response", "score", "env_class"),
-           {"prompt": "input_prompt", "response": "output_response", "reward": "score", "truncated": "stop_reason"}),
-    Layout("an evaluation of ragas", "log", ("user_input", "retrieved_contexts", "response"),
-           {"prompt": "user_input", "passage": "retrieved_contexts"}, parts="sum"),
+    RowLayout("completions logged by TRL", "log", ("step", "prompt", "completion", "advantage"),
+              {"prompt": "prompt", "response": "completion"}, without=("reward",), parts="sum"),
+    RowLayout("a dump of verl", "log", ("input", "output", "score", "step"),
+              {"prompt": "input", "response": "output", "reward": "score"}, parts="all"),
+    RowLayout("traces of verifiers or prime-rl", "log", ("traces",), unwrap=nested.traces,
+              rescored=nested.rescored_trace),
+    RowLayout("traces of verifiers or prime-rl", "log", ("nodes", "rewards"), unwrap=nested.traces,
+              rescored=nested.rescored_trace),
+    RowLayout("results of verifiers", "log", ("example_id", "completion", "reward"), unwrap=nested.results),
+    RowLayout("a log of inspect_ai", "log", ("epoch", "input", "target", "messages"), unwrap=nested.inspect_sample,
+              rescored=nested.rescored_sample),
+    RowLayout("rollouts of NeMo-Gym", "log", ("responses_create_params", "response"), unwrap=nested.gym),
+    RowLayout("inputs of a reward function of OpenRLHF", "log", ("query", "prompt", "reward"), unwrap=nested.query),
+    RowLayout("responses of a run of guerdon", "log", ("tokens", "rewards", "outcome"), unwrap=nested.shown),
+    RowLayout("a run of guerdon", "log", ("return/combined", "success"), unwrap=nested.episode),
+    RowLayout("groups of Atropos", "log", ("tokens", "masks", "scores", "messages"), unwrap=nested.atropos),
+    RowLayout("batches of NeMo-RL", "log", ("content", "rewards", "token_loss_mask"), unwrap=nested.nemo_rl),
+    RowLayout("results of tau-bench", "log", ("task_id", "trial", "traj", "reward"), {"messages": "traj"}),
+    RowLayout("simulations of tau2-bench", "log", ("task_id", "trial", "messages", "reward_info"),
+              {"reward": "reward_info.reward", "truncated": "termination_reason"}),
+    RowLayout("trajectories of SWE-smith", "log", ("messages", "instance_id", "resolved"),
+              {"reward": "resolved", "truth": "resolved", "group": "instance_id"}),
+    RowLayout("trajectories of SWE-agent", "log", ("instance_id", "trajectory", "target", "exit_status"),
+              unwrap=nested.swe_agent),
+    RowLayout("samples of lm-eval", "log", ("doc_id", "doc", "resps", "target"), unwrap=nested.lm_eval),
+    RowLayout("an evaluation of reasoning-gym", "log", ("name", "datasets"), unwrap=nested.reasoning_gym),
+    RowLayout("the harness of Qwen2.5-Math", "log", ("question", "gt", "code", "pred", "score"),
+              unwrap=nested.qwen_math),
+    RowLayout("results of promptfoo", "log", ("prompt.raw", "response.output", "score"),
+              {"prompt": "prompt.raw", "response": "response.output", "reward": "score", "truth": "success"}),
+    RowLayout("an export of Langfuse", "log", ("input", "output", "scores", "timestamp"), unwrap=nested.langfuse),
+    RowLayout("completions with rewards", "log", ("prompt", "completions", "rewards"), unwrap=nested.listed),
+    RowLayout("plain columns", "log", ("responses", "rewards"), unwrap=nested.listed, without=("reward",)),
+    RowLayout("spans of Phoenix", "log", ("attributes.input.value", "attributes.output.value"), unwrap=nested.phoenix),
+    RowLayout("runs of LangSmith", "log", ("inputs", "outputs", "feedback_stats"), unwrap=nested.langsmith),
+    RowLayout("output of OpenAI's batches", "log", ("custom_id", "response.body"),
+              refused="it has no prompt: join it with the input file on custom_id"),
+    RowLayout("single judgments of MT-Bench", "log", ("judge", "user_prompt", "judgment", "turn"),
+              refused="it has no response: join it with the model's answers on question_id"),
+    RowLayout("an evaluation of SkyRL", "log", ("input_prompt", "output_response", "score", "env_class"),
+              {"prompt": "input_prompt", "response": "output_response", "reward": "score", "truncated": "stop_reason"}),
+    RowLayout("an evaluation of ragas", "log", ("user_input", "retrieved_contexts", "response"),
+              {"prompt": "user_input", "passage": "retrieved_contexts"}, parts="sum"),
     # preferences
-    Layout("HelpSteer3", "pairs", ("context", "response1", "response2", "overall_preference"),
-           {"messages": "context", "winner": "overall_preference:below 0: first"}),
-    Layout("HelpSteer2 preference", "pairs", ("response_1", "response_2", "preference_strength"),
-           {"winner": "preference_strength:below 0: first"}),
-    Layout("PKU-SafeRLHF", "pairs", ("response_0", "response_1", "better_response_id"),
-           {"winner": "better_response_id:0/1"}),
-    Layout("Chatbot Arena", "pairs", ("conversation_a", "conversation_b", "winner"),
-           {"first": "conversation_a", "second": "conversation_b"}),
-    Layout("PPE", "pairs", ("response_1", "response_2", "winner", "conv_metadata")),
-    Layout("PPE, best of K", "pairs", ("response_1", "response_2", "scores"), unwrap=nested.numbered),
-    Layout("LMSYS on Kaggle", "pairs", ("prompt", "response_a", "response_b", "winner_model_a", "winner_model_b"),
-           unwrap=nested.lmsys),
-    Layout("JudgeBench", "pairs", ("pair_id", "response_A", "response_B", "label"), {"winner": "label"}),
-    Layout("SHP", "pairs", ("history", "human_ref_A", "human_ref_B", "labels"),
-           {"prompt": "history", "winner": "labels:1/0"}),
-    Layout("WebGPT comparisons", "pairs", ("question", "answer_0", "answer_1", "score_0", "score_1"),
-           {"first_score": "score_0", "second_score": "score_1"}),
-    Layout("AlpacaFarm", "pairs", ("instruction", "output_1", "output_2", "preference", "raw_preference"),
-           {"winner": "preference:1/2"}),
-    Layout("AlpacaEval", "pairs", ("instruction", "output_1", "output_2", "preference"), {"winner": "preference:1..2"}),
-    Layout("distilabel", "pairs", ("instruction", "generations", "ratings"), without=("chosen",)),
-    Layout("preference fine-tuning of OpenAI", "pairs", ("input", "preferred_output", "non_preferred_output"),
-           {"messages": "input.messages", "tools": "input.tools"}),
-    Layout("ms-swift", "pairs", ("messages", "rejected_response"), unwrap=nested.last_is_chosen, without=("chosen",)),
-    Layout("ms-swift", "pairs", ("messages", "rejected_messages"),
-           {"chosen": "messages", "rejected": "rejected_messages"}),
-    Layout("LLaMA-Factory", "pairs", ("conversations", "chosen", "rejected"), {"messages": "conversations"}),
-    Layout("Argilla", "pairs", ("preference.responses",), unwrap=nested.argilla),
-    Layout("Label Studio", "pairs", ("data", "annotations"), unwrap=nested.label_studio),
-    Layout("Label Studio, JSON_MIN", "pairs", ("comparison.selected",), {"winner": "comparison.selected"}),
-    Layout("trees of OASST", "pairs", ("message_id", "parent_id", "text", "role"), whole=nested.oasst),
-    Layout("trees of OASST", "pairs", ("message_tree_id", "prompt.replies"), unwrap=nested.oasst_tree),
-    Layout("UltraFeedback binarized", "pairs", ("prompt", "prompt_id", "chosen", "rejected", "messages"),
-           {"prompt": "prompt", "messages": ""}),
+    RowLayout("HelpSteer3", "pairs", ("context", "response1", "response2", "overall_preference"),
+              {"messages": "context", "winner": "overall_preference:below 0: first"}),
+    RowLayout("HelpSteer2 preference", "pairs", ("response_1", "response_2", "preference_strength"),
+              {"winner": "preference_strength:below 0: first"}),
+    RowLayout("PKU-SafeRLHF", "pairs", ("response_0", "response_1", "better_response_id"),
+              {"winner": "better_response_id:0/1"}),
+    RowLayout("Chatbot Arena", "pairs", ("conversation_a", "conversation_b", "winner"),
+              {"first": "conversation_a", "second": "conversation_b"}),
+    RowLayout("PPE", "pairs", ("response_1", "response_2", "winner", "conv_metadata")),
+    RowLayout("PPE, best of K", "pairs", ("response_1", "response_2", "scores"), unwrap=nested.numbered),
+    RowLayout("LMSYS on Kaggle", "pairs", ("prompt", "response_a", "response_b", "winner_model_a", "winner_model_b"),
+              unwrap=nested.lmsys),
+    RowLayout("JudgeBench", "pairs", ("pair_id", "response_A", "response_B", "label"), {"winner": "label"}),
+    RowLayout("SHP", "pairs", ("history", "human_ref_A", "human_ref_B", "labels"),
+              {"prompt": "history", "winner": "labels:1/0"}),
+    RowLayout("WebGPT comparisons", "pairs", ("question", "answer_0", "answer_1", "score_0", "score_1"),
+              {"first_score": "score_0", "second_score": "score_1"}),
+    RowLayout("AlpacaFarm", "pairs", ("instruction", "output_1", "output_2", "preference", "raw_preference"),
+              {"winner": "preference:1/2"}),
+    RowLayout("AlpacaEval", "pairs", ("instruction", "output_1", "output_2", "preference"),
+              {"winner": "preference:1..2"}),
+    RowLayout("distilabel", "pairs", ("instruction", "generations", "ratings"), without=("chosen",)),
+    RowLayout("preference fine-tuning of OpenAI", "pairs", ("input", "preferred_output", "non_preferred_output"),
+              {"messages": "input.messages", "tools": "input.tools"}),
+    RowLayout("ms-swift", "pairs", ("messages", "rejected_response"), unwrap=nested.last_is_chosen,
+              without=("chosen",)),
+    RowLayout("ms-swift", "pairs", ("messages", "rejected_messages"),
+              {"chosen": "messages", "rejected": "rejected_messages"}),
+    RowLayout("LLaMA-Factory", "pairs", ("conversations", "chosen", "rejected"), {"messages": "conversations"}),
+    RowLayout("Argilla", "pairs", ("preference.responses",), unwrap=nested.argilla),
+    RowLayout("Label Studio", "pairs", ("data", "annotations"), unwrap=nested.label_studio),
+    RowLayout("Label Studio, JSON_MIN", "pairs", ("comparison.selected",), {"winner": "comparison.selected"}),
+    RowLayout("trees of OASST", "pairs", ("message_id", "parent_id", "text", "role"), whole=nested.oasst),
+    RowLayout("trees of OASST", "pairs", ("message_tree_id", "prompt.replies"), unwrap=nested.oasst_tree),
+    RowLayout("UltraFeedback binarized", "pairs", ("prompt", "prompt_id", "chosen", "rejected", "messages"),
+              {"prompt": "prompt", "messages": ""}),
     # labels
-    Layout("HelpSteer2", "labels", ("prompt", "response", "helpfulness"), {}),
-    Layout("BeaverTails", "labels", ("prompt", "response", "is_safe"), {"label": "is_safe"}),
-    Layout("CJE", "labels", ("oracle_label",), {"label": "oracle_label:number", "reward": "judge_score"}),
+    RowLayout("HelpSteer2", "labels", ("prompt", "response", "helpfulness"), {}),
+    RowLayout("BeaverTails", "labels", ("prompt", "response", "is_safe"), {"label": "is_safe"}),
+    RowLayout("CJE", "labels", ("oracle_label",), {"label": "oracle_label:number", "reward": "judge_score"}),
     # steps
-    Layout("training rows of guerdon", "steps", ("input_text", "target_text"),
-           {"steps": "input_text", "step_labels": "target_text"}),
-    Layout("TRL, steps", "steps", ("prompt", "completions", "labels"),
-           {"steps": "completions", "step_labels": "labels"}, shows=nested.has_step_labels),
-    Layout("PRMBench", "steps", ("modified_process", "error_steps"),
-           {"prompt": "modified_question", "steps": "modified_process", "step_labels": "error_steps"}),
-    Layout("Math-Shepherd", "steps", ("input", "label"), {"steps": "input", "step_labels": "label"},
-           shows=nested.has_step_marks),
-    Layout("ProcessBench", "steps", ("problem", "steps", "label"),
-           {"prompt": "problem", "steps": "steps", "step_labels": "label", "truth": "final_answer_correct"}),
-    Layout("PRM800K", "steps", ("question.problem", "label.steps"),
-           {"prompt": "question.problem", "steps": "label.steps", "reference": "question.ground_truth_answer"}),
-    Layout("solutions of guerdon", "steps", ("question", "steps"),
-           {"prompt": "question", "steps": "steps", "reference": "ground_truth_answer", "truth": "is_correct"},
-           shows=nested.has_steps),
-    Layout("RLHFlow, steps", "steps", ("conversations",), {"steps": "conversations"}, shows=nested.has_signed_turns),
-    Layout("RLHFlow, steps", "steps", ("messages",), {"steps": "messages"}, shows=nested.has_signed_turns),
+    RowLayout("training rows of guerdon", "steps", ("input_text", "target_text"),
+              {"steps": "input_text", "step_labels": "target_text"}),
+    RowLayout("TRL, steps", "steps", ("prompt", "completions", "labels"),
+              {"steps": "completions", "step_labels": "labels"}, shows=nested.has_step_labels),
+    RowLayout("PRMBench", "steps", ("modified_process", "error_steps"),
+              {"prompt": "modified_question", "steps": "modified_process", "step_labels": "error_steps"}),
+    RowLayout("Math-Shepherd", "steps", ("input", "label"), {"steps": "input", "step_labels": "label"},
+              shows=nested.has_step_marks),
+    RowLayout("ProcessBench", "steps", ("problem", "steps", "label"),
+              {"prompt": "problem", "steps": "steps", "step_labels": "label", "truth": "final_answer_correct"}),
+    RowLayout("PRM800K", "steps", ("question.problem", "label.steps"),
+              {"prompt": "question.problem", "steps": "label.steps", "reference": "question.ground_truth_answer"}),
+    RowLayout("solutions of guerdon", "steps", ("question", "steps"),
+              {"prompt": "question", "steps": "steps", "reference": "ground_truth_answer", "truth": "is_correct"},
+              shows=nested.has_steps),
+    RowLayout("RLHFlow, steps", "steps", ("conversations",), {"steps": "conversations"}, shows=nested.has_signed_turns),
+    RowLayout("RLHFlow, steps", "steps", ("messages",), {"steps": "messages"}, shows=nested.has_signed_turns),
     # prompts
-    Layout("LiveCodeBench", "prompts", ("question_content", "public_test_cases"), {"prompt": "question_content"},
-           without=("prompt",)),
-    Layout("MBPP", "prompts", ("text", "test_list"), {"prompt": "text"}, without=("prompt",)),
-    Layout("LeetCodeDataset", "prompts", ("query", "prompt", "entry_point"), {"prompt": "query"}),
-    Layout("IFEval", "prompts", ("prompt", "instruction_id_list", "kwargs")),
-    Layout("HealthBench", "prompts", ("prompt", "rubrics", "prompt_id"), {"rubric": "rubrics"}),
-    Layout("PRIME and verl", "prompts", ("prompt", "reward_model"), {"reference": "reward_model.ground_truth"}),
-    Layout("GPQA", "prompts", ("Question", "Correct Answer", "Incorrect Answer 1"), {"prompt": "Question"}),
-    Layout("Alpaca", "prompts", ("instruction", "output"),
-           {"prompt": "instruction", "input": "input", "response": "output"}),
-    Layout("Dolly", "prompts", ("instruction", "context", "response", "category"), {"passage": "context"}),
+    RowLayout("LiveCodeBench", "prompts", ("question_content", "public_test_cases"), {"prompt": "question_content"},
+              without=("prompt",)),
+    RowLayout("MBPP", "prompts", ("text", "test_list"), {"prompt": "text"}, without=("prompt",)),
+    RowLayout("LeetCodeDataset", "prompts", ("query", "prompt", "entry_point"), {"prompt": "query"}),
+    RowLayout("IFEval", "prompts", ("prompt", "instruction_id_list", "kwargs")),
+    RowLayout("HealthBench", "prompts", ("prompt", "rubrics", "prompt_id"), {"rubric": "rubrics"}),
+    RowLayout("PRIME and verl", "prompts", ("prompt", "reward_model"), {"reference": "reward_model.ground_truth"}),
+    RowLayout("GPQA", "prompts", ("Question", "Correct Answer", "Incorrect Answer 1"), {"prompt": "Question"}),
+    RowLayout("Alpaca", "prompts", ("instruction", "output"),
+              {"prompt": "instruction", "input": "input", "response": "output"}),
+    RowLayout("Dolly", "prompts", ("instruction", "context", "response", "category"), {"passage": "context"}),
 )  # fmt: skip

@@ -19,8 +19,8 @@ from typing import Any, Literal, cast
 from guerdon.errors import DataError
 from guerdon.reading.codings import NUMBER, TRUTH
 from guerdon.reading.columns import Columns
-from guerdon.reading.layouts import Layout, Row
-from guerdon.reading.reader import Use, is_empty, plan_of, read_as
+from guerdon.reading.layouts import Row, RowLayout
+from guerdon.reading.plan import Use, is_empty, plan_of, read_as
 from guerdon.reading.roles import ROLES, Role, named, roles_of
 from guerdon.reading.values import Sketch, nested
 
@@ -52,7 +52,7 @@ class LogColumns:
         form: what the cells of the reward are; empty: the log has no column of it.
         total: the key of a map of rewards that is their total; empty: the reward is their sum.
         parsed: columns whose texts are lists or maps.
-        parts: which further columns are rewards, as of `Layout`.
+        parts: which further columns are rewards, as of `RowLayout`.
         maybe_reward: in sums, the column that could be a reward or the truth.
         instead: further columns of a role, of which the first filled one counts where its own column is empty.
     """
@@ -135,7 +135,7 @@ class Look:
         layout: of the rows.
     """
 
-    def __init__(self, said: Columns, layout: Layout) -> None:
+    def __init__(self, said: Columns, layout: RowLayout) -> None:
         self.said, self.layout = said, layout
         self.sketches: dict[str, Sketch] = {}
         self._open: dict[str, Sketch] = {}

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from guerdon.processes.progress import log_once
-from guerdon.reading.reader import Plan, Reading
+from guerdon.reading.plan import Plan
+from guerdon.reading.reader import DataReading
 
 _SOURCES = {"given": ", as you said", "model": ", as in the data that the model was trained on"}
 
@@ -20,7 +21,7 @@ class ReadAs(NamedTuple):
     """What a command keeps of a data set.
 
     Attributes:
-        columns: as of `Reading.mapping`.
+        columns: as of `DataReading.mapping`.
         record: as of `shown_record`.
     """
 
@@ -28,7 +29,7 @@ class ReadAs(NamedTuple):
     record: Mapping[str, Any]
 
 
-def told(reading: Reading, *, used: int, left_out: Mapping[str, int]) -> ReadAs:
+def told(reading: DataReading, *, used: int, left_out: Mapping[str, int]) -> ReadAs:
     """What is kept of a reading, after its lines were written to standard error, each once."""
     kept = ReadAs(reading.mapping(), shown_record(reading, used=used, left_out=left_out))
     for line in record_lines(kept.record):
@@ -50,7 +51,7 @@ def read_as_facts(read_as: Iterable[ReadAs]) -> dict[str, Any]:
 
 
 def shown_record(
-    reading: Reading, *, used: int, left_out: Mapping[str, int], rows: int | None = None
+    reading: DataReading, *, used: int, left_out: Mapping[str, int], rows: int | None = None
 ) -> dict[str, Any]:
     """What a command keeps of its reading: `columns`, `rows`, `used`, and `left_out` by reason.
 
@@ -85,7 +86,7 @@ def _column_line(one: Mapping[str, Any]) -> str:
     )
 
 
-def shown_lines(reading: Reading, *, used: int, left_out: Mapping[str, int], rows: int | None = None) -> list[str]:
+def shown_lines(reading: DataReading, *, used: int, left_out: Mapping[str, int], rows: int | None = None) -> list[str]:
     """The lines of `shown_record`, which a command writes to standard error."""
     return record_lines(shown_record(reading, used=used, left_out=left_out, rows=rows))
 

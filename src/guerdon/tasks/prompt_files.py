@@ -37,7 +37,8 @@ from guerdon.reading.chats import (
 )
 from guerdon.reading.containers import has_rows
 from guerdon.reading.data_sets import DataPart, Rows, split_and_subset
-from guerdon.reading.reader import Plan, Reading, Record, read
+from guerdon.reading.plan import Plan
+from guerdon.reading.reader import DataReading, Record, read
 from guerdon.reading.roles import ROLES, Role, named
 from guerdon.reading.shown import ReadAs, told
 from guerdon.settings.data import (
@@ -294,7 +295,7 @@ def read_dataset(
 
 
 def prompts_in(
-    reading: Reading,
+    reading: DataReading,
     source: str,
     ability: str = "",
     *,

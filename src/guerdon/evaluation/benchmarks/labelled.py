@@ -28,7 +28,8 @@ from guerdon.evaluation.scoring.responses import scored_responses
 from guerdon.models.scores import failure_line
 from guerdon.reading.chats import ChatError, asked_of
 from guerdon.reading.codings import MEASURED
-from guerdon.reading.reader import Plan, Reading, Record, cell_of, read
+from guerdon.reading.plan import Plan, cell_of
+from guerdon.reading.reader import DataReading, Record, read
 from guerdon.reading.shown import shown_record
 from guerdon.reading.values import MOST_FIT, number_of
 from guerdon.statistics.classification import ratio
@@ -218,7 +219,7 @@ class LabelledResponses:
         left_out: rows whose label cannot be read, and what is no row, by reason.
     """
 
-    reading: Reading
+    reading: DataReading
     records: Sequence[Record]
     labels_N: Float64
     prompts: Sequence[str]
@@ -295,7 +296,7 @@ def read_labelled(
     return LabelledResponses(reading, kept_records, np.array(labels), list(map(_group, kept_records)), left_out)
 
 
-def _label_column(reading: Reading) -> str:
+def _label_column(reading: DataReading) -> str:
     """The column with the label of people: a label, or a rating.
 
     Raises:

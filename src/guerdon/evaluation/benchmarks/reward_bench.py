@@ -45,7 +45,7 @@ from guerdon.errors import DataError
 from guerdon.evaluation.metrics import figure_table
 from guerdon.reading.chats import ChatError, asked_of
 from guerdon.reading.data_sets import data_parts, held_part
-from guerdon.reading.reader import Reading, Record, read
+from guerdon.reading.reader import DataReading, Record, read
 from guerdon.reading.roles import Role
 from guerdon.reading.shown import shown_record
 from guerdon.statistics.classification import ReliabilityBin, ece, ratio, reliability_bins
@@ -406,7 +406,7 @@ def choices_from_rows(
     return _choices_of(reading, Counter() if left_out is None else left_out)
 
 
-def _choices_of(reading: Reading, left_out: Counter[str]) -> list[PreferenceChoice]:
+def _choices_of(reading: DataReading, left_out: Counter[str]) -> list[PreferenceChoice]:
     """The prompts of rows that were read; the others are counted by reason."""
     check_preferences(reading)
     choices = []
@@ -421,7 +421,7 @@ def _choices_of(reading: Reading, left_out: Counter[str]) -> list[PreferenceChoi
     return choices
 
 
-def _benchmark_of(record: Record, reading: Reading) -> str:
+def _benchmark_of(record: Record, reading: DataReading) -> str:
     """The benchmark of a row; empty: none known."""
     if reading.plan.layout.name.startswith("PPE"):
         return "PPE"
@@ -465,7 +465,7 @@ def _listed_choice(record: Record, benchmark: str) -> PreferenceChoice | str:
 _BESIDE_TEXT: tuple[Role, ...] = ("images", "videos", "audio")
 
 
-def _compared(record: Record, reading: Reading, benchmark: str) -> PreferenceChoice | str:
+def _compared(record: Record, reading: DataReading, benchmark: str) -> PreferenceChoice | str:
     """A row of another layout, or why it cannot be used."""
     one = comparison(record, reading.plan, every=bool(benchmark))
     if isinstance(one, str):

@@ -18,9 +18,10 @@ from guerdon.errors import DataError
 from guerdon.models.judges.rubric import REFERENCE, RUBRIC
 from guerdon.reading import nested
 from guerdon.reading.chats import ChatError, asked_of, is_answered, turns_of
-from guerdon.reading.layouts import Layout
+from guerdon.reading.layouts import RowLayout
 from guerdon.reading.nested import RESCORED
-from guerdon.reading.reader import Plan, Reading, Record
+from guerdon.reading.plan import Plan
+from guerdon.reading.reader import DataReading, Record
 from guerdon.reading.roles import Role, named
 from guerdon.types import Failure
 
@@ -51,7 +52,7 @@ ResponsesOf = Callable[[_Row, str, str], RowResponses]
 """From a row, its place and its name to its responses."""
 
 
-def scored_responses(reading: Reading) -> ResponsesOf:
+def scored_responses(reading: DataReading) -> ResponsesOf:
     """How the responses of the rows of a file are found.
 
     Raises:
@@ -78,7 +79,7 @@ def scored_responses(reading: Reading) -> ResponsesOf:
     raise NothingToScoreError(_refusal(reading), where=reading.data)
 
 
-def _is_log(layout: Layout) -> bool:
+def _is_log(layout: RowLayout) -> bool:
     """Whether rewards stand beside those of a log: its rows are nested, or all of its numbers are rewards."""
     return layout.kind == "log" and (layout.unwrap is not None or layout.parts != "named")
 
@@ -88,18 +89,18 @@ def _has_response(plan: Plan) -> bool:
     return plan.has("messages") or (plan.has("response") and any(plan.has(role) for role in _ASKED))
 
 
-def _lists_steps(reading: Reading) -> bool:
+def _lists_steps(reading: DataReading) -> bool:
     """Whether a column has the steps of a solution."""
     use = reading.plan.uses.get("steps")
     return use is not None and reading.sketches[use.column].is_list and _are_solutions(reading)
 
 
-def _are_solutions(reading: Reading) -> bool:
+def _are_solutions(reading: DataReading) -> bool:
     """Whether rows are solutions in steps, by the columns of the first."""
     return is_solution(next(reading.records(), None))
 
 
-def _refusal(reading: Reading) -> str:
+def _refusal(reading: DataReading) -> str:
     """Why nothing can be scored, with the column that may hold the responses."""
     columns = [name for name in reading.sketches if "." not in name]
     near = next((name for name in named("response", columns) if reading.sketches[name].kinds["str"]), "")
@@ -116,7 +117,7 @@ def _refusal(reading: Reading) -> str:
 # One row, by what the columns are.
 
 
-def _of_one(reading: Reading, row: _Row, where: str, name: str, *, logged: bool) -> RowResponses:
+def _of_one(reading: DataReading, row: _Row, where: str, name: str, *, logged: bool) -> RowResponses:
     """One response; where the file has rewards already, the new one stands beside it."""
     kept = RESCORED in row or (logged and "reward_failure" not in row)
     column = RESCORED if kept else "reward"
@@ -143,7 +144,7 @@ def _single(record: Record, plan: Plan) -> Solution | Failure:
     return read_response(asked, said, record.name, record.roles)
 
 
-def _of_comparison(reading: Reading, row: _Row, where: str, name: str) -> RowResponses:
+def _of_comparison(reading: DataReading, row: _Row, where: str, name: str) -> RowResponses:
     """A better and a worse response, two of them or a list; several records of a row one behind the other."""
     each = [_compared(record, reading.plan) for record in reading.records_in(row, where, name)]
     if not each:
@@ -195,7 +196,7 @@ def _read(found: Given, record: Record) -> list[Solution | Failure]:
     ]
 
 
-def _of_log(reading: Reading, row: _Row, where: str, name: str, *, several: bool) -> RowResponses:
+def _of_log(reading: DataReading, row: _Row, where: str, name: str, *, several: bool) -> RowResponses:
     """The responses of a record of a log."""
     records = reading.records_in(row, where, name)
     found = [_logged(one._replace(name=f"{name}-{k}"), reading.plan) for k, one in enumerate(records)]
@@ -204,7 +205,7 @@ def _of_log(reading: Reading, row: _Row, where: str, name: str, *, several: bool
     return RowResponses(found or [Failure("no_value", "the log has no response")], (RESCORED,), (None,))
 
 
-def _of_list(reading: Reading, row: _Row, where: str, name: str) -> RowResponses:
+def _of_list(reading: DataReading, row: _Row, where: str, name: str) -> RowResponses:
     """A prompt with a list of responses and of rewards; rewards of `responses` are replaced, as in a copy of ours."""
     column = "rewards" if row.get("completions") is None else RESCORED
     try:
@@ -229,7 +230,7 @@ def _logged(record: Record, plan: Plan) -> Solution | Failure:
     return _with_truth(read_response(asked, said, record.name, record.roles), record)
 
 
-def _of_steps(reading: Reading, row: _Row, where: str, name: str) -> RowResponses:
+def _of_steps(reading: DataReading, row: _Row, where: str, name: str) -> RowResponses:
     """The steps of a solution, scored together."""
     why: DataError | None = None
     for record in reading.records_in(row, where, name):

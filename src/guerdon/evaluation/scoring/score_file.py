@@ -29,9 +29,9 @@ from guerdon.plan.estimate import readable
 from guerdon.processes.progress import ProgressBar, log_line
 from guerdon.reading.containers import endings, parts_of
 from guerdon.reading.data_sets import held_part
-from guerdon.reading.layouts import Layout
+from guerdon.reading.layouts import RowLayout
 from guerdon.reading.nested import FAILURE, RESCORED
-from guerdon.reading.reader import Reading, read
+from guerdon.reading.reader import DataReading, read
 from guerdon.reading.shown import shown_lines
 from guerdon.settings.evaluate import Aggregation
 from guerdon.types import Failure, RewardModel
@@ -181,7 +181,7 @@ def _read(
     parts: Sequence[Sequence[tuple[str, _Row]]],
     columns: str | Mapping[str, str] | None,
     stored: Mapping[str, str] | None,
-) -> Reading:
+) -> DataReading:
     """What the columns of rows in memory are for."""
     held = [held_part(rows, str(given), f"{k}") for k, rows in enumerate(parts)]
     return read(str(given), columns=columns, stored=stored, parts=held)
@@ -311,7 +311,7 @@ def _scored(model: RewardModel, items: Sequence[RowResponses], aggregation: Aggr
     return found
 
 
-def _rescored(row: _Row, new: _Row, layout: Layout) -> _Row:
+def _rescored(row: _Row, new: _Row, layout: RowLayout) -> _Row:
     """A row with its new rewards, where its layout has a place for them."""
     if layout.rescored is None:
         return {**row, **new}
