@@ -395,6 +395,7 @@ VERIFIERS = (  # files in which "verdict" is the word of a verifier, or the type
 )  # fmt: skip
 OTHER_VERDICTS = {  # what stands in prompts with stored replies, and in replies of models
     "labels/labelers.py": ["verdicts, in order, as JSON"],
+    "reading/roles.py": ['"verdict"'],
     "models/vlm/answer_parser.py": ["|verdict", '"verdict"'],
     "models/judges/judge.py": ["Give the reason before the verdict"],
 }

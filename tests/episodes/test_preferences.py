@@ -220,7 +220,7 @@ def test_a_value_that_few_rows_have_is_left_out_and_many_are_refused():
     ],
 )  # fmt: skip
 def test_other_rows_are_errors_that_name_the_place(row, words):
-    with pytest.raises(DataError, match="^file") as caught:
+    with pytest.raises(DataError, match=r"^file") as caught:
         read(row)
     assert words in str(caught.value)
 

@@ -1,11 +1,13 @@
 """Every layout of labels and of logs: what was asked, answered and rewarded, in any order and under any name."""
 
 import random
+from pathlib import Path
 
 import pytest
 from layout_files import written
 from layout_rows import GOOD, LABELS, LOGS, REFUSED, RESPONSES
 
+from guerdon.auditing.logs import read_log
 from guerdon.episodes.preferences import read_preferences
 from guerdon.errors import DataError
 from guerdon.reading.chats import asked_of, chat_messages, text_of
@@ -37,6 +39,22 @@ def understood(path, columns=None):
             (last_text(asked), last_text(said), number_of(record.roles.get("reward")), record.roles.get("reference"))
         )
     return found, reading
+
+
+@pytest.mark.parametrize("name", [case.name for case in LOGS])
+def test_an_audit_reads_them_as_they_are_meant(tmp_path, name):
+    case = named(LOGS, name)
+    rows = read_log(
+        Path(written(tmp_path, f"rows{case.container}", [case.make(*one) for one in RESPONSES], case.whole))
+    )
+    every = 2 if name == "Atropos" else 1  # a group has another response
+    assert rows.reward_N[::every].tolist() == [reward for _, _, reward, _ in RESPONSES]
+    assert rows.texts.responses[::every] == [said for _, said, _, _ in RESPONSES]
+    for prompt, (asked, _, _, _) in zip(rows.texts.prompts[::every], RESPONSES, strict=True):
+        assert prompt.endswith(asked)
+    truths = rows.texts.truths or [""] * len(rows)
+    assert all(truth in ("", reference) for truth, (*_, reference) in zip(truths[::every], RESPONSES, strict=True))
+    assert rows.bad == {}
 
 
 @pytest.mark.parametrize("name", [case.name for case in LOGS])

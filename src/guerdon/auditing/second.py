@@ -22,12 +22,12 @@ from guerdon.auditing.association import strata, stratum_ends
 from guerdon.auditing.drift import Drift, drift_between
 from guerdon.auditing.logs import read_log
 from guerdon.auditing.rows import Codes, Flags, Numbers, Rows, Texts
-from guerdon.episodes.rollout_logs import RESCORED
 from guerdon.errors import DataError
 from guerdon.evaluation.scoring.score_file import load_any_text_model, score_file
 from guerdon.files.atomic import write_bytes
 from guerdon.files.json_files import json_line
 from guerdon.reading.containers import file_rows
+from guerdon.reading.nested import RESCORED
 from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages, estimators
 from guerdon.settings.algorithm import estimator_info
 from guerdon.statistics.intervals import bootstrap_weighted
@@ -159,7 +159,9 @@ class SecondReward:
     drift: tuple[Drift, ...] = ()
 
 
-def read_second(rows: Rows, path: Path, *, columns: Mapping[str, str] = {}, seed: int = 0) -> SecondReward:
+def read_second(
+    rows: Rows, path: Path, *, columns: str | Mapping[str, str] | None = None, seed: int = 0
+) -> SecondReward:
     """Compare the rewards of a log with those of another file.
 
     Args:

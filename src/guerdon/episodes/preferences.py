@@ -10,6 +10,7 @@ used is left out and counted by reason, never used in silence.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections import Counter
@@ -302,8 +303,10 @@ def _single(record: Record, plan: Plan, found: Given) -> Judged:
     ratings = {name: number_of(cell_of(record.row, name)) for name in plan.ratings}
     if plan.has("rating"):
         ratings[plan.uses["rating"].column] = number_of(record.roles["rating"])
+    label, use = record.roles.get("label"), plan.uses.get("label")
+    if use is not None and use.coding is not None and use.coding.is_scale:
+        ratings[use.column], label = label, None
     attributes = {name: value for name, value in ratings.items() if value is not None}
-    label = record.roles.get("label")
     if label is None and not attributes:
         raise LeftOut("no_value")
     return Judged(
@@ -373,6 +376,12 @@ def benchmark_of(data: str, row: Any) -> str | None:
         isinstance(row[key], list | tuple) and len(row[key]) == 3 for key in ("chosen", "rejected")
     ):
         return "RM-Bench"
+    return _benchmark_named(data)
+
+
+@functools.lru_cache(maxsize=64)
+def _benchmark_named(data: str) -> str | None:
+    """The benchmark that the name of a data set is that of."""
     own = Path(data).stem if has_rows(Path(data)) else Path(data).name.partition(":")[0]
     return next((name for name, known in _BENCHMARKS.items() if re.search(known, own, re.IGNORECASE)), None)
 

@@ -74,7 +74,14 @@ SIGNED = Coding("below 0: first", sign_of, is_scale=True)
 TRUTH = Coding("true/false", lambda cell, row: _truth(canonical(cell)))
 MINUS = Coding("1/-1", lambda cell, row: {"1": 1.0, "-1": 0.0}.get(canonical(cell)))
 NUMBER = Coding("number", lambda cell, row: number_of(cell), is_scale=True)
+MEASURED = Coding("number", lambda cell, row: _measured(cell), is_scale=True)
+"""A number, or a word for 1 or 0."""
 _NAMED = {coding.name: coding for coding in (SIGNED, TRUTH, MINUS, NUMBER)}
+
+
+def _measured(cell: Any) -> float | None:
+    number = number_of(cell)
+    return _truth(canonical(cell)) if number is None else number
 
 
 def _truth(word: str) -> float | None:
@@ -202,7 +209,7 @@ def said(text: str, role: str) -> Coding:
         ConfigError: it is neither.
     """
     if text in _NAMED:
-        return _NAMED[text]
+        return MEASURED if text == NUMBER.name and role == "label" else _NAMED[text]
     scaled = _SCALE.fullmatch(text.strip())
     if scaled:
         low, high = float(scaled["low"]), float(scaled["high"])

@@ -62,6 +62,8 @@ SAVED = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow")
 _KNOWN_LISTS = (("samples",), ("simulations",), ("results", "results"), ("rows",), ("responses",))
 """Lists of maps in objects of JSON that hold the rows, where there are further lists: of inspect_ai, tau2-bench,
 promptfoo, the viewer of the hub, and responses that guerdon shows."""
+HALF_WRITTEN = "half-written last line"
+"""What is wrong with the last line of a file that is still being written."""
 _PIECE = 1 << 20  # bytes that are unpacked at a time
 _DEEP = 6  # maps inside each other in which a list of rows is looked for
 
@@ -111,9 +113,19 @@ class Part:
         """Whether its rows are lines with numbers of their own."""
         return self.ending in _LINES
 
+    @property
+    def place_of_rows(self) -> str:
+        """What stands in front of the number of a row in messages."""
+        return f"{self.where}:" if self.by_line else f"{self.where}: row "
+
+    @property
+    def is_table(self) -> bool:
+        """Whether its cells are text, numbers too."""
+        return self.ending in _TABLES
+
     def place(self, number: int) -> str:
         """The place of a row in messages."""
-        return f"{self.where}:{number}" if self.by_line else f"{self.where}: row {number}"
+        return f"{self.place_of_rows}{number}"
 
     def rows(self, *, kept: bool = False) -> Iterator[tuple[int, Any]]:
         """The rows with their numbers: lines are counted from 1, other rows from 0.
@@ -215,8 +227,9 @@ def file_rows(path: Path) -> Iterator[tuple[str, Any]]:
         DataError: as `parts_of`, or the file cannot be read as a whole.
     """
     for part in parts_of(path):
+        front = part.place_of_rows
         for number, row in part.rows(kept=True):
-            yield part.place(number), row
+            yield f"{front}{number}", row
 
 
 def good_rows(path: Path) -> Iterator[tuple[str, Any]]:
@@ -269,7 +282,7 @@ def _row_of(line: bytes, part: Part, number: int) -> Any:
     except Unparsed as error:
         if error.why == "not JSON" and not line.endswith(b"\n"):
             said = f"not JSON, a half-written last line: {error.more}"
-            return BadRecord(said, "half-written last line", where=part.place(number))
+            return BadRecord(said, HALF_WRITTEN, where=part.place(number))
         return BadRecord(str(error), error.why, where=part.place(number))
     if isinstance(row, dict) and len(row) > COLUMNS:
         said = f"it has {len(row):,} keys, at most {COLUMNS:,} are read"

@@ -30,6 +30,8 @@ RECORDS = "records.jsonl"
 _WORD = re.compile(r"[^\W_]+")
 _SHARD = re.compile(r"[-_.]?\d{4,6}-of-\d{4,6}$|[-_.](part|shard)[-_.]?\d+$", re.IGNORECASE)
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_DIGITS = re.compile(r"(\d+)")
+_NO_LOGS = ("wandb", "checkpoints")  # folders of a run whose files are no logs
 _PLAIN_FOLDERS = ("data", "dataset", "")  # folders whose name is no subset
 
 Rows = Iterator[tuple[str, Any]]
@@ -75,6 +77,23 @@ class DataPart:
                 raise DataError("expected rows that are maps of keys", where=self.where)
             found.append((where, row))
         return found
+
+
+def log_files(path: Path, *more: str) -> list[Path]:
+    """The files that may be a log, numbers in names in their order; those of checkpoints and hidden folders are not.
+
+    Args:
+        path: a file, or a folder of files.
+        more: what names of files contain that have another ending.
+    """
+    if path.is_file():
+        return [path]
+    found = [
+        file for file in path.rglob("*")
+        if (has_rows(file) or any(part in file.name for part in more)) and file.is_file()
+        and not any(p.startswith(".") or p in _NO_LOGS for p in file.relative_to(path).parts[:-1])
+    ]  # fmt: skip
+    return sorted(found, key=lambda f: [int(p) if k % 2 else p for k, p in enumerate(_DIGITS.split(str(f)))])
 
 
 def held_part(rows: Sequence[tuple[str, Any]], data: str, name: str, subset: str | None = None) -> DataPart:
@@ -202,7 +221,8 @@ def _placed(part: Part, folders: Sequence[str]) -> DataPart:
 
 
 def _reader(part: Part) -> Callable[[bool], Rows]:
-    return lambda kept: ((part.place(number), row) for number, row in part.rows(kept=kept))
+    front = part.place_of_rows
+    return lambda kept: ((f"{front}{number}", row) for number, row in part.rows(kept=kept))
 
 
 # Folders that `save_to_disk` of `datasets` wrote, and hub data sets.

@@ -95,7 +95,7 @@ _SCORED = ("reward", "score")  # what makes rows of a log of those of a data set
 LAYOUTS: tuple[Layout, ...] = (
     # logs of trainers and evaluations
     Layout("completions logged by TRL", "log", ("step", "prompt", "completion", "advantage"),
-           {"response": "completion"}, without=("reward",), parts="sum"),
+           {"prompt": "prompt", "response": "completion"}, without=("reward",), parts="sum"),
     Layout("a dump of verl", "log", ("input", "output", "score", "step"),
            {"prompt": "input", "response": "output", "reward": "score"}, parts="all"),
     Layout("traces of verifiers or prime-rl", "log", ("traces",), unwrap=nested.traces, rescored=nested.rescored_trace),
@@ -124,7 +124,7 @@ LAYOUTS: tuple[Layout, ...] = (
            {"prompt": "prompt.raw", "response": "response.output", "reward": "score", "truth": "success"}),
     Layout("an export of Langfuse", "log", ("input", "output", "scores", "timestamp"), unwrap=nested.langfuse),
     Layout("completions with rewards", "log", ("prompt", "completions", "rewards"), unwrap=nested.listed),
-    Layout("responses with rewards", "log", ("responses", "rewards"), unwrap=nested.listed, without=("reward",)),
+    Layout("plain columns", "log", ("responses", "rewards"), unwrap=nested.listed, without=("reward",)),
     Layout("spans of Phoenix", "log", ("attributes.input.value", "attributes.output.value"), unwrap=nested.phoenix),
     Layout("runs of LangSmith", "log", ("inputs", "outputs", "feedback_stats"), unwrap=nested.langsmith),
     Layout("output of OpenAI's batches", "log", ("custom_id", "response.body"),
@@ -173,7 +173,7 @@ LAYOUTS: tuple[Layout, ...] = (
     # labels
     Layout("HelpSteer2", "labels", ("prompt", "response", "helpfulness"), {}),
     Layout("BeaverTails", "labels", ("prompt", "response", "is_safe"), {"label": "is_safe"}),
-    Layout("CJE", "labels", ("oracle_label",), {"label": "oracle_label:number"}),
+    Layout("CJE", "labels", ("oracle_label",), {"label": "oracle_label:number", "reward": "judge_score"}),
     # steps
     Layout("training rows of guerdon", "steps", ("input_text", "target_text"),
            {"steps": "input_text", "step_labels": "target_text"}),

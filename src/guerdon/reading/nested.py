@@ -314,6 +314,8 @@ def _asked_and_answered(asked: Any, said: Any) -> Row:
         said = next((said[key] for key in _ANSWERED if said.get(key)), None)
     if isinstance(said, list) and said and isinstance(said[0], Mapping) and "message" in said[0]:
         said = said[0]["message"]
+    if isinstance(said, Mapping):
+        said = [said]
     if isinstance(asked, Mapping) and "role" not in asked:
         asked = next((asked[key] for key in (*named("messages", asked), *named("prompt", asked)) if asked[key]), None)
     return {"prompt": [asked] if isinstance(asked, Mapping) else asked, "response": said}

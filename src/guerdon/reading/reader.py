@@ -35,7 +35,7 @@ from guerdon.reading.roles import ALL_ROLES, MODELS, OUTCOMES, PAIRS_OF_NAMES, S
 from guerdon.reading.values import MISSING, MOST_FIT, Sketch, canonical, nested
 
 Source = Literal["given", "model", "layout", "name"]
-_USUAL_NAMES = frozenset(key for layout in LAYOUTS for key in layout.keys) | PAIRS_OF_NAMES
+USUAL_NAMES = frozenset(key for layout in LAYOUTS for key in layout.keys) | PAIRS_OF_NAMES
 _RATINGS: tuple[Role, ...] = ("rating",)
 _LOOKED_AT = 100  # rows from whose columns a first layout is taken
 _DEEP_KEYS = 64  # keys of a map in a cell that count as columns
@@ -152,7 +152,7 @@ class Reading:
         self._look(self._layout)
         if self._layout is PLAIN and columns.function is None:
             self._layout = self._later_layout()
-        self.plan = _Planner(self, stored, self._layout).plan()
+        self.plan = plan_of(data, self.sketches, self._layout, self.all_rows, self.columns, stored)
 
     def _later_layout(self) -> Layout:
         """The layout of all columns, whose first cells may be null; one that unwraps rows shows in its first ones."""
@@ -224,22 +224,12 @@ class Reading:
     def _unwrapped(self, layout: Layout, record: Row, bad: Counter[str]) -> Sequence[Row]:
         """The rows in a record; none of one that is not like its layout, which is counted."""
         try:
-            return self._rows_in(layout, record)
+            return rows_in(record, layout, self.columns)
         except (TypeError, AttributeError, LookupError, ValueError):
             if layout.unwrap is None:
                 raise
             bad[f"a row that is not like {layout.name}"] += 1
             return []
-
-    def _rows_in(self, layout: Layout, record: Row) -> Sequence[Row]:
-        """The rows in a record, with the names of columns that the layout has."""
-        if self.columns.renamed:
-            own = {column: name for name, column in self.columns.renamed.items()}
-            record = {own.get(name, name): cell for name, cell in record.items()}
-        if self.columns.function is not None:
-            found = self.columns.function(record)
-            return [] if found is None else [found]
-        return [record] if layout.unwrap is None else layout.unwrap(record)
 
     def records_in(self, row: Row, where: str, name: str) -> list[Record]:
         """What stands in one row of the data: itself, or those that it unwraps to; none where a function gives None.
@@ -255,7 +245,7 @@ class Reading:
         layout, rows = self.plan.layout, [row]
         if layout.unwrap is not None or self.columns.function is not None or self.columns.renamed:
             with boundary(DataError, f"{where}: not like {layout.name}"):
-                rows = list(self._rows_in(layout, row))
+                rows = list(rows_in(row, layout, self.columns))
         found = ((one, *self._roles(one)) for one in rows)
         return [Record(where, one, roles, name, left_out=left_out) for one, roles, left_out in found]
 
@@ -318,22 +308,11 @@ class Reading:
         return all(holds(row) for _, _, _, row in self._mapped(self._layout))
 
     def read_as(self) -> list[dict[str, Any]]:
-        """What was taken for what: `column`, `role`, `coding`, `example` and `from` of each, unused columns last."""
-        used = [
-            {"column": self.columns.renamed.get(use.column, use.column), "role": use.role,
-             "coding": use.coding and use.coding.name, "example": self._example(use.column),
-             "from": "given" if use.column in self.columns.renamed else use.source}
-            for use in self.plan.uses.values()
-        ]  # fmt: skip
-        used += [
-            {"column": name, "role": "rating", "coding": None, "example": self._example(name), "from": "name"}
-            for name in self.plan.ratings
-        ]
-        rest = [
-            {"column": name, "role": None, "coding": None, "example": self._example(name), "from": None}
-            for name in self.plan.unused
-        ]
-        return [*used, *rest]
+        """As the function `read_as`."""
+        ratings = [Use("rating", name, None, "name") for name in self.plan.ratings]
+        return read_as(
+            [*self.plan.uses.values(), *ratings], self.plan.unused, self.sketches, renamed=self.columns.renamed
+        )
 
     def mapping(self) -> dict[str, str]:
         """What `read` takes as `stored`: a column by role, or by the name that a layout has for it, with its coding."""
@@ -344,9 +323,19 @@ class Reading:
                 found[role] = f"{use.column}{coding}"
         return found
 
-    def _example(self, column: str) -> str:
-        sketch = self.sketches.get(column)
-        return "" if sketch is None else sketch.shown()
+    def need_rows(self) -> None:
+        """Refuse data without a row.
+
+        Raises:
+            DataError: with what stands there instead.
+        """
+        if self.rows:
+            return
+        first = next((row for part in self.parts for _, row in part.rows()), None)
+        if isinstance(first, DataError):
+            raise first
+        why = ", ".join(f"{n} x {reason}" for reason, n in self.bad.items())
+        raise DataError(f"no row can be read: {why}" if why else "there is no row in it", where=self.data)
 
     def need(self, *roles: Role) -> None:
         """Refuse data in which one of these could be two things.
@@ -380,9 +369,79 @@ def read(
         ConfigError: as `said_columns`.
         DataError: as `data_parts` and `Reading`.
     """
-    said_by_user, by_model = (said_columns(one or None, usual=_USUAL_NAMES) for one in (columns, stored))
+    said_by_user, by_model = (said_columns(one or None, usual=USUAL_NAMES) for one in (columns, stored))
     wanted = data_parts(data, train=train) if parts is None else parts
     return Reading(data, wanted, said_by_user, by_model, train=train)
+
+
+def read_as(
+    uses: Iterable[Use], unused: Iterable[str], sketches: Mapping[str, Sketch], *, renamed: Mapping[str, str] = {}
+) -> list[dict[str, Any]]:
+    """What was taken for what: `column`, `role`, `coding`, `example` and `from` of each, unused columns last.
+
+    Args:
+        uses: of columns.
+        unused: columns.
+        sketches: by column.
+        renamed: names in the data of columns that a layout calls otherwise, as the user said.
+    """
+    examples = {name: sketch.shown() for name, sketch in sketches.items()}
+    used = [
+        {"column": renamed.get(use.column, use.column), "role": use.role, "coding": use.coding and use.coding.name,
+         "example": examples.get(use.column, ""), "from": "given" if use.column in renamed else use.source}
+        for use in uses
+    ]  # fmt: skip
+    rest = [
+        {"column": name, "role": None, "coding": None, "example": examples.get(name, ""), "from": None}
+        for name in unused
+    ]
+    return [*used, *rest]
+
+
+def rows_in(record: Row, layout: Layout, columns: Columns) -> Sequence[Row]:
+    """The rows in a record, with the names of columns that the layout has.
+
+    Raises:
+        AttributeError, LookupError, TypeError, ValueError: it is not like the layout.
+    """
+    if columns.renamed:
+        own = {column: name for name, column in columns.renamed.items()}
+        record = {own.get(name, name): cell for name, cell in record.items()}
+    if columns.function is not None:
+        found = columns.function(record)
+        return [] if found is None else [found]
+    return [record] if layout.unwrap is None else layout.unwrap(record)
+
+
+AllRows = Callable[[Callable[[Row], bool]], bool]
+"""Whether something holds for every row."""
+
+
+def plan_of(
+    data: str,
+    sketches: Mapping[str, Sketch],
+    layout: Layout,
+    all_rows: AllRows,
+    columns: Columns = NOTHING,
+    stored: Columns = NOTHING,
+    *,
+    log: bool = False,
+) -> Plan:
+    """What the columns of a data set are for.
+
+    Args:
+        data: what messages call it.
+        sketches: of each column, and of keys below a column as `a.b`.
+        layout: of the rows.
+        all_rows: whether something holds for every row.
+        columns: what the user said.
+        stored: what a model was trained on.
+        log: the rows have one response each, with a reward, and say nothing else of it.
+
+    Raises:
+        DataError: a column that the user said is not there.
+    """
+    return _Planner(data, sketches, layout, all_rows, columns, stored, log=log).plan()
 
 
 def cell_of(row: Row, column: str) -> Any:
@@ -466,7 +525,7 @@ def _layout_said(parts: Sequence[DataPart], columns: Columns, stored: Columns) -
     """
     layout = _first_layout(parts, columns)
     for one in (columns, columns.over(stored)):
-        names = one.as_names(_USUAL_NAMES)
+        names = one.as_names(USUAL_NAMES)
         if layout is PLAIN and names.renamed != columns.renamed:
             layout = _first_layout(parts, names)
             own = one.as_names(layout.keys)
@@ -482,15 +541,22 @@ def _records(parts: Iterable[DataPart]) -> Iterator[Row]:
 class _Planner:
     """Decides what each column is for: what was said, then what the layout says, then names and values.
 
-    Args:
-        reading: the data set, whose rows were looked at.
-        stored: what a model was trained on.
-        layout: of the rows.
+    Args: as of `plan_of`.
     """
 
-    def __init__(self, reading: Reading, stored: Columns, layout: Layout) -> None:
-        self.reading, self.stored, self.layout = reading, stored, layout
-        self.data, self.sketches, self.columns = reading.data, reading.sketches, reading.columns
+    def __init__(
+        self,
+        data: str,
+        sketches: Mapping[str, Sketch],
+        layout: Layout,
+        all_rows: AllRows,
+        columns: Columns,
+        stored: Columns,
+        *,
+        log: bool,
+    ) -> None:
+        self.data, self.sketches, self.layout, self.all_rows = data, sketches, layout, all_rows
+        self.columns, self.stored, self.log = columns, stored, log
         self.uses: dict[Role, Use] = {}
         self.ignored: list[str] = []  # columns that repeat what others say
         self.ratings: list[str] = []  # of HelpSteer2, some of whose names are otherwise those of a truth
@@ -524,7 +590,7 @@ class _Planner:
         if not {*_PROMPT_AND_BOTH} <= self.uses.keys():
             return False
         prompt, chosen, rejected = (self.uses[role].column for role in _PROMPT_AND_BOTH)
-        return self.reading.all_rows(partial(_begins_with, prompt, chosen, rejected))
+        return self.all_rows(partial(_begins_with, prompt, chosen, rejected))
 
     def _is_nested(self, use: Use) -> bool:
         """Whether texts are lists or maps to read; an answer in JSON is a text, unless all are chat messages."""
@@ -570,11 +636,12 @@ class _Planner:
 
     def _take_roles(self) -> None:
         """Rows that a function made: their keys are roles."""
+        taken = {use.column for use in self.uses.values()}
         for name in self.sketches:
-            if name in ALL_ROLES and name not in self.uses:
-                role = ALL_ROLES[name]
-                coding = SIGNED if role == "winner" else None
-                self._use(role, name, coding, "layout")
+            role = ALL_ROLES.get(name)
+            if role is None or role in self.uses or name in taken or (self.log and role in _JUDGED):
+                continue
+            self._use(role, name, SIGNED if role == "winner" else None, "layout")
         self._code("winner", "label")
 
     def _use(self, role: Role, column: str, coding: Coding | None, source: Source) -> None:
@@ -592,15 +659,20 @@ class _Planner:
     def _take_named(self) -> None:
         """Roles by the names of columns, and by what is in them."""
         self._take_question()
-        if self.layout.kind != "steps":
+        if self.log:
+            self._take_response()
+        elif self.layout.kind != "steps":
             self._take_answers()
-        if self.layout.kind == "steps" or self._has_steps():
+        if self.layout.kind == "steps" or (self._has_steps() and not self.log):
             self.ignored += [name for name in self._free() if plain_name(name) in _OF_STEPS]
-        if "response" in self.uses and named("rating", self._free())[:1] == ["helpfulness"]:
+        if "response" in self.uses and not self.log and named("rating", self._free())[:1] == ["helpfulness"]:
             self.ratings = [name for name in named("rating", self._free()) if self._has_numbers(name)]
         for role in _FURTHER:
             if role not in self.uses:
                 self._take_first(role)
+        for name in named("id", self.sketches)[:1]:  # it may also be the column of groups
+            if "id" not in self.uses and self.sketches[name].filled:
+                self._use("id", name, None, "name")
 
     def _take_answers(self) -> None:
         """What was answered: steps with labels, two responses, several, or one."""
@@ -615,7 +687,7 @@ class _Planner:
         """Two responses side by side in the rows that have no better and worse one."""
         better = self.uses["chosen"].column
         sides = beside(self._free())
-        if sides and self.reading.all_rows(partial(_has_at_most_one, [better, sides[0][0]])):
+        if sides and self.all_rows(partial(_has_at_most_one, [better, sides[0][0]])):
             self._take_pair()
 
     def _has_numbers(self, name: str) -> bool:
@@ -632,7 +704,7 @@ class _Planner:
         if role in self.uses or not columns:
             return role in self.uses
         self._use(role, columns[0], None, "name")
-        if len(columns) > 1 and self.reading.all_rows(partial(_has_at_most_one, columns)):
+        if len(columns) > 1 and self.all_rows(partial(_has_at_most_one, columns)):
             self.instead[role] = tuple(columns[1:])
         elif len(columns) > 1:
             readings = " or ".join(f"{name} ({self.sketches[name].shown()!r})" for name in columns)
@@ -648,7 +720,7 @@ class _Planner:
             self._use("input", plain["input"], None, "name")
         elif "input" in plain and {"output"} <= plain.keys() and "instruction" in plain:
             self._use("input", plain["input"], None, "name")
-        asked = [self._text_in(name) for name in named("prompt", self._free()) if not self.sketches[name].is_number]
+        asked = [self._text_in(name) for name in self._texts("prompt")]
         asked = [name for name in asked if name]
         if "prompt" not in self.uses and asked:
             self._take_alone("prompt", self._widest(asked))
@@ -663,6 +735,12 @@ class _Planner:
         for name in named("history", self._free()):
             self._use("history" if "prompt" in self.uses else "prompt", name, None, "name")
 
+    def _texts(self, role: Role) -> list[str]:
+        """The columns with a name of a role that are no numbers; in a log, whose prompts may be numbers, else those."""
+        found = named(role, self._free())
+        texts = [name for name in found if not self.sketches[name].is_number]
+        return texts or (found if self.log else [])
+
     def _text_in(self, name: str) -> str:
         """A column, or the key of its maps that has a text; empty: its maps have none."""
         if not self.sketches[name].kinds["dict"]:
@@ -675,7 +753,7 @@ class _Planner:
             return columns
         for widest in columns:
             others = [name for name in columns if name != widest]
-            if self.reading.all_rows(partial(_has_texts, widest, others)):
+            if self.all_rows(partial(_has_texts, widest, others)):
                 return [widest]
         return columns
 
@@ -705,7 +783,7 @@ class _Planner:
                 sketch.add(label)
             return True
 
-        self.reading.all_rows(look)
+        self.all_rows(look)
         if not sketch.filled:
             return
         is_share = sketch.numbers == sketch.filled and sketch.low >= 0 and sketch.high <= 1
@@ -814,13 +892,15 @@ class _Planner:
 
     def _take_response(self) -> None:
         """One response, and whether it is good."""
-        found = [name for name in named("response", self._free()) if not self.sketches[name].is_number]
+        found = self._texts("response")
         others = [name for name in found if plain_name(name) not in ("answer", "text")]
         if others:
             found = others
-        elif found and (self._is_gold(found[0]) or self._has_steps()):
+        elif found and (self._is_gold(found[0]) or (self._has_steps() and not self.log)):
             found = []
         self._take_alone("response", found)
+        if self.log:
+            return
         if "label" in self.uses:
             self._code("label")
         elif not named("reward", self._free()):
@@ -833,15 +913,21 @@ class _Planner:
         return any(self.sketches[name].is_list for name in named("steps", self._free()))
 
     def _is_gold(self, column: str) -> bool:
-        """Whether all rows of a prompt have the same answer: it is the true one, and no response."""
+        """Whether all rows of a prompt have the same answer: it is the true one, and no response.
+
+        In a log, whose rewards are for something, only where a prompt comes again.
+        """
         asked = self.uses.get("prompt")
         answers: dict[int, int] = {}
+        rows = 0
 
         def same(row: Row) -> bool:
+            nonlocal rows
+            rows += 1
             answer = hash(repr(row.get(column)))
             return answers.setdefault(hash(repr(cell_of(row, asked.column))) if asked else 0, answer) == answer
 
-        return asked is not None and self.reading.all_rows(same)
+        return asked is not None and self.all_rows(same) and (not self.log or rows > len(answers))
 
 
 _TEXT_KEYS = ("full_text", "raw", "text", "content", "problem", "question")  # of a question that is a map
@@ -855,11 +941,12 @@ _TEXTS: tuple[Role, ...] = (
     "solution", "tests",
 )  # fmt: skip
 _STEPS: tuple[Role, ...] = ("steps", "step_labels")
+_JUDGED: tuple[Role, ...] = ("winner", "label")  # in a log such a column is a true answer, or nothing
 _ANSWERS: tuple[Role, ...] = ("reference", "solution")
 _FURTHER: tuple[Role, ...] = (
     "system", "tools", "images", "videos", "audio", "turn", "margin", "steps", "step_labels", "reward", "truth",
     "reference", "tests", "rubric", "solution", "options", "token_rewards", "advantage", "step", "group", "tokens",
-    "length", "truncated", "failed", "id", "split", "subset", "model", "person", "weight",
+    "length", "truncated", "failed", "split", "subset", "model", "person", "weight",
 )  # fmt: skip
 _EXAMPLES = {"winner": "A/B/tie", "label": "yes/no", "rating": "1..5"}
 

@@ -49,15 +49,18 @@ def read_as_facts(read_as: Iterable[ReadAs]) -> dict[str, Any]:
     return {"columns": stored_columns(known), "read_as": [dict(one.record) for one in known]}
 
 
-def shown_record(reading: Reading, *, used: int, left_out: Mapping[str, int]) -> dict[str, Any]:
+def shown_record(
+    reading: Reading, *, used: int, left_out: Mapping[str, int], rows: int | None = None
+) -> dict[str, Any]:
     """What a command keeps of its reading: `columns`, `rows`, `used`, and `left_out` by reason.
 
     Args:
         reading: of the data.
         used: rows that were used.
         left_out: rows that were not, by reason.
+        rows: how many there are, where those that hold several responses are counted once; None: each response is one.
     """
-    rows = reading.rows + reading.bad.total()
+    rows = reading.rows + reading.bad.total() if rows is None else rows
     return {
         "data": reading.data, "layout": reading.plan.layout.name, "columns": reading.read_as(), "rows": rows,
         "used": used, "left_out": dict(left_out),
@@ -82,9 +85,9 @@ def _column_line(one: Mapping[str, Any]) -> str:
     )
 
 
-def shown_lines(reading: Reading, *, used: int, left_out: Mapping[str, int]) -> list[str]:
+def shown_lines(reading: Reading, *, used: int, left_out: Mapping[str, int], rows: int | None = None) -> list[str]:
     """The lines of `shown_record`, which a command writes to standard error."""
-    return record_lines(shown_record(reading, used=used, left_out=left_out))
+    return record_lines(shown_record(reading, used=used, left_out=left_out, rows=rows))
 
 
 def commands(plan: Plan) -> dict[str, str]:

@@ -43,6 +43,7 @@ class Sketch:
         kinds: cells by their type: bool, int, float, str, list, dict.
         values: how often each short cell occurs, by `canonical`; None: there are more than 64 different ones.
         numbers: cells that are finite numbers, or are written as one.
+        words: texts that are a word for a truth value.
         low, high: of these numbers.
         texts_of_lists: texts that are JSON, or Python's way to write it, of a list or a map.
         talks: cells that are chat messages, or texts of such.
@@ -51,7 +52,7 @@ class Sketch:
     """
 
     def __init__(self) -> None:
-        self.rows = self.missing = self.numbers = self.texts_of_lists = self.talks = 0
+        self.rows = self.missing = self.numbers = self.words = self.texts_of_lists = self.talks = 0
         self.kinds: Counter[str] = Counter()
         self.values: Counter[str] | None = Counter()
         self.low, self.high = float("inf"), float("-inf")
@@ -99,6 +100,8 @@ class Sketch:
         if len(cell) <= _SHORT and (number := number_of(cell)) is not None:
             self.numbers += 1
             self.low, self.high = min(self.low, number), max(self.high, number)
+        elif len(cell) <= _SHORT and truth_of(cell) is not None:
+            self.words += 1
         elif self.texts_of_lists == self.kinds["str"] - 1 and cell[:1] in ("[", "{"):
             found = nested(cell)  # only while every text before was one
             self.texts_of_lists += isinstance(found, list | Mapping)

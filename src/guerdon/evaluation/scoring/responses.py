@@ -33,8 +33,8 @@ class NothingToScoreError(DataError):
     """No column of a file is a response."""
 
 
-class Responses(NamedTuple):
-    """Responses of a row, and in which columns their rewards stand.
+class RowResponses(NamedTuple):
+    """RowResponses of a row, and in which columns their rewards stand.
 
     Attributes:
         found: in the order of the row.
@@ -47,7 +47,7 @@ class Responses(NamedTuple):
     counts: tuple[int | None, ...]
 
 
-ResponsesOf = Callable[[_Row, str, str], Responses]
+ResponsesOf = Callable[[_Row, str, str], RowResponses]
 """From a row, its place and its name to its responses."""
 
 
@@ -108,22 +108,22 @@ def _refusal(reading: Reading) -> str:
     else:
         meant = "; name the columns: --columns prompt=NAME,response=NAME"
     return (
-        f"nothing to score, found {', '.join(columns)[:200]}; a row needs prompt and response (or responses), messages, "
-        f"chosen and rejected, or another layout of docs/preferences.md{meant}"
+        f"nothing to score, found {', '.join(columns)[:200]}; a row needs prompt and response (or responses), "
+        f"messages, chosen and rejected, or another layout of docs/reading.md{meant}"
     )
 
 
 # One row, by what the columns are.
 
 
-def _of_one(reading: Reading, row: _Row, where: str, name: str, *, logged: bool) -> Responses:
+def _of_one(reading: Reading, row: _Row, where: str, name: str, *, logged: bool) -> RowResponses:
     """One response; where the file has rewards already, the new one stands beside it."""
     kept = RESCORED in row or (logged and "reward_failure" not in row)
     column = RESCORED if kept else "reward"
     record = next(iter(reading.records_in(row, where, name)), None)
     if record is None:
-        return Responses([_NO_ROW], (column,), (None,))
-    return Responses([_with_truth(_single(record, reading.plan), record)], (column,), (None,))
+        return RowResponses([_NO_ROW], (column,), (None,))
+    return RowResponses([_with_truth(_single(record, reading.plan), record)], (column,), (None,))
 
 
 _NO_ROW = Failure("left_out", "the function of columns gives None")
@@ -143,18 +143,18 @@ def _single(record: Record, plan: Plan) -> Solution | Failure:
     return read_response(asked, said, record.name, record.roles)
 
 
-def _of_comparison(reading: Reading, row: _Row, where: str, name: str) -> Responses:
+def _of_comparison(reading: Reading, row: _Row, where: str, name: str) -> RowResponses:
     """A better and a worse response, two of them or a list; several records of a row one behind the other."""
     each = [_compared(record, reading.plan) for record in reading.records_in(row, where, name)]
     if not each:
-        return Responses([_NO_ROW], ("rewards",), (None,))
+        return RowResponses([_NO_ROW], ("rewards",), (None,))
     if len(each) == 1:
         return each[0]
     found = [response for one in each for response in one.found]
-    return Responses(found, ("rewards",), (len(found),))
+    return RowResponses(found, ("rewards",), (len(found),))
 
 
-def _compared(record: Record, plan: Plan) -> Responses:
+def _compared(record: Record, plan: Plan) -> RowResponses:
     try:
         found: Given | Failure = given(record, plan)
     except (LeftOut, ChatError) as error:
@@ -163,23 +163,23 @@ def _compared(record: Record, plan: Plan) -> Responses:
         return _better_and_worse(record, found)
     if isinstance(found, Given):
         responses = _read(found, record)
-        return Responses(responses, ("rewards",), (len(responses),))
+        return RowResponses(responses, ("rewards",), (len(responses),))
     if plan.has("first", "second"):
-        return Responses([found] * 2, ("rewards",), (2,))
+        return RowResponses([found] * 2, ("rewards",), (2,))
     items = record.roles.get("responses")
     count = len(items) if isinstance(items, Sequence) and items and not isinstance(items, str) else None
-    return Responses([found] * (count or 1), ("rewards",), (count,))
+    return RowResponses([found] * (count or 1), ("rewards",), (count,))
 
 
-def _better_and_worse(record: Record, found: Given | Failure) -> Responses:
+def _better_and_worse(record: Record, found: Given | Failure) -> RowResponses:
     columns = ("reward_chosen", "reward_rejected")
     if isinstance(found, Failure):
         lost = Failure("no_value", "chosen or rejected is null") if found == Failure("no_value") else found
-        return Responses([lost, lost], columns, (None, None))
+        return RowResponses([lost, lost], columns, (None, None))
     responses = _read(found, record)
     better, worse = found.better, len(responses) - found.better
     counts = (_count(record.roles["chosen"], better), _count(record.roles["rejected"], worse))
-    return Responses(responses, columns, counts)
+    return RowResponses(responses, columns, counts)
 
 
 def _count(cell: Any, n: int) -> int | None:
@@ -195,24 +195,24 @@ def _read(found: Given, record: Record) -> list[Solution | Failure]:
     ]
 
 
-def _of_log(reading: Reading, row: _Row, where: str, name: str, *, several: bool) -> Responses:
+def _of_log(reading: Reading, row: _Row, where: str, name: str, *, several: bool) -> RowResponses:
     """The responses of a record of a log."""
     records = reading.records_in(row, where, name)
-    found = [_with_truth(_logged(one._replace(name=f"{name}-{k}"), reading.plan), one) for k, one in enumerate(records)]
+    found = [_logged(one._replace(name=f"{name}-{k}"), reading.plan) for k, one in enumerate(records)]
     if several:
-        return Responses(found, (RESCORED,), (len(found),))
-    return Responses(found or [Failure("no_value", "the log has no response")], (RESCORED,), (None,))
+        return RowResponses(found, (RESCORED,), (len(found),))
+    return RowResponses(found or [Failure("no_value", "the log has no response")], (RESCORED,), (None,))
 
 
-def _of_list(reading: Reading, row: _Row, where: str, name: str) -> Responses:
+def _of_list(reading: Reading, row: _Row, where: str, name: str) -> RowResponses:
     """A prompt with a list of responses and of rewards; rewards of `responses` are replaced, as in a copy of ours."""
     column = "rewards" if row.get("completions") is None else RESCORED
     try:
         records = reading.records_in(row, where, name)
     except DataError:
-        return Responses([Failure("no_value", "there is no list of responses")], (column,), (None,))
-    found = [_with_truth(_logged(one._replace(name=f"{name}-{k}"), reading.plan), one) for k, one in enumerate(records)]
-    return Responses(found, (column,), (len(found),))
+        return RowResponses([Failure("no_value", "there is no list of responses")], (column,), (None,))
+    found = [_logged(one._replace(name=f"{name}-{k}"), reading.plan) for k, one in enumerate(records)]
+    return RowResponses(found, (column,), (len(found),))
 
 
 def _logged(record: Record, plan: Plan) -> Solution | Failure:
@@ -226,18 +226,18 @@ def _logged(record: Record, plan: Plan) -> Solution | Failure:
         asked, said = asked[:-1], asked[-1:]
     if said is None or said == []:
         return Failure("no_value", "the log has no response")
-    return read_response(asked, said, record.name, record.roles)
+    return _with_truth(read_response(asked, said, record.name, record.roles), record)
 
 
-def _of_steps(reading: Reading, row: _Row, where: str, name: str) -> Responses:
+def _of_steps(reading: Reading, row: _Row, where: str, name: str) -> RowResponses:
     """The steps of a solution, scored together."""
     why: DataError | None = None
     for record in reading.records_in(row, where, name):
         try:
-            return Responses([_with_truth(solution_of(record, reading.plan), record)], ("reward",), (None,))
+            return RowResponses([_with_truth(solution_of(record, reading.plan), record)], ("reward",), (None,))
         except DataError as error:
             why = why or error
-    return Responses([Failure("no_value", str(why or "the row has no steps"))], ("reward",), (None,))
+    return RowResponses([Failure("no_value", str(why or "the row has no steps"))], ("reward",), (None,))
 
 
 def _why(error: LeftOut | ChatError) -> Failure:

@@ -1,8 +1,8 @@
 """The rows of a file with columns of rewards: `guerdon score`.
 
-What a column is for is decided by `guerdon.reading` over the whole file. A row with one response gets `reward`; one with
-a better and a worse response `reward_chosen` and `reward_rejected`; one with several `rewards`, in their order; that of a
-log `guerdon_reward`. A value that is missing is null, and `reward_failure` says why.
+What a column is for is decided by `guerdon.reading` over the whole file. A row with one response gets `reward`; one
+with a better and a worse response `reward_chosen` and `reward_rejected`; one with several `rewards`, in their order;
+that of a log `guerdon_reward`. A value that is missing is null, and `reward_failure` says why.
 
     model = load_any_text_model("runs/rm")
     print(score_file(Path("answers.jsonl"), model, Path("scored.jsonl"), name="runs/rm"))
@@ -18,7 +18,7 @@ from typing import Any
 
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
-from guerdon.evaluation.scoring.responses import Responses, scored_responses
+from guerdon.evaluation.scoring.responses import RowResponses, scored_responses
 from guerdon.evaluation.scoring.rewritten import write_rows
 from guerdon.files.append_log import AppendLog
 from guerdon.files.atomic import sha256
@@ -122,7 +122,7 @@ def score_file(
     given = out if only_failed else file
     parts = _held(given)
     rows, counts = [pair for part in parts for pair in part], [len(part) for part in parts]
-    reading = _read(given, parts, columns, stored_columns(model))
+    reading = _read(given, parts, columns, trained_columns(model))
     responses_of = scored_responses(reading)
     failed = [k for k, (_, row) in enumerate(rows) if not only_failed or _why_failed(row)]
     read_now = range(len(rows)) if model.info.compares else failed
@@ -187,27 +187,29 @@ def _read(
     return read(str(given), columns=columns, stored=stored, parts=held)
 
 
-def stored_columns(model: object) -> Mapping[str, str] | None:
-    """What the columns of the data were for that a model of guerdon was trained on; None: it says nothing."""
-    found = getattr(getattr(model, "card", None), "columns", None)
-    return found if isinstance(found, Mapping) else None
+def trained_columns(model: object) -> Mapping[str, str]:
+    """What the columns of the data were for that a model of guerdon was trained on, as its card says."""
+    training = getattr(getattr(model, "card", None), "training", None)
+    found = training.get("columns") if isinstance(training, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
 
 
-def _used(items: Iterable[Responses]) -> dict[str, Any]:
-    """How many rows have a response that can be scored, and by reason how many have none."""
+def _used(items: Iterable[RowResponses]) -> dict[str, Any]:
+    """How many rows there are, how many have a response that can be scored, and by reason how many have none."""
     lost: Counter[str] = Counter()
-    used = 0
+    rows = used = 0
     for item in items:
+        rows += 1
         failures = [one.reason for one in item.found if isinstance(one, Failure)]
         if len(failures) < len(item.found):
             used += 1
         elif failures:
             lost[failures[0]] += 1
-    return {"used": used, "left_out": lost}
+    return {"rows": rows, "used": used, "left_out": lost}
 
 
 def _scored_rows(
-    items: Mapping[int, Responses],
+    items: Mapping[int, RowResponses],
     model: RewardModel,
     part: Path,
     begun: Mapping[str, Any],
@@ -258,7 +260,7 @@ def _identity(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, "rubric": sha256(Path(name))} if is_rubric(name) else found
 
 
-def _cost(model: RewardModel, items: Sequence[Responses]) -> list[str]:
+def _cost(model: RewardModel, items: Sequence[RowResponses]) -> list[str]:
     """What the calls of a judge cost, in lines."""
     if not isinstance(model, JudgeModel):
         return []
@@ -266,20 +268,20 @@ def _cost(model: RewardModel, items: Sequence[Responses]) -> list[str]:
     return readable(model.cost([one.as_episode() for one in solutions]))
 
 
-def _prompts(items: Mapping[int, Responses]) -> dict[int, str]:
+def _prompts(items: Mapping[int, RowResponses]) -> dict[int, str]:
     """The prompt of each row; a row of its own where it cannot be read."""
     firsts = {k: next((s for s in item.found if isinstance(s, Solution)), None) for k, item in items.items()}
     return {k: f"row {k}" if one is None else one.asked for k, one in firsts.items()}
 
 
-def _with_their_prompt(items: Mapping[int, Responses], chosen: Sequence[int]) -> list[int]:
+def _with_their_prompt(items: Mapping[int, RowResponses], chosen: Sequence[int]) -> list[int]:
     """The chosen rows, and all others to the same prompts."""
     prompts = _prompts(items)
     asked = {prompts[k] for k in chosen}
     return [k for k in items if prompts[k] in asked]
 
 
-def _batches(items: Mapping[int, Responses], rows: Sequence[int], size: int, *, whole: bool) -> list[list[int]]:
+def _batches(items: Mapping[int, RowResponses], rows: Sequence[int], size: int, *, whole: bool) -> list[list[int]]:
     """Rows in batches of at least `size`, rows of one prompt together where they must be."""
     prompts = _prompts({k: items[k] for k in rows}) if whole else {}
     groups: dict[Any, list[int]] = {}
@@ -293,7 +295,7 @@ def _batches(items: Mapping[int, Responses], rows: Sequence[int], size: int, *, 
     return found
 
 
-def _scored(model: RewardModel, items: Sequence[Responses], aggregation: Aggregation) -> list[dict[str, Any]]:
+def _scored(model: RewardModel, items: Sequence[RowResponses], aggregation: Aggregation) -> list[dict[str, Any]]:
     """The new columns of each item."""
     solutions = [one for item in items for one in item.found if isinstance(one, Solution)]
     scores = iter(score_solutions(model, solutions, batch_size=max(len(solutions), 1)))

@@ -18,7 +18,6 @@ import numpy as np
 from guerdon.episodes.index import load_index
 from guerdon.episodes.layout import INFO_PATH, camera_for, load_info
 from guerdon.episodes.read import dataset_hash, read_episodes
-from guerdon.episodes.rollout_logs import log_files
 from guerdon.errors import ConfigError, DataError, boundary
 from guerdon.evaluation.scoring.responses import NothingToScoreError
 from guerdon.evaluation.scoring.score_file import check_files, load_any_text_model, score_file
@@ -29,6 +28,7 @@ from guerdon.models.load import is_factory, kind_at, load_reward_model
 from guerdon.models.scores import score_episodes
 from guerdon.processes.progress import log_line
 from guerdon.reading.containers import file_rows
+from guerdon.reading.data_sets import log_files
 from guerdon.reading.nested import RESCORED
 from guerdon.settings.evaluate import Aggregation
 from guerdon.train.rabc import by_row, row_values
