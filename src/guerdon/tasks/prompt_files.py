@@ -358,8 +358,8 @@ def prompts_in(
             f"(rows {numbers}{more}); the first: {skipped[0][1]}"
         )
     left_out.update({"no_true_answer": len(skipped)} if skipped else {})
-    known = told(reading, used=len(prompts), left_out=left_out)
-    if read_as is not None:
+    known = told(reading, used=len(prompts), left_out=left_out) if reading.rows else None
+    if read_as is not None and known is not None:
         read_as.append(known)
     if not prompts:
         raise DataError(f"{reading.data}: there is no prompt in it; give a file with a row per question")
