@@ -69,6 +69,37 @@ def test_json_is_all_that_stands_on_the_output(tmp_path):
     assert (tmp_path / "here/a.html").is_file()
 
 
+def test_what_columns_were_taken_for_is_said_in_three_places(tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_text(
+        "".join(json.dumps({"q": f"q{k}", "response": "r", "rewards": {"a": k, "b": 1}}) + "\n" for k in range(40))
+    )
+    done = guerdon(tmp_path, log, "--columns", "prompt=q,reward=rewards.a", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "log.jsonl: q is the prompt (for example 'q0'), as you said" in done.stderr
+    assert "log.jsonl: rewards.a is the reward (number, for example '0'), as you said" in done.stderr
+    assert "log.jsonl: 40 rows read, 40 used" in done.stderr
+    said = {one["column"]: (one["role"], one["from"]) for one in json.loads(done.stdout)["read_as"]}
+    assert said == {"q": ("prompt", "given"), "rewards.a": ("reward", "given"), "response": ("response", "name")}
+    page = (tmp_path / "log.jsonl.audit.html").read_text()
+    assert "<td>rewards.a</td><td>reward</td><td>number</td><td>0</td>" in page
+
+
+def test_rows_that_cannot_be_read_fail_if_they_are_named(tmp_path):
+    log = write(tmp_path / "log.jsonl", 300)
+    with log.open("a") as file:
+        file.writelines(json.dumps({"prompt": "p", "response": "r", "reward": "high"}) + "\n" for _ in range(9))
+    done = guerdon(tmp_path, log, "--fail-on", "unread:error")
+    assert done.returncode == 5
+    assert "error: unread: 9 rows (2.9%) could not be read and are left out: 9 reward is not a number" in done.stdout
+    assert "309 rows read, 300 used, 9 left out (9 reward is not a number)" in done.stderr
+    assert guerdon(tmp_path, log, "--fail-on", "any:error").returncode == 5
+    some = write(tmp_path / "some.jsonl", 300)
+    with some.open("a") as file:
+        file.write('{"prompt": "p", "resp')  # half-written: the log is growing
+    assert guerdon(tmp_path, some, "--fail-on", "unread").returncode == 0
+
+
 def test_a_finding_that_was_named_ends_with_five(tmp_path):
     bad = write(tmp_path / "bad.jsonl", 500, paid=1.0)
     found = json.loads(guerdon(tmp_path, bad, "--json").stdout)

@@ -322,6 +322,12 @@ def test_columns_that_are_missing_in_rows_are_those_that_are_null(tmp_path):
         np.testing.assert_array_equal(rows.rewards["score"], [np.nan, 2, 4])
 
 
+def test_a_column_of_failures_without_any_says_that_none_failed(tmp_path):
+    log = [{**ROW, "reward": k, "reward_failure": None} for k in range(3)]
+    rows = read_log(jsonl(tmp_path / "log.jsonl", log))
+    assert (rows.failed_N.tolist(), rows.truncated_N) == ([False] * 3, None)
+
+
 def test_records_with_several_rows_keep_their_line(tmp_path):
     log = [{"prompt": f"p{k}", "completions": ["a", "b"], "rewards": [k, 0.5]} for k in range(2)]
     rows = read_log(jsonl(tmp_path / "log.jsonl", log))
@@ -367,14 +373,14 @@ def test_a_second_reward_is_read_alike(tmp_path):
 def test_what_was_taken_for_what_is_said(tmp_path):
     log = [{**ROW, "score": 0.25, "format_reward": 0.5, "model": "m", "is_correct": "yes"}, {"prompt": "x"}]
     rows = read_log(jsonl(tmp_path / "log.jsonl", log))
-    assert list(read_as_lines(rows)) == [
-        "read as: prompt: prompt, such as p",
-        "read as: response: response, such as r",
-        "read as: score: reward (number), such as 0.25",
-        "read as: is_correct: truth (true/false), such as yes",
-        "read as: format_reward: further reward (number), such as 0.5",
-        "read as: model: not used, such as m",
-        "read as: 2 rows used, 0 left out",
+    assert read_as_lines(rows, "log.jsonl") == [
+        "log.jsonl: prompt is the prompt (for example 'p')",
+        "log.jsonl: response is the response (for example 'r')",
+        "log.jsonl: score is the reward (number, for example '0.25')",
+        "log.jsonl: is_correct is the truth (true/false, for example 'yes')",
+        "log.jsonl: format_reward is the further reward (number, for example '0.5')",
+        "log.jsonl: not used: model",
+        "log.jsonl: 2 rows read, 2 used",
     ]
     assert rows.read_as[2] == {
         "column": "score",
@@ -385,6 +391,13 @@ def test_what_was_taken_for_what_is_said(tmp_path):
     }
     given = read_log(tmp_path / "log.jsonl", columns="reward=format_reward")
     assert [one["from"] for one in given.read_as if one["column"] == "format_reward"] == ["given"]
+
+
+def test_columns_that_are_never_filled_together_are_one(tmp_path):
+    log = [{"prompt": "p", "reward": k, **({"response": "r"} if k % 2 else {"completion": "c", "response": None})}
+           for k in range(6)]  # fmt: skip
+    rows = read_log(jsonl(tmp_path / "log.jsonl", log))
+    assert rows.texts.responses == ["c", "r"] * 3
 
 
 def test_rows_of_an_own_function(tmp_path, monkeypatch):

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from guerdon.auditing.second import SecondReward
 
 ANY = "any"
-_MOST_UNUSED = 20  # columns without a role of which the command prints a line
 _HTML = (".html", ".htm")
 WAIT_S = 2.0  # between two looks at a live log, and at least as long as reading it took
 
@@ -80,7 +79,7 @@ def audit(
         rows, result, compared = audit_log(
             path, columns=columns, second=second, judge=judge, options=keys, sample=sample, seed=seed
         )
-        understood = [*read_as_lines(rows)]
+        understood = read_as_lines(rows, path.name)
         if understood != said_before:  # again only where a live log is read in another way
             said_before[:] = understood
             for line in understood:
@@ -121,20 +120,18 @@ def lines(rows: Rows, result: Audit) -> Iterator[str]:
         yield f"not checked: {name}: {why}"
 
 
-def read_as_lines(rows: Rows) -> Iterator[str]:
-    """What each column was taken for, a line each, and which rows were left out."""
-    unused = [one["column"] for one in rows.read_as if one["role"] is None]
-    for one in rows.read_as:
-        if one["column"] in unused[_MOST_UNUSED:]:
-            continue
-        coding = f" ({one['coding']})" if one["coding"] else ""
-        example = f", such as {one['example']}" if one["example"] else ""
-        yield f"read as: {one['column']}: {one['role'] or 'not used'}{coding}{example}"
-    if len(unused) > _MOST_UNUSED:
-        yield f"read as: {len(unused) - _MOST_UNUSED:,} more columns: not used"
-    if rows.read_as:
-        bad = ", ".join(f"{count:,} {why}" for why, count in rows.bad.items())
-        yield f"read as: {len(rows):,} rows used, {sum(rows.bad.values()):,} left out{f': {bad}' if bad else ''}"
+def read_as_lines(rows: Rows, name: str) -> list[str]:
+    """What each column was taken for, a line each, and how many rows were read; of logs whose columns are known none.
+
+    Args:
+        rows: of the log.
+        name: of the log.
+    """
+    from guerdon.reading.shown import record_lines
+
+    count = len(rows) + sum(rows.bad.values())
+    record = {"data": name, "columns": rows.read_as, "rows": count, "used": len(rows), "left_out": rows.bad}
+    return record_lines(record) if rows.read_as else []
 
 
 def as_line(rows: Rows, result: Audit, second: SecondReward | None) -> str:

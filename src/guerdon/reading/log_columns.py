@@ -20,8 +20,8 @@ from guerdon.errors import DataError
 from guerdon.reading.codings import NUMBER, TRUTH
 from guerdon.reading.columns import Columns
 from guerdon.reading.layouts import Layout, Row
-from guerdon.reading.reader import Use, plan_of, read_as
-from guerdon.reading.roles import ROLES, Role, roles_of
+from guerdon.reading.reader import Use, is_empty, plan_of, read_as
+from guerdon.reading.roles import ROLES, Role, named, roles_of
 from guerdon.reading.values import Sketch, nested
 
 _ASKED: tuple[Role, ...] = ("prompt", "input", "messages", "history", "passage", "system")
@@ -54,6 +54,7 @@ class LogColumns:
         parsed: columns whose texts are lists or maps.
         parts: which further columns are rewards, as of `Layout`.
         maybe_reward: in sums, the column that could be a reward or the truth.
+        instead: further columns of a role, of which the first filled one counts where its own column is empty.
     """
 
     uses: Mapping[Role, Use]
@@ -62,12 +63,13 @@ class LogColumns:
     parsed: frozenset[str]
     parts: Literal["named", "all", "sum"]
     maybe_reward: str
+    instead: Mapping[Role, tuple[str, ...]]
 
     @property
     def key(self) -> tuple[Any, ...]:
         """What decides how rows are read."""
         uses = {role: (use.column, use.coding and use.coding.name) for role, use in self.uses.items()}
-        return uses, self.form, self.total, self.parsed, self.maybe_reward
+        return uses, self.form, self.total, self.parsed, self.maybe_reward, self.instead
 
     @property
     def asks(self) -> bool:
@@ -82,7 +84,13 @@ class LogColumns:
     def cell(self, row: Row, parts: Row, role: Role) -> Any:
         """The cell of a role in a row."""
         use = self.uses.get(role)
-        return None if use is None else self.value(row, parts, use.column)
+        if use is None:
+            return None
+        cell = self.value(row, parts, use.column)
+        if role not in self.instead or not is_empty(cell):
+            return cell
+        others = (self.value(row, parts, column) for column in self.instead[role])
+        return next((one for one in others if not is_empty(one)), cell)
 
     def value(self, row: Row, parts: Row, column: str) -> Any:
         """The cell of a column, or the key of one; texts of lists and maps are read as these."""
@@ -205,6 +213,7 @@ class Look:
         if unclear is not None and all_seen:
             raise DataError(unclear, where=data)
         uses = {role: use for role, use in plan.uses.items() if role in _USED and use.column in sketches}
+        uses |= self._empty_flags(uses)
         parts = self.layout.parts
         is_sum = parts == "sum" and ("reward" not in uses or uses["reward"].source == "name")
         maybe = ""
@@ -215,8 +224,22 @@ class Look:
         for role in _CODED:
             if role in uses and uses[role].coding is None:
                 uses[role] = uses[role]._replace(coding=_coding(sketches[uses[role].column]))
+        instead = {role: columns for role, columns in plan.instead.items() if role in uses}
         form = _form(sketches[uses["reward"].column]) if "reward" in uses else ""
-        return LogColumns(uses, form, self._total(uses, form), self._parsed(uses, sketches), parts, maybe)
+        parsed = self._parsed(uses, sketches)
+        return LogColumns(uses, form, self._total(uses, form), parsed, parts, maybe, instead)
+
+    def _empty_flags(self, uses: Mapping[Role, Use]) -> dict[Role, Use]:
+        """Columns of flags in which nothing is: they say of every row that it did not fail, or was not cut off."""
+        taken = {use.column for use in uses.values()}
+        found: dict[Role, Use] = {}
+        for role in FLAGS:
+            empty = [
+                name for name in named(role, self.sketches) if name not in taken and not self.sketches[name].filled
+            ]
+            if role not in uses and empty:
+                found[role] = Use(role, empty[0], None, "name")
+        return found
 
     def _total(self, uses: Mapping[Role, Use], form: Form) -> str:
         if form != "map":
@@ -249,6 +272,7 @@ class Look:
         own = [*columns.uses.values(), *(Use("reward", name, NUMBER, "name") for name in summed)]
         others = [Use("reward", name, NUMBER, "name") for name in further if name not in summed]
         used = {part for use in (*own, *others) for part in (use.column, use.column.partition(".")[0])}
+        used.update(name for names in columns.instead.values() for name in names)
         unused = [name for name in self.sketches if name not in used and not self._is_key(name)]
         rest = [{**one, "role": "further reward"} for one in read_as(others, (), self.sketches)]
         return (*read_as(own, (), self.sketches), *rest, *read_as((), unused, self.sketches))
