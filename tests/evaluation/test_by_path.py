@@ -135,7 +135,7 @@ def test_steps_and_published_benchmarks_are_recognised(call):
         ({"id": "1", "problem": "q", "steps": ["a", "b"], "label": -1}, "process_bench"),
         ({"question": {"problem": "q", "ground_truth_answer": "1"}, "label": {"steps": [], "finish_reason": "x"}},
          "process_bench"),
-        ({"input": "q", "label": "a +\nb -", "task": "x"}, "process_bench"),
+        ({"input": "q a ки\nb ки", "label": "q a +\nb -", "task": "x"}, "process_bench"),
         ({"question": "q", "steps": ["a"]}, "process_bench"),
         ({"question": "q", "modified_process": ["a"], "error_steps": [1]}, "prm_bench"),
     ],

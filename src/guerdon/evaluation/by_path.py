@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from guerdon.config.loading import load
 from guerdon.episodes.preferences import is_preference
+from guerdon.episodes.solution_files import is_solution
 from guerdon.errors import ConfigError, DataError
 from guerdon.evaluation.benchmarks.labelled import label_figures, label_lines, read_labelled
 from guerdon.models.load import ROBOT_KINDS, is_factory, kind_at, load_reward_model
@@ -49,25 +50,28 @@ def kind_of(data: str, columns: str | Mapping[str, str] | None = None) -> Kind:
         return _kind_of_steps(reading)
     if is_preference(reading.plan):
         return "pairs" if _compares(reading.plan) else "labels"
-    try:
-        if reading.plan.layout.unwrap is None and not reading.plan.has("response"):
-            return _kind_of_steps(reading)
-        raise DataError("a response is no solution in steps")
-    except DataError:
-        if named("label", reading.sketches) or reading.plan.has("label"):
-            return "labels"
-        found = ", ".join(name for name in reading.sketches if "." not in name)
-        raise DataError(
-            f"no known layout, found {found[:200]}; known are steps of solutions (docs/labels.md), labels of people, "
-            "episodes (a LeRobot folder), and preferences: chosen and rejected, two responses and a winner, or several "
-            "with ranks or scores (docs/preferences.md). Name other columns: --columns ROLE=NAME,...",
-            where=data,
-        ) from None
+    if _has_steps(reading):
+        return _kind_of_steps(reading)
+    if reading.plan.has("label") or named("label", reading.sketches):
+        return "labels"
+    found = ", ".join(name for name in reading.sketches if "." not in name)
+    raise DataError(
+        f"no known layout, found {found[:200]}; known are steps of solutions (docs/labels.md), labels of people, "
+        "episodes (a LeRobot folder), and preferences: chosen and rejected, two responses and a winner, or several "
+        "with ranks or scores (docs/reading.md). Name other columns: --columns ROLE=NAME,...",
+        where=data,
+    )
 
 
 def _compares(plan: Plan) -> bool:
     """Whether rows have several responses."""
     return plan.has("chosen", "rejected") or plan.has("first", "second") or plan.has("responses")
+
+
+def _has_steps(reading: DataReading) -> bool:
+    """Whether rows are solutions in steps, and not logs or labels of responses."""
+    plan = reading.plan
+    return plan.layout.unwrap is None and not plan.has("response") and is_solution(next(reading.records(), None))
 
 
 def _kind_of_steps(reading: DataReading) -> Kind:

@@ -90,7 +90,6 @@ def _is_shown(layout: RowLayout, rows: Sequence[Row]) -> bool:
     return alike and (layout.shows is None or all(map(layout.shows, rows)))
 
 
-
 LAYOUTS: tuple[RowLayout, ...] = (
     # logs of trainers and evaluations
     RowLayout("completions logged by TRL", "log", ("step", "prompt", "completion", "advantage"),

@@ -197,8 +197,11 @@ def _read(found: Given, record: Record) -> list[Solution | Failure]:
 
 
 def _of_log(reading: DataReading, row: _Row, where: str, name: str, *, several: bool) -> RowResponses:
-    """The responses of a record of a log."""
-    records = reading.records_in(row, where, name)
+    """The responses of a record of a log; of one that is not like the others none."""
+    try:
+        records = reading.records_in(row, where, name)
+    except DataError as error:
+        return RowResponses([Failure("unlike_the_others", str(error))], ("reward",), (None,))
     found = [_logged(one._replace(name=f"{name}-{k}"), reading.plan) for k, one in enumerate(records)]
     if several:
         return RowResponses(found, (RESCORED,), (len(found),))

@@ -313,6 +313,6 @@ def _scored(model: RewardModel, items: Sequence[RowResponses], aggregation: Aggr
 
 def _rescored(row: _Row, new: _Row, layout: RowLayout) -> _Row:
     """A row with its new rewards, where its layout has a place for them."""
-    if layout.rescored is None:
+    if layout.rescored is None or RESCORED not in new:
         return {**row, **new}
     return {**layout.rescored(row, new[RESCORED]), FAILURE: new[FAILURE]}
