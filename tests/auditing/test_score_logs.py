@@ -236,19 +236,18 @@ def test_models_are_loaded_for_what_is_scored(tmp_path, monkeypatch):
     assert load_scoring_model(tmp_path / "2.jsonl", "test_score_logs:Length", {"broken": "x"}).info.name == "length"
 
 
-def test_a_record_that_is_not_like_the_others_is_a_failure_of_its_own(tmp_path):
+def test_a_record_without_the_columns_of_the_others_is_a_failure_of_its_own(tmp_path):
     """The others are scored; the record stays as it is, with why it has no reward."""
     samples = [
         {"id": k, "epoch": 1, "input": "q", "target": "4", "scores": {},
          "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a" * (k + 1)}]}
         for k in range(4)
     ]  # fmt: skip
-    samples[2] = {**samples[2], "messages": 5}
+    samples[2] = {"id": 2, "messages": 5}
     path = tmp_path / "log.jsonl"
     path.write_text("".join(json.dumps(sample) + "\n" for sample in samples))
     score_path(path, Length(), tmp_path / "out.jsonl", name="length")
     found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert [one["scores"].get("guerdon_reward", {}).get("value") for one in found] == [1.0, 2.0, None, 4.0]
-    assert found[2]["reward"] is None
-    assert "not like a log of inspect_ai" in found[2]["reward_failure"]
-    assert found[2]["messages"] == 5
+    assert [found[k]["scores"]["guerdon_reward"]["value"] for k in (0, 1, 3)] == [1.0, 2.0, 4.0]
+    why = "unlike_the_others: the row has no epoch, input, target, and a log of inspect_ai has them"
+    assert found[2] == {**samples[2], "reward": None, "reward_failure": why}

@@ -197,11 +197,16 @@ def _read(found: Given, record: Record) -> list[Solution | Failure]:
 
 
 def _of_log(reading: DataReading, row: _Row, where: str, name: str, *, several: bool) -> RowResponses:
-    """The responses of a record of a log; of one that is not like the others none."""
-    try:
-        records = reading.records_in(row, where, name)
-    except DataError as error:
-        return RowResponses([Failure("unlike_the_others", str(error))], ("reward",), (None,))
+    """The responses of a record of a log; of one without the columns of the others none.
+
+    Raises:
+        DataError: it has their columns, and is not like them otherwise.
+    """
+    missing = [key for key in reading.plan.layout.keys if "." not in key and key not in row]
+    if missing:
+        why = f"the row has no {', '.join(missing)}, and {reading.plan.layout.name} has them"
+        return RowResponses([Failure("unlike_the_others", why)], ("reward",), (None,))
+    records = reading.records_in(row, where, name)
     found = [_logged(one._replace(name=f"{name}-{k}"), reading.plan) for k, one in enumerate(records)]
     if several:
         return RowResponses(found, (RESCORED,), (len(found),))
