@@ -386,22 +386,38 @@ def _majority(signs: Sequence[int]) -> float | None:
 
 def oasst(rows: Iterable[Row]) -> Iterator[Row]:
     """Messages of trees, one a row: the ranked answers to each prompt, with the conversation before it."""
-    known = {row["message_id"]: row for row in rows if not row.get("deleted")}
+    known = _by_message(rows)
     answers: dict[Any, list[Row]] = {}
     for row in known.values():
         if row["role"] == "assistant" and row.get("rank") is not None:
             answers.setdefault(row["parent_id"], []).append(row)
     for parent, own in answers.items():
-        path, at = list[Row](), known.get(parent)
-        while at is not None and len(path) <= len(known):
-            path.insert(0, {"role": _OASST.get(at["role"], at["role"]), "content": at["text"]})
-            at = known.get(at["parent_id"])
+        path = _path_to(parent, known)
         if path:
             yield {"id": parent, "messages": path, "responses": [one["text"] for one in own],
                    "ranks": [one["rank"] for one in own]}  # fmt: skip
 
 
 _OASST = {"prompter": "user"}
+
+
+def oasst_talks(rows: Iterable[Row]) -> dict[Any, list[Row]]:
+    """Messages of trees, one a row: the conversation that ends with each, by its id."""
+    known = _by_message(rows)
+    return {name: _path_to(name, known) for name in known}
+
+
+def _by_message(rows: Iterable[Row]) -> dict[Any, Row]:
+    return {row["message_id"]: row for row in rows if not row.get("deleted")}
+
+
+def _path_to(name: Any, known: Mapping[Any, Row]) -> list[Row]:
+    """The conversation from the first message of a tree to one of its messages."""
+    path, at = list[Row](), known.get(name)
+    while at is not None and len(path) <= len(known):
+        path.insert(0, {"role": _OASST.get(at["role"], at["role"]), "content": at["text"]})
+        at = known.get(at["parent_id"])
+    return path
 
 
 def oasst_tree(record: Row) -> list[Row]:

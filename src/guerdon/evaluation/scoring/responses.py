@@ -61,6 +61,9 @@ def scored_responses(reading: DataReading) -> ResponsesOf:
     """
     plan = reading.plan
     reading.need(*_SAID)
+    if plan.layout.whole is nested.oasst:
+        rows = (row for part in reading.parts for _, row in part.rows())
+        return partial(_of_message, nested.oasst_talks(rows))
     if plan.layout.whole is not None:
         raise NothingToScoreError(f"{plan.layout.name} hold a response over several rows", where=reading.data)
     if plan.layout.unwrap is nested.listed:
@@ -238,7 +241,20 @@ def _logged(record: Record, plan: Plan) -> Solution | Failure:
     return _with_truth(read_response(asked, said, record.name, record.roles), record)
 
 
+<<<<<<< HEAD
 def _of_steps(reading: DataReading, row: _Row, where: str, name: str) -> RowResponses:
+=======
+def _of_message(talks: Mapping[Any, Sequence[_Row]], row: _Row, where: str, name: str) -> RowResponses:
+    """An answer in a tree of messages, to the conversation before it."""
+    talk = talks.get(row.get("message_id"), ())
+    found: Solution | Failure = Failure("no_response", "the message is none of the assistant, or was deleted")
+    if is_answered(talk):
+        found = read_response(None, talk, name, {})
+    return RowResponses([found], ("reward",), (None,))
+
+
+def _of_steps(reading: Reading, row: _Row, where: str, name: str) -> RowResponses:
+>>>>>>> r-score
     """The steps of a solution, scored together."""
     why: DataError | None = None
     for record in reading.records_in(row, where, name):
