@@ -241,9 +241,6 @@ def _logged(record: Record, plan: Plan) -> Solution | Failure:
     return _with_truth(read_response(asked, said, record.name, record.roles), record)
 
 
-<<<<<<< HEAD
-def _of_steps(reading: DataReading, row: _Row, where: str, name: str) -> RowResponses:
-=======
 def _of_message(talks: Mapping[Any, Sequence[_Row]], row: _Row, where: str, name: str) -> RowResponses:
     """An answer in a tree of messages, to the conversation before it."""
     talk = talks.get(row.get("message_id"), ())
@@ -253,8 +250,7 @@ def _of_message(talks: Mapping[Any, Sequence[_Row]], row: _Row, where: str, name
     return RowResponses([found], ("reward",), (None,))
 
 
-def _of_steps(reading: Reading, row: _Row, where: str, name: str) -> RowResponses:
->>>>>>> r-score
+def _of_steps(reading: DataReading, row: _Row, where: str, name: str) -> RowResponses:
     """The steps of a solution, scored together."""
     why: DataError | None = None
     for record in reading.records_in(row, where, name):
