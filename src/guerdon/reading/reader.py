@@ -24,6 +24,7 @@ from guerdon.reading.codings import (
     Coding,
     by_columns,
     label_codings,
+    measured_coding,
     named_by_row,
     said,
     winner_codings,
@@ -632,7 +633,9 @@ class _Planner:
             if role not in self.uses and not name:
                 self.ignored += named(role, self.sketches)
             elif role not in self.uses and name in self.sketches:
-                self._use(role, name, said(coding, role) if coding else _USUAL.get(role), "layout")
+                known = measured_coding(self.sketches[name]) if role == "label" and coding == NUMBER.name else None
+                known = known or (said(coding, role) if coding else _USUAL.get(role))
+                self._use(role, name, known, "layout")
 
     def _take_roles(self) -> None:
         """Rows that a function made: their keys are roles."""
