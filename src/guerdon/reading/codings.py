@@ -186,6 +186,12 @@ def _name_in(sketch: Sketch, first: Sequence[str], second: Sequence[str]) -> str
     return "/".join(found) if all(found) else ""
 
 
+def measured_coding(sketch: Sketch) -> Coding:
+    """How labels are read that may be any number: as good or bad where all of them are 0 and 1."""
+    values = [value for value in sketch.values or () if value not in MISSING]
+    return TRUTH if values and all(TRUTH.read(value, {}) is not None for value in values) else MEASURED
+
+
 def label_codings(sketch: Sketch) -> list[Coding]:
     """The codings that a column may have which says whether a response is good: none, one, or two opposite ones."""
     if fits(TRUTH, sketch):

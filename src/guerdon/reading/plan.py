@@ -20,6 +20,7 @@ from guerdon.reading.codings import (
     Coding,
     by_columns,
     label_codings,
+    measured_coding,
     named_by_row,
     said,
     winner_codings,
@@ -269,7 +270,13 @@ class _Planner:
             if role not in self.uses and not name:
                 self.ignored += named(role, self.sketches)
             elif role not in self.uses and name in self.sketches:
-                self._use(role, name, said(coding, role) if coding else _USUAL.get(role), "layout")
+                self._use(role, name, self._coding_of_layout(role, name, coding), "layout")
+
+    def _coding_of_layout(self, role: Role, column: str, coding: str) -> Coding | None:
+        """The coding that a layout names; its labels that may be any number are good or bad where all are 0 and 1."""
+        if role == "label" and coding == NUMBER.name:
+            return measured_coding(self.sketches[column])
+        return said(coding, role) if coding else _USUAL.get(role)
 
     def _take_roles(self) -> None:
         """Rows that a function made: their keys are roles."""

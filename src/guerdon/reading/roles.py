@@ -100,11 +100,11 @@ MODELS = ("model", "model_name", "generator")
 """Beginnings of names of two columns with the model of each response."""
 SCORES = ("score", "rating", "overall_score", "rank")
 """Beginnings of names of two columns with a number for each response."""
-_ENDS = (("a", "b"), ("1", "2"), ("0", "1"), ("model_a", "model_b"))
+_ENDS = (("a", "b", "c"), ("1", "2", "3"), ("0", "1", "2"), ("model_a", "model_b", "model_c"))
 _TWO = (("first", "second"), ("left", "right"))
 
 
-PAIRS_OF_NAMES = frozenset(f"{stem}_{end}" for stem in _RESPONSES for pair in _ENDS for end in pair)
+PAIRS_OF_NAMES = frozenset(f"{stem}_{end}" for stem in _RESPONSES for ends in _ENDS for end in ends[:2])
 """Names of columns with one of two responses, as they are usually written."""
 
 
@@ -143,11 +143,12 @@ def beside(columns: Iterable[str], stems: Iterable[str] = _RESPONSES) -> list[tu
 
     Args:
         columns: all that there are.
-        stems: beginnings of the names; by default those of the responses themselves, which may have no beginning.
+        stems: beginnings of the names; by default those of the responses themselves, which may have no beginning. Where
+            there is a third such column, such as that of an option, they are no pair.
     """
     plain = {plain_name(column): column for column in columns}
-    wanted = [(f"{stem}{a}", f"{stem}{b}") for stem in stems for a, b in _ENDS]
+    wanted = [(f"{stem}{a}", f"{stem}{b}", f"{stem}{c}") for stem in stems for a, b, c in _ENDS]
     if stems is _RESPONSES:
-        wanted += _TWO
-    found = [(plain_name(a), plain_name(b)) for a, b in wanted]
-    return [(plain[a], plain[b]) for a, b in found if a in plain and b in plain]
+        wanted += [(*two, "") for two in _TWO]
+    found = [tuple(map(plain_name, names)) for names in wanted]
+    return [(plain[a], plain[b]) for a, b, third in found if a in plain and b in plain and third not in plain]
