@@ -37,7 +37,7 @@ from guerdon.reading.chats import (
 from guerdon.reading.containers import has_rows
 from guerdon.reading.plan import Plan, cell_of
 from guerdon.reading.reader import DataReading, Record, read
-from guerdon.reading.roles import Role
+from guerdon.reading.roles import NUMBER_KEYS, TEXT_KEYS, Role
 from guerdon.reading.shown import ReadAs, told
 from guerdon.reading.values import number_of
 from guerdon.types import Failure
@@ -264,14 +264,14 @@ def text_in(item: Any) -> Any:
     """The response in a map that has further keys; anything else, and a chat message, as it is."""
     if not isinstance(item, Mapping) or "role" in item:
         return item
-    return next((item[key] for key in _TEXTS if item.get(key) is not None), None)
+    return next((item[key] for key in TEXT_KEYS if item.get(key) is not None), None)
 
 
 def _listed(record: Record, found: Given) -> JudgedRow:
     """Several responses with a rank or a score each: in maps with the text, or in a list beside."""
     roles, items = record.roles, record.roles["responses"]
     if all(isinstance(one, Mapping) for one in items):
-        named = next((key for key in _NUMBERS if items[0].get(key) is not None), "")
+        named = next((key for key in NUMBER_KEYS if items[0].get(key) is not None), "")
         values, ranked = [one.get(named) for one in items], named == "rank"
     else:
         ranked = roles.get("ranks") is not None
@@ -282,10 +282,6 @@ def _listed(record: Record, found: Given) -> JudgedRow:
     order = [one if ranked else -one for one in numbers if one is not None]
     ranks = [sorted(set(order)).index(one) for one in order]
     return JudgedRow(found.prompt, found.responses, ranks)
-
-
-_TEXTS = ("answer", "response", "completion", "text", "output", "content")  # keys of a response that is a map
-_NUMBERS = ("rank", "overall_score", "score", "rating", "reward")
 
 
 def _one(record: Record, plan: Plan) -> Given:

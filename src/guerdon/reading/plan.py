@@ -27,7 +27,7 @@ from guerdon.reading.codings import (
 )
 from guerdon.reading.columns import NOTHING, Columns
 from guerdon.reading.layouts import Row, RowLayout
-from guerdon.reading.roles import ALL_ROLES, MODELS, OUTCOMES, SCORES, Role, beside, named, plain_name
+from guerdon.reading.roles import ALL_ROLES, MODELS, NUMBER_KEYS, OUTCOMES, SCORES, Role, beside, named, plain_name
 from guerdon.reading.values import MISSING, MOST_FIT, Sketch, nested
 
 Source = Literal["given", "model", "layout", "name"]
@@ -218,7 +218,7 @@ class _Planner:
         unused = tuple(n for n in self.sketches if n not in taken and n not in ratings and not self._is_inner(n))
         texts = frozenset(use.column for use in self.uses.values() if self._is_nested(use))
         several = self.uses.get("responses")
-        listed = several is not None and bool(self.sketches[several.column].item_keys & _RANKED)
+        listed = several is not None and bool(self.sketches[several.column].item_keys & {*NUMBER_KEYS})
         self._take_further()
         begins = self._begins_with_prompt()
         return Plan(self.layout, self.uses, ratings, self.unclear, unused, texts, listed, begins, self.instead)
@@ -576,7 +576,6 @@ class _Planner:
 
 _TEXT_KEYS = ("full_text", "raw", "text", "content", "problem", "question")  # of a question that is a map
 _OF_STEPS = ("answer", "label")  # columns that say something of the steps beside them, and not what is true
-_RANKED = {"rank", "score", "overall_score", "rating", "reward"}  # keys of a response in a list
 _USUAL: Mapping[Role, Coding] = {"first_score": NUMBER, "second_score": NUMBER}
 _PROMPT_AND_BOTH: tuple[Role, ...] = ("prompt", "chosen", "rejected")
 _PAIR: tuple[Role, ...] = ("first", "second")

@@ -96,6 +96,10 @@ _RESPONSES = (
 )  # fmt: skip
 OUTCOMES = ("winner", "winner_model", "preferred", "is_preferred", "vote")
 """Beginnings of names of two columns of 0 and 1, one for each response."""
+TEXT_KEYS = ("answer", "response", "completion", "text", "output", "content")
+"""Keys of a response that is a map in a list of responses, the first that is there."""
+NUMBER_KEYS = ("rank", "overall_score", "score", "rating", "reward")
+"""Keys of its rank or score."""
 MODELS = ("model", "model_name", "generator")
 """Beginnings of names of two columns with the model of each response."""
 SCORES = ("score", "rating", "overall_score", "rank")
