@@ -459,13 +459,13 @@ def test_a_word_of_a_guide_elsewhere_is_found(tmp_path, monkeypatch):
 READERS = ("auditing", "episodes", "evaluation", "labels", "serve", "tasks", "train")  # folders that read rows
 NAMES_ELSEWHERE = {  # lists of names of columns outside reading/: what is written, sent, or an option of a question
     "episodes/index.py": ["image"], "episodes/layout.py": ["image"], "serve/routes.py": ["image"],
-    "serve/wires/wire.py": ["text"], "episodes/solutions.py": ["labels"],
+    "serve/wires/wire.py": ["text"], "serve/worker.py": ["frames"], "episodes/solutions.py": ["labels"],
     "episodes/preferences.py": ["helpfulness"],
     "episodes/solution_formats.py": ["step_rewards"],
     "evaluation/scoring/score_file.py": ["reward"],
     "labels/candidates.py": ["ratings"],
     "tasks/choices.py": ["correct", "choices", "label", "id"],
-    "tasks/code/code_forms.py": ["output"],
+    "tasks/code/code_forms.py": ["output", "input_output"],
 }  # fmt: skip
 
 
