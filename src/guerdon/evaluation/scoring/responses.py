@@ -35,7 +35,7 @@ class NothingToScoreError(DataError):
 
 
 class RowResponses(NamedTuple):
-    """RowResponses of a row, and in which columns their rewards stand.
+    """Responses of a row, and in which columns their rewards stand.
 
     Attributes:
         found: in the order of the row.
