@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from guerdon.tasks.code.code_tests import Sandbox, read_tests, run_tests
-from guerdon.tasks.prompt_files import prompt_from_row
+from guerdon.tasks.prompt_files import read_prompts
 
 EQUAL = """
 class Any:
@@ -43,9 +43,9 @@ FAKES = {
 }
 
 
-def judge(row: dict[str, Any], seconds: float) -> dict[str, float | None]:
-    """The share of a task's tests that each program passes."""
-    tests = read_tests(prompt_from_row(row, row["task_id"], "humaneval").ground_truth)
+def judge(row: dict[str, Any], truth: str, seconds: float) -> dict[str, float | None]:
+    """The share of a task's tests, which its true answer holds, that each program passes."""
+    tests = read_tests(truth)
     name, solution = row["entry_point"], row["canonical_solution"]
     programs = {
         "canonical solution": row["prompt"] + solution,
@@ -65,9 +65,10 @@ def main() -> None:
     options = parser.parse_args()
     with gzip.open(options.file, "rt", encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
+    truths = [prompt.ground_truth for prompt in read_prompts(options.file)]
     started = time.perf_counter()
     with ThreadPoolExecutor(options.workers) as threads:
-        found = list(threads.map(lambda row: judge(row, options.seconds), rows))
+        found = list(threads.map(lambda row, truth: judge(row, truth, options.seconds), rows, truths))
     seconds = time.perf_counter() - started
     print(f"{len(rows)} tasks, {sum(map(len, found))} programs, {seconds:.0f} s with {options.workers} workers\n")
     print("| program | all tests passed | failed | no verdict |\n|---|---|---|---|")

@@ -25,11 +25,11 @@ from guerdon.collect.collect import collect
 from guerdon.comparison.study import plan_study
 from guerdon.config.loading import load
 from guerdon.episodes.read import read_episodes
-from guerdon.episodes.row_files import good_rows
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import GuerdonError
 from guerdon.evaluation.gate.gate_table import gate_table
 from guerdon.files.atomic import write_json
+from guerdon.reading.containers import good_rows
 from guerdon.settings.study import Study
 from guerdon.train.bc import train_bc
 from guerdon.types import Episode

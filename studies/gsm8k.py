@@ -148,7 +148,7 @@ def check_formats(prompts: Sequence[Prompt], count: Counts) -> None:
         for form in FORMATS:
             path = Path(folder) / f"{form}.jsonl"
             write_solutions(path, solutions, form)
-            back = {s.id: s for s in read_solutions(path, form)}
+            back = {s.id: s for s in read_solutions(path)}
             for solution in solutions:
                 other = back.get(solution.id)
                 kept = other is not None and (other.question, other.steps, other.first_error) == (

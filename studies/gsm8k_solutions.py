@@ -27,7 +27,6 @@ import numpy as np
 import torch
 
 from guerdon.config.loading import load
-from guerdon.episodes.row_files import file_rows
 from guerdon.episodes.solution_files import write_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
@@ -38,6 +37,7 @@ from guerdon.models.scores import score_solutions, solution_value
 from guerdon.models.text.text_inputs import as_batch, read_steps
 from guerdon.models.text.text_load import load_text_model
 from guerdon.policies.language.text_files import load_policy
+from guerdon.reading.containers import file_rows
 from guerdon.settings.study import Study
 from guerdon.statistics.classification import WeightedMetric, auroc, brier, ece
 from guerdon.statistics.intervals import Float64, Interval, bootstrap_ci, bootstrap_weighted, mean

@@ -34,8 +34,8 @@ READERS = {  # name: module and function of a path
     "log": ("guerdon.auditing.logs", "read_log"),
     "score": ("guerdon.evaluation.scoring.score_file", "score_file"),
 }
-ROWS = ("guerdon.episodes.row_files", "numbered_rows")  # what all of them read rows with
 MOST_BYTES, MOST_FILES, SHOWN = 1_000_000, 50, 2000
+NEW = ("read_as",)  # fields that there were none of when readings were frozen
 _ROOT = "{file}"  # stands for the path in what is kept
 
 
@@ -50,7 +50,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return plain(value.tolist())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        names = [field.name for field in dataclasses.fields(value) if field.name not in NEW]
+        return {name: plain(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
         return {str(key): plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -122,16 +123,16 @@ def _keep(folder: Path, row: dict[str, Any], found: dict[str, Any]) -> None:
 def _watch(folder: Path) -> None:
     """Put watched functions in the place of those of a path alone, before other modules import them."""
     folder.mkdir(parents=True, exist_ok=True)
-    home = importlib.import_module(ROWS[0])
-    rows = getattr(home, ROWS[1])
+    containers = importlib.import_module("guerdon.reading.containers")
+    rows = containers.Part.rows
 
     @functools.wraps(rows)
-    def copied(path: Path, **options: Any) -> Any:
-        if path.is_file():
-            _copy(path, folder)
-        return rows(path, **options)
+    def copied(part: Any, **options: Any) -> Any:
+        if part.path.is_file():
+            _copy(part.path, folder)
+        return rows(part, **options)
 
-    setattr(home, ROWS[1], copied)
+    containers.Part.rows = copied
     for name, (module, function) in READERS.items():
         if name != "score":  # it reads rows alone, and what it writes depends on the model
             home = importlib.import_module(module)

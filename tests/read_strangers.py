@@ -16,14 +16,15 @@ from guerdon.auditing.logs import read_log
 from guerdon.episodes.data_files import DataFiles
 from guerdon.episodes.preferences import read_preferences
 from guerdon.episodes.read import dataset_hash, read_episodes, summarize
-from guerdon.episodes.row_files import file_rows
 from guerdon.episodes.solution_files import read_solutions
-from guerdon.errors import ConfigError, DataError, GuerdonError
+from guerdon.errors import ConfigError, GuerdonError
 from guerdon.evaluation.benchmarks.labelled import read_labelled
 from guerdon.evaluation.benchmarks.reward_bench import read_choices
-from guerdon.evaluation.scoring.score_file import responses_to_score
+from guerdon.evaluation.scoring.responses import scored_responses
 from guerdon.models.judges.rubric import read_rubric
 from guerdon.processes.process import shown
+from guerdon.reading.containers import file_rows, good_rows
+from guerdon.reading.reader import read as read_data
 from guerdon.tasks.prompt_files import read_prompts
 from guerdon.train.rabc import read_progress
 
@@ -32,13 +33,10 @@ GROWTH = 1 << 30  # bytes that reading a file may take: those of the tests have 
 
 def scored(path):
     """The responses that `guerdon score` finds in the rows of a file."""
-    found = []
-    for number, (where, row) in enumerate(file_rows(path)):
-        if isinstance(row, DataError):
-            raise row
-        if isinstance(row, dict):
-            found += responses_to_score(row, where, str(number))
-    return found
+    rows = list(good_rows(path))
+    reading = read_data(str(path))
+    responses_of = scored_responses(reading)
+    return [responses_of(row, where, str(k)) for k, (where, row) in enumerate(rows) if isinstance(row, dict)]
 
 
 def columns(root):

@@ -93,13 +93,18 @@ def test_values_take_no_more_memory_than_is_counted(unit):
 def test_the_whole_of_a_json_file(tmp_path, monkeypatch):
     path = tmp_path / "rows.json"
     path.write_text('[{"a": 1}]')
-    assert read_json(path) == [{"a": 1}]
+
+    def read(file):
+        with file.open("rb") as opened:
+            return read_json(opened, file)
+
+    assert read(path) == [{"a": 1}]
     path.write_bytes(nested(100_000))
     with pytest.raises(DataError, match=r"rows\.json: nested deeper than 200 levels \(one row per line needs"):
-        read_json(path)
+        read(path)
     monkeypatch.setattr(bounds, "WHOLE", 9)
     with pytest.raises(TooLarge, match=r"write one row per line \(\.jsonl\), a log of inspect_ai as \.eval"):
-        read_json(path)
+        read(path)
 
 
 a_line = st.binary(max_size=8).map(lambda data: data.replace(b"\n", b""))

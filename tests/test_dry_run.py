@@ -137,7 +137,12 @@ def test_prompts_that_a_run_reads_and_those_of_another_machine(call):
     Path("study.yaml").write_text(TEXT)
     Path("rows.jsonl").write_text(ROWS)
     code, said, out = call("run", "--dry-run")
-    assert (code, said) == (0, "")
+    assert code == 0
+    assert said.splitlines() == [
+        "rows.jsonl: question is the prompt (for example '1+1?')",
+        "rows.jsonl: answer is the reference (for example '2')",
+        "rows.jsonl: 2 rows read, 2 used",
+    ]
     assert "not checked" not in out
     code, said, out = call("run", "data={type: gsm8k, path: elsewhere}", "--dry-run")
     assert (code, said) == (0, "")

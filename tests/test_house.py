@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 
 import guerdon
+from guerdon.reading.roles import ALL_ROLES, ROLES
 from tables import cases
 
 SOURCE = Path(guerdon.__file__).parent
 ORDER = (  # a module imports only from its own place in this list and from those before it
     "secrets", "errors", "types",
     "config", "files", "processes", "network", "compute", "statistics", "pages",
-    "settings", "plan", "episodes", "tasks", "worlds", "policies", "endpoints", "collect", "labels", "models", "train",
-    "evaluation", "serve", "engines", "rewards", "rl", "comparison", "auditing", "integrations",
+    "settings", "plan", "reading", "episodes", "tasks", "worlds", "policies", "endpoints", "collect", "labels",
+    "models", "train", "evaluation", "serve", "engines", "rewards", "rl", "comparison", "auditing", "integrations",
     "doctor", "cli", "__main__",
 )  # fmt: skip
 ROOMS = {  # the folders of a folder: the same rule inside
@@ -395,6 +396,7 @@ VERIFIERS = (  # files in which "verdict" is the word of a verifier, or the type
 )  # fmt: skip
 OTHER_VERDICTS = {  # what stands in prompts with stored replies, and in replies of models
     "labels/labelers.py": ["verdicts, in order, as JSON"],
+    "reading/roles.py": ['"verdict"'],
     "models/vlm/answer_parser.py": ["|verdict", '"verdict"'],
     "models/judges/judge.py": ["Give the reason before the verdict"],
 }
@@ -452,3 +454,30 @@ def test_a_word_of_a_guide_elsewhere_is_found(tmp_path, monkeypatch):
     path = tmp_path / "source.py"
     path.write_text('LOGGED = ("QwenProcessRM", "DummyRM")  # not QwenProcessRMs\n', encoding="utf-8")
     assert words_of_guides(path) == ["DummyRM", "QwenProcessRM"]
+
+
+READERS = ("auditing", "episodes", "evaluation", "labels", "serve", "tasks", "train")  # folders that read rows
+NAMES_ELSEWHERE = {  # lists of names of columns outside reading/: what is written, sent, or an option of a question
+    "episodes/index.py": ["image"], "episodes/layout.py": ["image"], "serve/routes.py": ["image"],
+    "serve/wires/wire.py": ["text"], "serve/worker.py": ["frames"], "episodes/solutions.py": ["labels"],
+    "episodes/preferences.py": ["helpfulness"],
+    "episodes/solution_formats.py": ["step_rewards"],
+    "evaluation/scoring/score_file.py": ["reward"],
+    "labels/candidates.py": ["ratings"],
+    "tasks/choices.py": ["correct", "choices", "label", "id"],
+    "tasks/code/code_forms.py": ["output", "input_output"],
+}  # fmt: skip
+
+
+def test_names_of_columns_stand_in_one_table():
+    """Outside of reading/ no list of two names of a role that are not the words of roles."""
+    words = {name for names in ROLES.values() for name in names} - ALL_ROLES.keys()
+
+    def rule(path):
+        allowed = NAMES_ELSEWHERE.get(str(path.relative_to(SOURCE)), ())
+        lists = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Tuple | ast.List | ast.Set)]
+        texts = [[one.value for one in node.elts if isinstance(one, ast.Constant)] for node in lists]
+        found = [found for found in texts if sum(text in words for text in found) >= 2]
+        return [one for one in found if one[0] not in allowed]
+
+    assert not problems(rule, [path for path in modules if place(path)[0] in READERS])

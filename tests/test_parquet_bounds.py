@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guerdon.episodes.row_files import numbered_rows
 from guerdon.errors import DataError
 from guerdon.files import bounds, parquet_bounds
 from guerdon.files.bounds import BadRecord, TooLarge
 from guerdon.files.parquet_bounds import ROWS, BoundedParquet, python_bytes
+from guerdon.reading.containers import file_rows
 
 texts = st.text(max_size=6) | st.sampled_from(["a text that is repeated", "another one"])
 SCHEMA = pa.schema(
@@ -290,7 +290,7 @@ def test_a_damaged_file_is_one_error(tmp_path_factory, place, byte):
     path.write_bytes(data)
     with changed(_TOGETHER=0):
         try:
-            found = [row for _, row in numbered_rows(path)]
+            found = [row for _, row in file_rows(path)]
         except DataError:  # one of another kind is a crash
             return
     assert len(found) == 50

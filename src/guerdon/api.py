@@ -153,6 +153,7 @@ def evaluate(
     data: str | Path,
     *overrides: str,
     labels: str | Path | None = None,
+    columns: str | Mapping[str, str] | None = None,
     output: str | Path | None = None,
 ) -> EvaluatedCard:
     """Evaluate a reward model on a file or a data set, as `guerdon evaluate --model MODEL --data DATA`.
@@ -162,6 +163,7 @@ def evaluate(
         data: preferences, steps of solutions, labels of people, or a LeRobot data set.
         overrides: dotted, of the section `evaluate`: `"evaluate.reps=200"`.
         labels: responses with labels of people, of a model of texts.
+        columns: what columns are for, where it is not recognised: `{"winner": "vote:1/2"}`.
         output: folder of the card; None: nothing is kept.
 
     Raises:
@@ -173,7 +175,7 @@ def evaluate(
     from guerdon.evaluation.stages import EvaluateStage
 
     path = model if isinstance(model, str) else f"{type(model).__module__}:{type(model).__qualname__}"
-    study = study_of(path, str(data), overrides, None if labels is None else str(labels))
+    study = study_of(path, str(data), overrides, None if labels is None else str(labels), columns)
     folder = None if output is None else Path(output)
     return EvaluateStage(model=model, output=folder).work(study)[0]
 
@@ -185,6 +187,7 @@ def score(
     output: str | Path | None = None,
     aggregation: Aggregation = "min",
     only_failed: bool = False,
+    columns: str | Mapping[str, str] | None = None,
     **options: Any,
 ) -> ScoringResult:
     """Score the rows of a file or a log, as `guerdon score`, or episodes.
@@ -198,6 +201,7 @@ def score(
         output: the copy; needed with a path.
         aggregation: how the values of steps become one.
         only_failed: score again only rows of the copy that have no reward.
+        columns: what columns of a file are for, where it is not recognised: `{"response": "answer"}`.
         options: of a model that is given by its path.
 
     Raises:
@@ -210,13 +214,16 @@ def score(
     if not isinstance(data, str | Path):
         if output is not None:
             raise ConfigError("output is for the copy of a file; the scores of episodes are returned")
+        if columns is not None:
+            raise ConfigError("columns is for the rows of a file; remove it")
         return _score_episodes(model, data, aggregation, options)
     if output is None:
         raise ConfigError(f"name the copy of {data} that gets the rewards: score(model, data, output=...)")
     from guerdon.evaluation.scoring.score_logs import ScoreSettings, ScoreStage
 
     copy = Path(output)
-    summary = ScoreStage().work(ScoreSettings(Path(data), model, copy, options, only_failed, aggregation))
+    settings = ScoreSettings(Path(data), model, copy, options, only_failed, aggregation, columns)
+    summary = ScoreStage().work(settings)
     return ScoringResult(summary, copy, table=_rows_of(copy))
 
 
@@ -327,6 +334,6 @@ def _row(episode: Episode, score: Score, aggregation: Aggregation) -> dict[str, 
 
 def _rows_of(path: Path) -> ResultTable:
     """The rows of a file that was written; of a folder none."""
-    from guerdon.episodes.row_files import numbered_rows
+    from guerdon.reading.containers import file_rows
 
-    return ResultTable([row for _, row in numbered_rows(path)] if path.is_file() else [])
+    return ResultTable([row for _, row in file_rows(path)] if path.is_file() else [])

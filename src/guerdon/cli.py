@@ -111,6 +111,12 @@ Overrides = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the resolved configuration and the cost, and exit.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")]
+Columns = Annotated[
+    str | None,
+    typer.Option(
+        "--columns", help="What columns are for: ROLE=NAME[:CODING],... (winner=vote:1/2), or package.module:function."
+    ),
+]
 Only = Annotated[list[str] | None, typer.Option("--only", help="Only this model of the train section (repeatable).")]
 
 
@@ -222,19 +228,22 @@ def evaluate(
         str | None, typer.Option("--data", help="Without a study: preferences, steps, labels, or a LeRobot data set.")
     ] = None,
     labels: Annotated[str | None, typer.Option("--labels", help="Responses with labels of people.")] = None,
+    columns: Columns = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Without a study: folder of the card.")] = None,
 ) -> None:
     """Evaluate reward models of a study, or one on a file; those for text also under attack."""
     from guerdon.evaluation.by_path import check_words, evaluate_judged, study_of
 
     words = [*([] if study is None else [study]), *(overrides or [])]
-    file = check_words(words, model, data, labels, output, of_study=bool(only or attack))
+    file = check_words(words, model, data, labels, output, columns=columns, of_study=bool(only or attack))
     if file is not None:
-        config = _load(_expanded(Path(file)), [*words[1:], *_labels_override(labels)])
+        given = {"labels": labels, "columns": columns}
+        more = [f"evaluate.{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
+        config = _load(_expanded(Path(file)), [*words[1:], *more])
     elif model is None:
-        return _say(evaluate_judged(str(data or labels), words, output))
+        return _say(evaluate_judged(str(data or labels), words, output, columns))
     else:
-        config = study_of(model, data, words, labels)
+        config = study_of(model, data, words, labels, columns)
     if attack and gate:
         raise ConfigError("--gate would do nothing with --attack; remove it")
     names = tuple(only or ())
@@ -247,11 +256,6 @@ def evaluate(
     if gate:
         for line in chosen.gate(config, done):
             sys.stderr.write(f"{line}\n")
-
-
-def _labels_override(labels: str | None) -> list[str]:
-    """The flag `--labels` as an override."""
-    return [] if labels is None else [f"evaluate.labels={json.dumps(labels)}"]
 
 
 @app.command()
@@ -269,6 +273,7 @@ def score(
     ] = None,
     only_failed: Annotated[bool, typer.Option("--only-failed", help="Score again only rows without a reward.")] = False,
     aggregation: Annotated[str, typer.Option(help="How the values of steps become one: min, prod, last, ...")] = "min",
+    columns: Columns = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what a judge would cost, and exit.")] = False,
 ) -> None:
     """Add the rewards of a model to the rows of a file or a log, as columns. Run again, it continues."""
@@ -280,7 +285,7 @@ def score(
     if how is None:
         raise ConfigError(f"--aggregation {aggregation}: choose one of {', '.join(AGGREGATIONS)}")
     given = apply_overrides(Tree(), options or []).data
-    chosen, settings = stage("score"), ScoreSettings(file, model, output, given, only_failed, how)
+    chosen, settings = stage("score"), ScoreSettings(file, model, output, given, only_failed, how, columns)
     _say(chosen.estimate(settings) if dry_run else chosen.work(settings))
 
 
@@ -320,6 +325,30 @@ def compare(
 
 
 app.command()(audit)
+
+
+@app.command("read")
+def read_(
+    data: Annotated[str, typer.Argument(help="A file, a folder, PATH:SPLIT or a hub id.", show_default=False)],
+    columns: Columns = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write it as JSON.")] = False,
+) -> None:
+    """Show what the columns of a file are taken for, and which commands could use it."""
+    from guerdon.reading.reader import read
+    from guerdon.reading.shown import commands, record_lines, shown_record
+
+    reading = read(data, columns=columns)
+    record = shown_record(reading, used=reading.rows, left_out=reading.bad)
+    if as_json:
+        whole = {**record, "unclear": reading.plan.unclear, "commands": commands(reading.plan)}
+        return _say(json.dumps(whole, ensure_ascii=False))
+    for line in record_lines(record):
+        _say(line)
+    for role, why in reading.plan.unclear.items():
+        _say(f"{role}: {why}")
+    for name, what in commands(reading.plan).items():
+        _say(f"guerdon {name}: {what}")
+    return None
 
 
 @app.command()

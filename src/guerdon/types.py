@@ -28,7 +28,7 @@ ByteArray = NDArray[np.uint8]
 IntArray = NDArray[np.int64]
 
 Metrics = dict[str, float | None]  # numbers for the log by name; None where one is undefined
-Message = Mapping[str, Any]  # of a chat, as `guerdon.episodes.chats` brings it into one form
+Message = Mapping[str, Any]  # of a chat, as `guerdon.reading.chats` brings it into one form
 Tool = Mapping[str, Any]  # JSON schema of a function that can be called in a chat
 Granularity = Literal["step", "total"]
 Modality = Literal["image", "state", "text"]

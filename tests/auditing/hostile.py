@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from guerdon.auditing.logs import read_log
-from guerdon.episodes.row_files import good_rows
 from guerdon.errors import GuerdonError
+from guerdon.reading.containers import good_rows
 
 
 def audited(path):

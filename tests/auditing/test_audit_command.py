@@ -13,7 +13,7 @@ import pytest
 
 from child import environment
 from guerdon.auditing import command
-from guerdon.auditing.command import _columns, _condition, lines
+from guerdon.auditing.command import _condition, lines
 from guerdon.auditing.finding import Audit, Finding
 from guerdon.auditing.rows import Rows
 from guerdon.auditing.second import Figure, SecondReward
@@ -64,9 +64,40 @@ def test_json_is_all_that_stands_on_the_output(tmp_path):
     done = guerdon(tmp_path, log, "--json", "-o", "here/a.html")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert {"findings", "clean", "unchecked", "rows", "layout"} == set(found)
+    assert {"findings", "clean", "unchecked", "rows", "layout", "read_as"} == set(found)
     assert found["rows"] == 200
     assert (tmp_path / "here/a.html").is_file()
+
+
+def test_what_columns_were_taken_for_is_said_in_three_places(tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_text(
+        "".join(json.dumps({"q": f"q{k}", "response": "r", "rewards": {"a": k, "b": 1}}) + "\n" for k in range(40))
+    )
+    done = guerdon(tmp_path, log, "--columns", "prompt=q,reward=rewards.a", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "log.jsonl: q is the prompt (for example 'q0'), as you said" in done.stderr
+    assert "log.jsonl: rewards.a is the reward (number, for example '0'), as you said" in done.stderr
+    assert "log.jsonl: 40 rows read, 40 used" in done.stderr
+    said = {one["column"]: (one["role"], one["from"]) for one in json.loads(done.stdout)["read_as"]}
+    assert said == {"q": ("prompt", "given"), "rewards.a": ("reward", "given"), "response": ("response", "name")}
+    page = (tmp_path / "log.jsonl.audit.html").read_text()
+    assert "<td>rewards.a</td><td>reward</td><td>number</td><td>0</td>" in page
+
+
+def test_rows_that_cannot_be_read_fail_if_they_are_named(tmp_path):
+    log = write(tmp_path / "log.jsonl", 300)
+    with log.open("a") as file:
+        file.writelines(json.dumps({"prompt": "p", "response": "r", "reward": "high"}) + "\n" for _ in range(9))
+    done = guerdon(tmp_path, log, "--fail-on", "unread:error")
+    assert done.returncode == 5
+    assert "error: unread: 9 rows (2.9%) could not be read and are left out: 9 reward is not a number" in done.stdout
+    assert "309 rows read, 300 used, 9 left out (9 reward is not a number)" in done.stderr
+    assert guerdon(tmp_path, log, "--fail-on", "any:error").returncode == 5
+    some = write(tmp_path / "some.jsonl", 300)
+    with some.open("a") as file:
+        file.write('{"prompt": "p", "resp')  # half-written: the log is growing
+    assert guerdon(tmp_path, some, "--fail-on", "unread").returncode == 0
 
 
 def test_a_finding_that_was_named_ends_with_five(tmp_path):
@@ -262,14 +293,12 @@ def test_it_sleeps_between_two_looks_and_reads_only_what_changed(tmp_path, monke
 # ---- its parts
 
 
-def test_columns_and_conditions_are_read():
-    assert _columns("reward = score, step=it er") == {"reward": "score", "step": "it er"}
-    assert _columns(None) == {}
+def test_conditions_are_read():
     assert _condition("length") == ("length", "info")
     assert _condition("length:warning") == ("length", "warning")
-    for wrong in ("reward", "=x", "reward=", "a=b,,c=d"):
-        with pytest.raises(ConfigError):
-            _columns(wrong)
+    assert _condition("unread:error") == ("unread", "error")
+    with pytest.raises(ConfigError, match="no check has this name; did you mean unread"):
+        _condition("unred")
 
 
 def test_the_json_has_plain_finite_values():
@@ -283,7 +312,7 @@ def test_the_json_has_plain_finite_values():
             "name": "nan", "severity": "error", "title": "t", "effect": None, "interval": [None, None], "unit": "u",
             "p": None, "rows": [3], "examples": [[3, "x"]], "remedy": "r", "count": 1, "total": 2,
         }],
-        "clean": {"a": "b"}, "unchecked": {"c": "d"}, "rows": 1, "layout": "plain",
+        "clean": {"a": "b"}, "unchecked": {"c": "d"}, "rows": 1, "layout": "plain", "read_as": [],
         "second": {
             "name": "b", "matched": "by row", "advantages": {}, "drift": [],
             "figures": {"c": {"value": 0.5, "low": None, "high": None, "n": 1, "unit": "rows"}},

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from guerdon.auditing import text_rows
 from guerdon.auditing.logs import read_log
-from guerdon.errors import DataError
+from guerdon.errors import ConfigError, DataError
 
 DATA = Path(__file__).parent / "data"
 
@@ -385,7 +385,7 @@ def test_columns_that_are_passed(tmp_path):
     assert rows.rewards["reward"].tolist() == [9.0, 9.0]
     with pytest.raises(DataError, match=r"--columns reward=qualty: there is no such column.*did you mean quality"):
         read_log(log, columns={"reward": "qualty"})
-    with pytest.raises(DataError, match=r"--columns rewrd=\.\.\..*did you mean reward"):
+    with pytest.raises(ConfigError, match=r"rewrd=quality: no column is for 'rewrd'; did you mean reward"):
         read_log(log, columns={"rewrd": "quality"})
 
 

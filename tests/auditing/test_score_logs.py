@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from guerdon.auditing.logs import read_log
-from guerdon.episodes.rollout_logs import eval_members, log_records
 from guerdon.errors import ConfigError, DataError
 from guerdon.evaluation.scoring.score_logs import check_paths, load_scoring_model, score_path
+from guerdon.reading.containers import eval_members, file_rows
 from guerdon.types import Failure, RewardInfo, Score
 from length_model import Length
 
@@ -70,7 +70,7 @@ def test_what_else_a_log_has_is_kept(tmp_path):
 def test_scores_of_inspect_ai(tmp_path, form):
     source, out = DATA / "inspect" / form / f"sums.{form}", tmp_path / f"sums.{form}"
     score_path(source, Length(broken="is 9"), out, name="m")
-    before, after = ([r for _, r in log_records(path)] for path in (source, out))
+    before, after = ([r for _, r in file_rows(path)] for path in (source, out))
     for old, new in zip(before, after, strict=True):
         said = old["output"].get("completion", "")
         failed = "late: 30 s" if "is 9" in said else new["guerdon_failure"]
@@ -86,7 +86,7 @@ def test_scores_of_inspect_ai(tmp_path, form):
         assert {k: v for k, v in new.items() if k != "samples"} == {k: v for k, v in old.items() if k != "samples"}
     again = score_path(out, Length(), out, name="m", only_failed=True)
     assert "rows scored" in again
-    assert [r["guerdon_failure"] for _, r in log_records(out)][:5] == [None] * 5
+    assert [r["guerdon_failure"] for _, r in file_rows(out)][:5] == [None] * 5
 
 
 def test_other_layouts_of_text(tmp_path):
@@ -234,3 +234,20 @@ def test_models_are_loaded_for_what_is_scored(tmp_path, monkeypatch):
     assert score_path(DATA / "lerobot", model, tmp_path / "x", name="m", dry_run=True) == "3 episodes would be scored"
     shutil.copy(DATA / "verl" / "rollout" / "2.jsonl", tmp_path)
     assert load_scoring_model(tmp_path / "2.jsonl", "test_score_logs:Length", {"broken": "x"}).info.name == "length"
+
+
+def test_a_record_without_the_columns_of_the_others_is_a_failure_of_its_own(tmp_path):
+    """The others are scored; the record stays as it is, with why it has no reward."""
+    samples = [
+        {"id": k, "epoch": 1, "input": "q", "target": "4", "scores": {},
+         "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a" * (k + 1)}]}
+        for k in range(4)
+    ]  # fmt: skip
+    samples[2] = {"id": 2, "messages": 5}
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    score_path(path, Length(), tmp_path / "out.jsonl", name="length")
+    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [found[k]["scores"]["guerdon_reward"]["value"] for k in (0, 1, 3)] == [1.0, 2.0, 4.0]
+    why = "unlike_the_others: the row has no epoch, input, target, and a log of inspect_ai has them"
+    assert found[2] == {**samples[2], "reward": None, "reward_failure": why}

@@ -9,16 +9,15 @@ in docs/source/dataset_formats.md (preference and unpaired preference, explicit 
 """
 
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from guerdon.episodes.preferences import (
-    LAYOUTS,
     Comparison,
     benchmark_of,
+    check_preferences,
     comparison,
     is_preference,
     near_duplicates,
@@ -27,6 +26,8 @@ from guerdon.episodes.preferences import (
 )
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
+from guerdon.reading.data_sets import DataPart
+from guerdon.reading.reader import DataReading
 from tables import cases
 
 ASKED = [{"role": "user", "content": "Which colour?"}]
@@ -36,8 +37,18 @@ def said(text):
     return [{"role": "assistant", "content": text}]
 
 
-def read(row):
-    return comparison(row, "file:1", "row")
+def reading_of(*rows):
+    """Rows as a data set of their own."""
+    return DataReading(
+        "file", [DataPart("file", "row", None, "", lambda kept: ((f"file:{k + 1}", row) for k, row in enumerate(rows)))]
+    )
+
+
+def read(row, *others):
+    """The first of some rows, as it is read among the others."""
+    reading = reading_of(row, *others)
+    check_preferences(reading)
+    return comparison(next(reading.records()), reading.plan)
 
 
 def texts(found):
@@ -107,7 +118,7 @@ def test_layouts(row, wanted):
     found = read(row)
     assert isinstance(found, Comparison), found
     assert texts(found) == wanted
-    assert is_preference(row)
+    assert is_preference(reading_of(row).plan)
 
 
 @pytest.mark.parametrize(
@@ -168,8 +179,7 @@ def test_single_responses():
     ("row", "reason"),
     [
         ({**Q, "chosen": "blue", "rejected": " "}, "empty_answer"),
-        ({**TWO, "winner": "me"}, "unreadable_choice"),
-        ({**Q, "response_0": "a", "response_1": "b", "better_response_id": 2}, "unreadable_choice"),
+        ({**Q, "response_0": "a", "response_1": "b", "better_response_id": 2}, "unreadable_winner"),
         ({**Q, "chosen": None, "rejected": None}, "no_value"),
         ({"completion": "blue", "label": True}, "no_prompt"),
         ({**Q, "chosen": "blue", "rejected": "blue "}, "equal_answers"),
@@ -179,11 +189,10 @@ def test_single_responses():
         ({**Q, "responses": ["blue", "red"], "scores": [1, 10**400]}, "no_rank"),
         ({**Q, "responses": [{"response": "blue", "rank": 1}, "red"]}, "no_rank"),
         ({**Q, "responses": ["blue", {"response": "red", "rank": 1}]}, "no_rank"),
-        ({**TWO, "preference_strength": float("inf")}, "unreadable_choice"),
-        (
-            {"question": "q", "answer_0": "a", "answer_1": "b", "score_0": float("nan"), "score_1": 1},
-            "unreadable_score",
-        ),
+        ({**TWO, "preference_strength": float("inf")}, "unreadable_winner"),
+        ({**TWO, "preference_strength": 10**400}, "unreadable_winner"),
+        ({**SCORED, "score_0": float("nan")}, "no_value"),
+        ({**SCORED, "score_1": -(10**400)}, "unreadable_second_score"),
         (
             {**Q, "chosen": [{"role": "assistant", "content": "x", "images": ["y"]}], "rejected": "red"},
             "unreadable_chat",
@@ -194,19 +203,24 @@ def test_what_says_nothing_is_left_out_with_its_reason(row, reason):
     assert read(row) == reason
 
 
+def test_a_value_that_few_rows_have_is_left_out_and_many_are_refused():
+    known = [{**TWO, "winner": side} for side in ("model_a", "model_b", "tie")]
+    assert read({**TWO, "winner": "me"}, *known * 7) == "unreadable_winner"
+    with pytest.raises(DataError, match=r"winner holds me, model_a, .* no known coding of a winner") as refused:
+        read({**TWO, "winner": "me"}, *known)
+    assert "--columns winner=winner:A/B/tie" in str(refused.value)
+
+
 @pytest.mark.hostile("files")
 @pytest.mark.parametrize(
     ("row", "words"),
     [
         ({"a": 1}, "columns: {chosen"), ({**Q, "chosen": 3, "rejected": "red"}, "chosen must be text"),
-        ({**Q, "responses": ["blue", "red"], "scores": 5}, "scores must be a list of numbers"),
-        ({**TWO, "preference_strength": 10**400}, "preference_strength must be a name or a number, this is '1000"),
-        ({**SCORED, "score_1": -(10**400)}, "score_1 must be a number, this is '-1000"),
-        ({**Q, "chosen": "blue", "rejected": "red", "margin": 10**400}, "margin must be a number, this is '1000"),
+        ({**Q, "responses": ["blue", "red"], "scores": 5}, "no preferences are recognised"),
     ],
 )  # fmt: skip
 def test_other_rows_are_errors_that_name_the_place(row, words):
-    with pytest.raises(DataError, match="file:1") as caught:
+    with pytest.raises(DataError, match=r"^file") as caught:
         read(row)
     assert words in str(caught.value)
 
@@ -235,7 +249,7 @@ def test_contradicting_pairs_are_left_out_and_tell_the_noise(tmp_path):
 
 def test_other_names_of_columns(tmp_path):
     path = written(tmp_path, [{"q": "Which colour?", "left": "blue", "right": "red", "vote": "right"}])
-    with pytest.raises(DataError, match="no known layout"):
+    with pytest.raises(DataError, match="1 no_prompt"):
         read_preferences(path)
     names = {"prompt": "q", "response_1": "left", "response_2": "right", "winner": "vote"}
     found = read_preferences(path, columns=names)
@@ -306,12 +320,6 @@ def test_near_duplicates_by_shared_word_triples():
 )
 def test_test_sets_are_known_by_their_columns_or_their_name(source, row, wanted):
     assert benchmark_of(source, row) == wanted
-
-
-def test_the_page_lists_every_layout():
-    page = (Path(__file__).parents[2] / "docs" / "preferences.md").read_text()
-    for one in LAYOUTS.values():
-        assert f"| {', '.join(f'`{key}`' for key in one.keys)} | {one.seen_in} |" in page
 
 
 def test_a_response_to_another_prompt_is_not_used():

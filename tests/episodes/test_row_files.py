@@ -8,11 +8,13 @@ import huggingface_hub
 import pytest
 
 from guerdon.episodes.preferences import read_preferences
-from guerdon.episodes.row_files import RowFields, good_rows, rows_by_split
-from guerdon.episodes.solution_files import RECORDS, published_solutions, write_solutions
+from guerdon.episodes.solution_files import published_solutions, write_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.processes.progress import log_once
+from guerdon.reading.containers import good_rows
+from guerdon.reading.data_sets import RECORDS, data_parts
+from guerdon.reading.fields import RowFields
 
 SOLUTIONS = tuple(
     Solution(f"s{i}", f"{i}+1=?", (f"{i}+1={i + 1}\n", "so it is"), (1.0, float(i % 2)), separator="\n")
@@ -56,7 +58,7 @@ def test_a_folder_that_datasets_saved(tmp_path, rows, splits):
     saved = datasets.DatasetDict({"train": whole.select(range(4)), "test": whole.select(range(4, 6))})
     (saved if splits else whole).save_to_disk(str(tmp_path / "saved"))
     assert read(tmp_path / "saved") == (WANTED, {})
-    assert set(rows_by_split(str(tmp_path / "saved"))) == ({"train", "test"} if splits else {"train"})
+    assert {one.split for one in data_parts(str(tmp_path / "saved"))} == ({"train", "test"} if splits else {"train"})
 
 
 @pytest.fixture
@@ -78,7 +80,7 @@ def test_of_several_splits_train_is_trained_on_and_the_others_are_named(saved, c
     assert capfd.readouterr().err == ""
     for _ in range(2):
         assert asked(read_preferences(saved, train=True)) == ["p0", "p1", "p2", "p3"]
-    said = f"{saved}: its split train is used, and not test (2 rows), extra (3 rows); {saved}:SPLIT names another one\n"
+    said = f"{saved}: its split train is used, and not test, extra; {saved}:SPLIT names another one\n"
     assert capfd.readouterr().err == said
 
 
@@ -160,9 +162,13 @@ def test_a_data_set_in_the_cache_of_datasets_is_read_without_the_hub(tmp_path, m
         raise ConnectionError("no network")
 
     monkeypatch.setattr(huggingface_hub, "repo_exists", no_network)
-    assert rows_by_split("nobody/SomeThing") == {"train": [{"question": "1+1?"}]}
+    assert rows_by_part("nobody/SomeThing") == {"train": [{"question": "1+1?"}]}
     with pytest.raises(DataError, match=r"'nobody/other' cannot be read: .* cannot be reached: ConnectionError"):
-        rows_by_split("nobody/other")
+        rows_by_part("nobody/other")
+
+
+def rows_by_part(data):
+    return {part.name: [row for _, row in part.good_rows()] for part in data_parts(str(data))}
 
 
 def read_fields(file):

@@ -2,17 +2,13 @@
 
 import gc
 import json
+from collections import Counter
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from guerdon.episodes.solution_files import (
-    format_of,
-    read_solutions,
-    solutions_from_rows,
-    write_solutions,
-)
+from guerdon.episodes.solution_files import published_solutions, read_solutions, solutions_in, write_solutions
 from guerdon.episodes.solution_formats import (
     NotExpressibleError,
     from_record,
@@ -26,6 +22,9 @@ from guerdon.episodes.solution_formats import (
 )
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
+from guerdon.reading.layouts import columns_of, layout_of
+from guerdon.reading.shown import stored_columns
+from memory_rows import reading_of
 
 SEED = {  # the sample of the seed's guide, whose solution is shortened
     "question": "If x + y = 10 and x - y = 4, what is x?",
@@ -92,17 +91,22 @@ def solutions(draw, *, soft=True, labelled=False):
 
 def solution_from_row(row, where, name):
     """One row as a solution."""
-    ((_, found),) = solutions_from_rows([(where, row)], name)
+    ((_, found),) = solutions_in(reading_of([row], name, where=where))
     if isinstance(found, DataError):
         raise found
     return found
+
+
+LAYOUTS = {
+    "seed": "solutions of guerdon", "trl": "TRL, steps", "prm800k": "PRM800K", "math_shepherd": "Math-Shepherd",
+}  # fmt: skip
 
 
 def again(solution, form):
     """Through one row of JSON and back."""
     write = {"seed": to_record, "trl": to_trl, "prm800k": to_prm800k, "math_shepherd": to_math_shepherd}[form]
     row = json.loads(json.dumps(write(solution)))
-    assert format_of(row, "x:1") == form
+    assert layout_of(columns_of([row]), [row]).name == LAYOUTS[form]
     return solution_from_row(row, "x:1", "x")
 
 
@@ -142,7 +146,7 @@ def test_math_shepherd_loses_nothing_where_labels_have_no_gap(solution):
 def test_files_hold_several_kinds_of_solutions(found, form, ending, tmp_path_factory):
     path = tmp_path_factory.mktemp("x") / f"file{ending}"
     written = write_solutions(path, found, form)
-    assert list(read_solutions(path, form)) == found
+    assert list(read_solutions(path)) == found
     assert (written.rows, written.left_out) == (len(found), {})
 
 
@@ -185,9 +189,9 @@ def test_training_rows_without_ids_are_told_apart_by_their_text():
     rows = [{k: v for k, v in row.items() if k not in ("id", "step")} for row in to_training(
         Solution("a", "q", ("one ", "two"), (1.0, 1.0), (1.0, 1.0))) + to_training(
         Solution("b", "q", ("other",), (0.0,), (-1.0,)))]  # fmt: skip
-    found = [s for _, s in solutions_from_rows([(f"f:{i}", r) for i, r in enumerate(rows)], "f")]
+    found = [s for _, s in solutions_in(reading_of(rows, "f"))]
     assert [s.steps for s in found] == [("one ", "two"), ("other",)]
-    assert [s.id for s in found] == ["f-0", "f-2"]
+    assert [s.id for s in found] == ["f-1", "f-3"]
 
 
 def test_steps_without_label_have_no_training_row():
@@ -275,7 +279,7 @@ def test_stepwise_supervision_as_published():
 
 BAD = [
     ({"question": "q"}, "no known format"),
-    ([1], "no known format"),
+    ([1], "a row must be a map"),
     ({**SEED, "step_rewards": [1.0]}, "1 step_rewards for 3 steps"),
     ({**SEED, "step_rewards": [1.0, 1.0, 3.0]}, "allowed: -1 to 1"),
     ({**SEED, "step_rewards": [1.0, 1.0, float("nan")]}, "allowed: -1 to 1"),
@@ -292,7 +296,7 @@ BAD = [
     ({"prompt": "q", "completions": ["a"], "labels": [1], "label_mask": []}, "label_mask"),
     ({**SHEPHERD, "label": SHEPHERD["label"].replace("2+2=5 -", "2+2=5 ?")}, "step 2"),
     ({**SHEPHERD, "label": SHEPHERD["label"] + "x"}, "end differently"),
-    ({"input": "no marker", "label": "no marker"}, "no ки"),
+    ({"input": "no marker", "label": "no marker"}, "no known format"),
     ({"input": "q a ки", "label": "q a +"}, "Step 1"),
     ({**PRM800K, "label": {**PRM800K["label"], "finish_reason": "tired"}}, "finish_reason"),
     ({**PRM800K, "label": {"steps": [], "finish_reason": "bad_problem"}}, "no step is rated"),
@@ -332,7 +336,7 @@ def test_a_bad_row_has_a_line_and_a_reason(row, reason, tmp_path):
         ("x.jsonl", b"[" * 100_000, r"x\.jsonl:1: nested deeper than 200 levels"),
         ("x.jsonl", b"\n", "no solution"),
         ("x.parquet", b"PAR1 no", "cannot be read as Parquet"),
-        ("x.json", b"{}", "one list of rows"),
+        ("x.json", b"{}", "a JSON object without a list of rows"),
         ("x.txt", b"", "are read from"),
     ],
 )
@@ -370,10 +374,70 @@ def test_a_file_may_mix_formats(tmp_path):
     training = to_training(from_record(SEED, "x", "x"))
     path.write_text("".join(json.dumps(row) + "\n" for row in [SEED, *training, SHEPHERD, PRM800K]))
     assert [len(s.steps) for s in read_solutions(path)] == [3, 3, 3, 4]
-    assert format_of(SHEPHERD, "x") == "math_shepherd"
 
 
 def test_half_a_character_survives_in_json(tmp_path):
     odd = Solution("a", "q\ud83d", ("x",), (1.0,))
     write_solutions(tmp_path / "x.jsonl", [odd])
     assert read_solutions(tmp_path / "x.jsonl") == (odd,)
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+MARKED = [
+    {"task": "1+1?", "parts": ["It is 2."], "marks": ["ok"], "kind": "easy", "split": "train"},
+    {"task": "2+2?", "parts": ["It is 4.", "No, 5."], "marks": ["ok", "no"], "kind": "hard", "split": "train"},
+    {"task": "3+3?", "parts": ["It is 7."], "marks": ["no"], "kind": "hard", "split": "test"},
+    {"task": "4+4?", "parts": ["It is 8.", "Yes."], "marks": ["ok", None], "kind": "easy", "split": "train"},
+]
+SAID = {"prompt": "task", "steps": "parts", "step_labels": "marks:ok/no"}
+
+
+def test_columns_that_are_said_are_those_of_every_row_and_are_stored(tmp_path):
+    path, read_as, left_out = write_rows(tmp_path / "mine.jsonl", MARKED), [], Counter()
+    found = published_solutions([path], left_out, columns=SAID, read_as=read_as)
+    assert [(s.question, [step.strip() for step in s.steps], s.labels) for s in found] == [
+        ("1+1?", ["It is 2."], (1.0,)),
+        ("2+2?", ["It is 4.", "No, 5."], (1.0, 0.0)),
+        ("3+3?", ["It is 7."], (0.0,)),
+        ("4+4?", ["It is 8.", "Yes."], (1.0, None)),
+    ]
+    stored = stored_columns(read_as)
+    assert stored == {**SAID, "split": "split"}
+    assert published_solutions([path], left_out, stored=stored) == found
+    other = write_rows(tmp_path / "other.jsonl", [{"problem": "q", "steps": ["a"], "step_labels": [1]}])
+    (one,) = published_solutions([other], left_out, stored=stored)  # it has none of these columns
+    assert (one.question, one.labels) == ("q", (1.0,))
+    assert read_as[0].record["used"] == read_as[0].record["rows"] == 4
+
+
+def test_only_rows_of_train_are_trained_on_and_a_subset_may_be_a_column(tmp_path):
+    path = write_rows(tmp_path / "mine.jsonl", MARKED)
+    found = published_solutions([path], Counter(), columns={**SAID, "subset": "kind"}, train=True)
+    assert [(s.question, s.meta["subset"]) for s in found] == [("1+1?", "easy"), ("2+2?", "hard"), ("4+4?", "easy")]
+    without = published_solutions([path], Counter(), columns=SAID, train=True)
+    assert {s.meta["subset"] for s in without} == {"mine"}
+
+
+def test_a_label_that_is_not_of_the_coding_is_an_error_with_its_place(tmp_path):
+    path = write_rows(tmp_path / "mine.jsonl", [*MARKED[:2], {**MARKED[2], "marks": ["perhaps"]}])
+    with pytest.raises(DataError, match=r"mine\.jsonl:3: step_labels must hold numbers"):
+        read_solutions(path, columns=SAID)
+    bad = []
+    assert len(read_solutions(path, columns=SAID, bad=bad)) == 2
+    assert len(bad) == 1
+
+
+def test_a_column_that_is_not_there_is_refused_with_the_nearest(tmp_path):
+    with pytest.raises(DataError, match=r"--columns steps=part: there is no such column; did you mean .*parts"):
+        read_solutions(write_rows(tmp_path / "mine.jsonl", MARKED), columns="prompt=task,steps=part")
+
+
+def test_one_step_label_column_may_be_other_than_that_of_the_layout(tmp_path):
+    rows = [{"prompt": "q", "completions": ["a", "b"], "labels": [True, True], "checked": [1, 0]}] * 2
+    path = write_rows(tmp_path / "trl.jsonl", rows)
+    assert read_solutions(path)[0].labels == (1.0, 1.0)
+    assert read_solutions(path, columns="step_labels=checked")[0].labels == (1.0, 0.0)

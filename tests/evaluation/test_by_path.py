@@ -135,7 +135,7 @@ def test_steps_and_published_benchmarks_are_recognised(call):
         ({"id": "1", "problem": "q", "steps": ["a", "b"], "label": -1}, "process_bench"),
         ({"question": {"problem": "q", "ground_truth_answer": "1"}, "label": {"steps": [], "finish_reason": "x"}},
          "process_bench"),
-        ({"input": "q", "label": "a +\nb -", "task": "x"}, "process_bench"),
+        ({"input": "q a ки\nb ки", "label": "q a +\nb -", "task": "x"}, "process_bench"),
         ({"question": "q", "steps": ["a"]}, "process_bench"),
         ({"question": "q", "modified_process": ["a"], "error_steps": [1]}, "prm_bench"),
     ],
@@ -150,10 +150,10 @@ def test_what_a_row_is(tmp_path, row, kind):
 def test_other_rows_are_refused_with_what_is_known(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "a"}')
-    with pytest.raises(DataError, match=r"rows\.jsonl:1: no known layout, found text; known are .*chosen, rejected"):
+    with pytest.raises(DataError, match=r"rows\.jsonl: no known layout, found text; known are .*chosen and rejected"):
         kind_of(str(path))
     path.write_text("3\n")
-    with pytest.raises(DataError, match="no known layout"):
+    with pytest.raises(DataError, match="no row can be read: 1 x a row that is no map"):
         kind_of(str(path))
     path.write_text("{\n")
     with pytest.raises(DataError, match=r"rows\.jsonl:1"):
@@ -285,7 +285,7 @@ def test_mistakes_cost_one_line(call, robot):
         (("--data", "pairs.jsonl"), "has pairs: name the reward model"),
         (("--data", data), "has episodes: name the reward model"),
         (("--model", length_, "--data", "none.jsonl"), "none.jsonl: there is no such file"),
-        (("--model", length_, "--data", "odd.jsonl"), "odd.jsonl:1: no known layout"),
+        (("--model", length_, "--data", "odd.jsonl"), "odd.jsonl: no known layout"),
         (("--model", "./none", "--data", "pairs.jsonl"), "./none: there is no such folder"),
         (("--model", "none.toml", "--data", "pairs.jsonl"), "none.toml: there is no such folder"),
         (("--model", "no_module:make", "--data", "pairs.jsonl"), "no_module"),

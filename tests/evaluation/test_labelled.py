@@ -64,7 +64,7 @@ def test_labels_of_other_layouts(tmp_path):
         ([{"judge_score": 1, "oracle_label": math.inf}], "oracle_label must be a finite number"),
         ([{"judge_score": 1, "oracle_label": 10**400}], "oracle_label must be a finite number"),
         ([{"prompt": "p", "chosen": "a", "rejected": "b"}], r"evaluate\.pairs"),
-        ([3], "a row must be a map"),
+        ([3], "no row can be read: 1 x a row that is no map"),
     ],
 )
 def test_rows_that_cannot_be_read_are_one_line(tmp_path, rows, said):

@@ -132,7 +132,7 @@ def test_contradicting_pairs_are_left_out_and_counted(tmp_path):
     a, b = {"prompt": "p", "chosen": "x", "rejected": "y"}, {"prompt": "p", "chosen": "y", "rejected": "x"}
     rows = [a, b, {**a, "prompt": "q"}, {**a, "prompt": "q"}, {"prompt": "r", "chosen": "x", "rejected": "x"}]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    choices, left_out, noise = read_choices(str(tmp_path / "pairs.jsonl"))
+    choices, left_out, noise, _ = read_choices(str(tmp_path / "pairs.jsonl"))
     assert [choice.prompt for choice in choices] == [choices[0].prompt] * 2
     assert dict(left_out) == {"contradicted": 2, "equal_answers": 1}
     assert noise == pytest.approx(0.5)  # half of the repeated pairs differ, 2 e (1 - e) = 1/2

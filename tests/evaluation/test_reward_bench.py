@@ -104,7 +104,9 @@ def test_the_subset_ties_goes_by_its_own_formula_and_pairs_stay_together():
 
 
 def test_bad_rows_and_numbers_are_one_clear_line():
-    with pytest.raises(DataError, match="row 1 has no rejected"):
+    with pytest.raises(DataError, match="row 2 has no rejected"):
+        choices_from_rows([row("s"), {**row("s"), "rejected": None}])
+    with pytest.raises(DataError, match="no preferences are recognised, found prompt, chosen, subset"):
         choices_from_rows([{"prompt": "p", "chosen": "a", "subset": "s"}])
     with pytest.raises(DataError, match="1 values for 2"):
         reward_bench(choices_from_rows([row("s")]), [1.0], seed=0)
@@ -229,12 +231,12 @@ def test_a_style_that_decides_is_easy_in_one_direction_and_hard_in_the_other():
 
 
 def test_files_of_one_domain_of_rm_bench_are_known_by_their_name():
-    row = {"prompt": "p", "subset": "s", "chosen": ["a", "b", "c"], "rejected": ["d", "e", "a"]}
+    row = {"prompt": "p", "chosen": ["a", "b", "c"], "rejected": ["d", "e", "a"]}
     choices = choices_from_rows([row], "RM-Bench/data/safety-refuse_filtered.json", "safety-refuse_filtered")
     assert (choices[0].benchmark, choices[0].subset) == ("RM-Bench", "safety-refuse")
     name, found = preference_figures(choices, [3, 3, 3, 1, 1, 3], seed=0, reps=100)
     assert (name, found.sections["safety"].measured.estimate) == ("RM-Bench", pytest.approx(6 / 9))
-    (other,) = choices_from_rows([row], "mine.json", "mine")
+    (other,) = choices_from_rows([{**row, "subset": "s"}], "mine.json", "mine")
     assert (other.benchmark, other.subset) == ("", "s")
 
 
@@ -276,21 +278,47 @@ def test_ppe_leaves_out_the_votes_for_neither():
 
 
 def test_other_layouts_are_read_and_what_says_nothing_is_counted():
-    rows = [
+    pairs = [
         {"prompt": "p", "chosen": "good", "rejected": "bad"},
         {"prompt": "p", "chosen": "same", "rejected": "same"},
-        {"prompt": "p", "response1": "bad", "response2": "good", "overall_preference": 2},
-        {"prompt": "p", "responses": ["bad", "good", "worse"], "scores": [2, 3, 1]},
     ]
-    rows[2]["context"] = [{"role": "user", "content": rows[2].pop("prompt")}]
-    left_out = Counter()
-    choices = choices_from_rows(rows, "mine.jsonl", "mine", left_out)
-    assert left_out == {"equal_answers": 1}
-    assert [[r.text for r in c.chosen] for c in choices] == [["good"]] * 3
-    assert {c.subset for c in choices} == {"mine"}
-    assert preference_figures(choices[:2], [1, 0, 0, 1], seed=0, reps=100)[1].overall.measured.estimate == 0.5
-    with pytest.raises(DataError, match="no known layout"):
+    signed = [{"context": [{"role": "user", "content": "p"}], "response1": "bad", "response2": "good",
+               "overall_preference": n} for n in (2, -3, 0)]  # fmt: skip
+    ranked = [{"prompt": "p", "responses": ["bad", "good", "worse"], "scores": [2, 3, 1]}]
+    for rows, chosen, lost in (
+        (pairs, [["good"]], {"equal_answers": 1}),
+        (signed, [["good"], ["bad"]], {"tie": 1}),
+        (ranked, [["good"]], {}),
+    ):
+        left_out = Counter()
+        choices = choices_from_rows(rows, "mine.jsonl", "mine", left_out)
+        assert left_out == lost
+        assert [[r.text for r in c.chosen] for c in choices] == chosen
+        assert {c.subset for c in choices} == {"mine"}
+    found = preference_figures(choices_from_rows(signed[:2]), [1, 0, 0, 1], seed=0, reps=100)[1]
+    assert found.overall.measured.estimate == 0.5
+    with pytest.raises(DataError, match="no preferences are recognised"):
         choices_from_rows([{"prompt": "p", "answer": "a"}])
+
+
+def test_best_of_k_of_ppe_is_right_where_the_best_value_is_that_of_a_right_response():
+    rows = [
+        {"question_id": "1", "prompt": "p", "response_1": "a", "response_2": "b", "response_3": "c",
+         "scores": [True, False, True], "model_name": "m"},
+        {"question_id": "2", "prompt": "q", "response_1": "d", "response_2": "e", "response_3": "f",
+         "scores": [False, False, True], "model_name": "m"},
+        {"question_id": "3", "prompt": "r", "response_1": "g", "response_2": "h", "response_3": "i",
+         "scores": [True, True, True], "model_name": "m"},
+    ]  # fmt: skip
+    left_out = Counter()
+    choices = choices_from_rows(rows, "math_best_of_k.jsonl", "math_best_of_k", left_out)
+    assert left_out == {"tie": 1}  # all are right
+    assert [[one.text for one in choice.chosen] for choice in choices] == [["a", "c"], ["f"]]
+    assert [[one.text for one in choice.rejected] for choice in choices] == [["b"], ["d", "e"]]
+    values = [1, 5, 3, 9, 9, 0]  # of a, c, b: c is best; of f, d, e: f and d share the best value
+    name, found = preference_figures(choices, values, seed=0, reps=100)
+    assert name == "PPE"
+    assert found.overall.measured.estimate == pytest.approx((1 + 1 / 2) / 2)
 
 
 def test_prompts_are_found_as_in_training():

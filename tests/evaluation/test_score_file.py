@@ -80,15 +80,18 @@ def test_what_is_scored_of_a_row(tmp_path, row, added):
 @pytest.mark.hostile("files")
 def test_a_row_that_cannot_be_read_is_a_failure_and_the_others_are_scored(tmp_path):
     picture = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
-    rows = [{"chosen": "x", "rejected": "y"}, {"prompt": picture, "response": "a"}, {"prompt": "p", "response": "a"}]
-    out = tmp_path / "out.jsonl"
-    score_file(jsonl(tmp_path / "in.jsonl", rows), Length("bad"), out, name="m")
-    first, second, third = lines(out)
+    rows = [{"chosen": "x", "rejected": "y"}, {"chosen": "The sky is up", "rejected": "The sky is far"}]
+    score_file(jsonl(tmp_path / "pairs.jsonl", rows), Length("bad"), tmp_path / "scored.jsonl", name="m")
+    first, second = lines(tmp_path / "scored.jsonl")
     assert (first["reward_chosen"], first["reward_rejected"]) == (None, None)
     assert first["reward_failure"].startswith("no_prompt")
-    assert second["reward"] is None
-    assert second["reward_failure"].startswith("unreadable_chat")
-    assert third["reward"] == 1.0
+    assert (second["reward_chosen"], second["reward_rejected"]) == (2.0, 3.0)
+    rows = [{"prompt": picture, "response": "a"}, {"prompt": "p", "response": "a"}]
+    score_file(jsonl(tmp_path / "in.jsonl", rows), Length("bad"), tmp_path / "out.jsonl", name="m")
+    first, second = lines(tmp_path / "out.jsonl")
+    assert first["reward"] is None
+    assert first["reward_failure"].startswith("unreadable_chat")
+    assert second["reward"] == 1.0
 
 
 @pytest.mark.hostile("kills")
@@ -120,24 +123,34 @@ def test_only_failed_rows_are_scored_again(tmp_path):
     assert [(row["reward"], row["reward_failure"]) for row in lines(out)] == [(4.0, None), (3.0, None), (6.0, None)]
 
 
-def test_a_null_is_a_missing_reward_and_no_row_is_lost(tmp_path):
-    rows = [
-        {"prompt": "p", "response": "abcd"}, {"prompt": "p", "response": None}, {"prompt": None, "response": "abc"},
-        {"prompt": "p", "chosen": "abcde", "rejected": None}, {"messages": None},
-        {"system": "s", "instruction": "p", "input": "q", "output": "abcdef"},
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("rows", "rewards"),
+    [
+        ([{"prompt": "p", "response": "abcd"}, {"prompt": "p", "response": None}, {"prompt": None, "response": "abc"}],
+         [{"reward": 4.0}, {"reward": None}, {"reward": None}]),
+        ([{"prompt": "p", "chosen": "abcde", "rejected": "a"}, {"prompt": "p", "chosen": "abcde", "rejected": None}],
+         [{"reward_chosen": 5.0, "reward_rejected": 1.0}, {"reward_chosen": None, "reward_rejected": None}]),
+        ([{"messages": [{"role": "user", "content": "p"}, {"role": "assistant", "content": "ab"}]}, {"messages": None}],
+         [{"reward": 2.0}, {"reward": None}]),
+        ([{"system": "s", "instruction": "p", "input": "q", "output": "abcdef"}, {"instruction": "p", "output": None}],
+         [{"reward": 6.0}, {"reward": None}]),
+        ([{"prompt": "p", "responses": ["a", "bb"]}, {"prompt": "p", "responses": None}],
+         [{"rewards": [1.0, 2.0]}, {"rewards": None}]),
+    ],
+)  # fmt: skip
+def test_a_null_is_a_missing_reward_and_no_row_is_lost(tmp_path, rows, rewards):
     score_file(jsonl(tmp_path / "in.jsonl", rows), Length("bad"), tmp_path / "out.jsonl", name="m")
     found = lines(tmp_path / "out.jsonl")
-    assert [row.get("reward") for row in found] == [4.0, None, None, None, None, 6.0]
-    assert [str(row["reward_failure"]).partition(":")[0] for row in found] == ["None", *["no_value"] * 4, "None"]
-    assert (found[3]["reward_chosen"], found[3]["reward_rejected"]) == (None, None)
+    failures = [str(row.pop("reward_failure")).partition(":")[0] for row in found]
+    assert failures == ["None", *["no_value"] * (len(rows) - 1)]
+    assert found == [{**row, **new} for row, new in zip(rows, rewards, strict=True)]
 
 
 @pytest.mark.hostile("files")
 def test_a_wrong_file_is_one_line(tmp_path):
     with pytest.raises(DataError, match="no such file"):
         score_file(tmp_path / "absent.jsonl", Length("bad"), tmp_path / "out.jsonl", name="m")
-    with pytest.raises(DataError, match=r"in\.jsonl:1: nothing to score, found prompt, text"):
+    with pytest.raises(DataError, match=r"in\.jsonl: nothing to score, found prompt, text.*--columns response=text"):
         score_file(
             jsonl(tmp_path / "in.jsonl", [{"prompt": "p", "text": "x"}]), Length("bad"), tmp_path / "o.jsonl", name="m"
         )

@@ -11,9 +11,9 @@ from text_models import Scripted, exact, noisy
 from typer.testing import CliRunner
 
 from guerdon.cli import app
-from guerdon.episodes.row_files import rows_by_split
 from guerdon.episodes.solution_files import published_solutions, write_solutions
 from guerdon.errors import CheckpointError, ConfigError, DataError
+from guerdon.evaluation.benchmarks.reward_bench import read_choices
 from guerdon.evaluation.benchmarks.step_benchmarks import generated_bench, right_and_wrong
 from guerdon.evaluation.suites.text_candidates import candidates
 from guerdon.evaluation.suites.text_suite import (
@@ -26,6 +26,7 @@ from guerdon.evaluation.suites.text_suite import (
 from guerdon.models.text.text_heads import OutcomeModel, StepwiseModel
 from guerdon.models.text.text_model import TextModelCard
 from guerdon.policies.language.text_files import load_policy
+from guerdon.reading.data_sets import data_parts
 from guerdon.settings.data import ChainSettings, SwapSettings
 from guerdon.settings.evaluate import EvaluateTextSettings
 from guerdon.settings.study import Study
@@ -167,20 +168,24 @@ def test_pairs_of_other_layouts_are_evaluated_and_what_is_left_out_is_shown(tmp_
         evaluate_text(model, settings(pairs=str(tmp_path / "none.json")), tmp_path / "out3")
 
 
+def rows_by_part(data):
+    return {part.name: [row for _, row in part.good_rows()] for part in data_parts(str(data))}
+
+
 def test_files_that_cannot_be_read_are_one_clear_line(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(DataError, match="no such file"):
-        rows_by_split(str(tmp_path / "none.jsonl"))
+        rows_by_part(str(tmp_path / "none.jsonl"))
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(DataError, match="no row"):
-        rows_by_split(str(tmp_path / "empty.jsonl"))
+        read_choices(str(tmp_path / "empty.jsonl"))
     (tmp_path / "odd.json").write_text("3")
-    with pytest.raises(DataError, match="list of rows"):
-        rows_by_split(str(tmp_path / "odd.json"))
+    with pytest.raises(DataError, match="holds rows, this holds int"):
+        rows_by_part(str(tmp_path / "odd.json"))
     (tmp_path / "odd.parquet").write_text("3")
     with pytest.raises(DataError, match="cannot be read"):
-        rows_by_split(str(tmp_path / "odd.parquet"))
-    assert rows_by_split(str(write_rows(tmp_path / "split" / "a.jsonl").parent)) == {"a": [{"x": 1}]}
+        rows_by_part(str(tmp_path / "odd.parquet"))
+    assert rows_by_part(str(write_rows(tmp_path / "split" / "a.jsonl").parent)) == {"a": [{"x": 1}]}
 
 
 def write_rows(path):

@@ -28,6 +28,25 @@ def without_data(save_dir, path, **given):
     })  # fmt: skip
 
 
+def test_steps_under_other_names_are_labelled_once_they_are_said(policy, tmp_path):
+    first = label(study_of(policy, tmp_path / "first"))
+    wanted = read_solutions(first.folder)
+    mine = [{"key": one.id, "task": one.question, "all": one.text, "parts": list(one.steps)} for one in wanted]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in mine))
+    given = study_of(policy, tmp_path / "second").model_dump(exclude_unset=True)
+    columns = "id=key,prompt=task,solution=all,steps=parts"
+    solutions = {"data_path": str(tmp_path / "mine.jsonl"), "min_steps": 1, "columns": columns}
+    given["label"] = {"save_dir": str(tmp_path / "second"), "labeler": "exact", "solutions": solutions}
+    done = label(Study.model_validate(given))
+    found = read_solutions(done.folder)
+    assert [(one.id, one.question) for one in found] == [(one.id, one.question) for one in wanted]
+    assert [one.labels for one in found] == [one.labels for one in wanted]
+    read_as = next(one for one in done.card["read_as"] if one["data"].endswith("mine.jsonl"))
+    assert [(one["column"], one["role"], one["from"]) for one in read_as["columns"]] == [
+        ("key", "id", "given"), ("task", "prompt", "given"), ("all", "solution", "given"), ("parts", "steps", "given"),
+    ]  # fmt: skip
+
+
 def test_solutions_of_generated_questions_get_the_labels_they_had(policy, tmp_path):
     first = label(study_of(policy, tmp_path / "first"))
     wanted = read_solutions(first.folder)

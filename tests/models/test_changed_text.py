@@ -19,7 +19,6 @@ from adapter_models import (
 from tiny_text_policies import tiny_policy
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
-from guerdon.episodes.chats import ChatError
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.models.text.adapters import load_adapter, read_notes
 from guerdon.models.text.implicit_text import ImplicitModel
@@ -32,6 +31,7 @@ from guerdon.policies.language.text_files import outline
 from guerdon.policies.language.tiny_text import byte_tokenizer
 from guerdon.policies.pretrained.chat_template import set_arguments
 from guerdon.policies.pretrained.reading import read_tokenizer
+from guerdon.reading.chats import ChatError
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.train import StepwiseTrainSettings
 from guerdon.settings.vlm import VLMSettings

@@ -9,7 +9,6 @@ from test_many_threads import TEXT_MODELS
 from vlm_samples import episode as video
 from vlm_samples import tiny_backend
 
-from guerdon.episodes.chats import unreadable
 from guerdon.models.constant import ConstantModel
 from guerdon.models.images.backbone import ImageScorer
 from guerdon.models.images.image import ImageModelConfig, ImageRewardModel
@@ -17,6 +16,7 @@ from guerdon.models.scores import score_episodes
 from guerdon.models.text.adapters import load_adapter
 from guerdon.models.text.sequence_classifier import SequenceClassifier
 from guerdon.models.vlm.vlm import VLMRewardModel
+from guerdon.reading.chats import unreadable
 from guerdon.settings.vlm import VLMSettings
 from guerdon.types import Episode
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from chat_families import FAMILIES, alone, assistant, folder_of, tokenizer_of, user
 
-from guerdon.episodes.chats import ChatError
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.models.text.sequence_classifier import SequenceClassifier
 from guerdon.models.text.text_load import load_text_model
 from guerdon.policies.batches.tokens import conversation_ids, prompt_ids, prompt_lengths
+from guerdon.reading.chats import ChatError
 from guerdon.types import Episode, RewardModel
 
 torch.set_num_threads(1)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import BertTokenizerLegacy, PreTrainedTokenizerFast
 
-from guerdon.episodes.chats import ChatError
 from guerdon.policies.batches.control_tokens import ControlTokenError, control_tokens
 from guerdon.policies.batches.tokens import (
     conversation_ids,
@@ -23,6 +22,7 @@ from guerdon.policies.batches.tokens import (
     response_ids,
 )
 from guerdon.policies.language.tiny_text import byte_tokenizer, character_tokenizer
+from guerdon.reading.chats import ChatError
 
 CHATML = (
     "{% for m in messages %}{{ START + m.role + '\n' + m.content + END + '\n' }}{% endfor %}"

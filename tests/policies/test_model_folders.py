@@ -27,7 +27,6 @@ from transformers import (
 
 from guerdon import cli
 from guerdon.compute.finite import load_weights, save_weights
-from guerdon.episodes.chats import ChatError
 from guerdon.errors import CheckpointError, ConfigError, MissingDependencyError
 from guerdon.models.text.sequence_classifier import SequenceClassifier
 from guerdon.network import hub
@@ -38,6 +37,7 @@ from guerdon.policies.pretrained import adapter_files, chat_template
 from guerdon.policies.pretrained.chat_template import check_templates
 from guerdon.policies.pretrained.pickled import import_model
 from guerdon.policies.pretrained.reading import map_pretrained, read_pretrained, read_tokenizer
+from guerdon.reading.chats import ChatError
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings
 from guerdon.types import Episode
 from tables import cases

@@ -111,6 +111,27 @@ def test_what_is_missing_or_contradictory_is_named(toy_server, item, param):
     assert answer.json()["error"]["param"] == param
 
 
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"question": "q", "steps": ["aab", "a"]}, {"Prompt": "q", "steps": ["aab", "a"]},
+        {"query": "q", "response": "aab.a", "separator": "."}, {"question": "q", "answer": "aab.a", "separator": "."},
+        {"conversation": [{"role": "user", "content": "q"}], "model_response": "aab.a", "separator": "."},
+    ],
+)  # fmt: skip
+def test_fields_by_the_names_that_files_have(toy_server, item):
+    own = {"prompt": "q", "completion": "aab.a", "separator": "."} if "separator" in item else {
+        "prompt": "q", "steps": ["aab", "a"]}  # fmt: skip
+    wanted = one(ask(toy_server, own, aggregation="min"))
+    assert one(ask(toy_server, item, aggregation="min"))["step_scores"] == wanted["step_scores"]
+
+
+def test_two_names_for_one_field_are_refused_with_both(toy_server):
+    answer = ask(toy_server, {"prompt": "q", "completion": "a", "response": "b"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "completion and response are two names for completion; give one of them"
+
+
 def test_some_fail_and_the_others_do_not(toy_server):
     texts = ["a", "poison", "mute", "longer", "ab"]
     answer = toy_server.post("/v1/rewards", {"items": [{"prompt": "q", "steps": [t], "id": t} for t in texts]})

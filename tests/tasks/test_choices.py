@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from guerdon.errors import DataError
 from guerdon.settings.data import FilesDataSettings
 from guerdon.tasks.choices import read_choices
-from guerdon.tasks.prompt_files import load_prompts, prompt_from_row, read_prompts
+from guerdon.tasks.prompt_files import load_prompts, read_prompts
 from guerdon.tasks.prompts import UnreadableGoldError
 from guerdon.tasks.verifier import Verifier
+from memory_rows import prompt_from_row
 from tables import cases
 
 FISH = ("Which of these lives in water?", ["an oak", "a trout", "a hawk", "a fox"])

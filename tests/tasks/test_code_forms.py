@@ -12,11 +12,13 @@ import pytest
 from test_code_tests import isolated, settings_for
 
 from guerdon.errors import DataError
+from guerdon.settings.data import FilesDataSettings
 from guerdon.tasks.code.code_forms import tests_from as read
 from guerdon.tasks.code.code_forms import tests_of_row as columns
 from guerdon.tasks.code.code_tests import Sandbox, is_code, read_tests, run_tests
-from guerdon.tasks.prompt_files import load_prompts, prompt_from_row
+from guerdon.tasks.prompt_files import load_prompts
 from guerdon.tasks.verifier import Verifier
+from memory_rows import prompt_from_row
 
 needs_isolation = pytest.mark.skipif(not isolated(), reason="this machine has no namespaces for isolation")
 
@@ -190,7 +192,10 @@ def test_a_row_of_each_form_judges_right_and_wrong_programs(name, sandbox):
 def test_files_of_rows_are_read_and_judged(tmp_path):
     stored = {"prompt": [{"role": "user", "content": "Double."}], "data_source": "x", "ability": "code",
               "reward_model": {"style": "rule", "ground_truth": {"inputs": ["1"], "outputs": ["2"]}}}  # fmt: skip
-    train, _ = load_prompts(settings_for(tmp_path, HUMANEVAL, KODCODE, LIVE, MBPP, LEETCODE, stored))
+    files = [tmp_path / f"{number}.jsonl" for number in range(6)]
+    for file, row in zip(files, [HUMANEVAL, KODCODE, LIVE, MBPP, LEETCODE, stored], strict=True):
+        file.write_text(json.dumps(row) + "\n")
+    train, _ = load_prompts(FilesDataSettings(train_files=tuple(map(str, files)), val_size=0))
     assert [p.question[:13] for p in train] == ["def shift(s: ", "Write a stack", "Add n to all.", "Write a funct",
                                                 "Reverse a lin", "Double."]  # fmt: skip
     with Verifier("auto", workers=2, timeout=5) as verifier:

@@ -10,9 +10,10 @@ import pytest
 from guerdon.errors import DataError
 from guerdon.settings.data import FilesDataSettings, GSM8KDataSettings
 from guerdon.tasks import prompt_files
-from guerdon.tasks.prompt_files import load_prompts, prompt_from_row, read_gsm8k, read_prompts
+from guerdon.tasks.prompt_files import load_prompts, read_gsm8k, read_prompts
 from guerdon.tasks.prompts import UnreadableGoldError
 from guerdon.tasks.verifier import Verifier, VerifierResult
+from memory_rows import prompt_from_row
 
 MISSING = [None, "", " \n", float("nan"), float("inf"), float("-inf"), "NaN", "null", "####", "\\boxed{}", "so #### "]
 BROKEN = ["\\frac{1", "((3", "!!", "\\sqrt{2}{"]  # math-verify reads none of them
@@ -32,7 +33,9 @@ def load(path, **settings):
 def test_a_missing_gold_is_skipped_and_counted_in_one_line(tmp_path, capsys, gold):
     path = write(tmp_path / "train.jsonl", [*range(19), gold])  # 1 of 20: 5 %
     assert [p.ground_truth for p in load(path)] == list(map(str, range(19)))
-    (line,) = capsys.readouterr().err.splitlines()
+    line, *read_as = capsys.readouterr().err.splitlines()
+    assert read_as[0] == f"{path}: question is the prompt (for example 'Question 0?')"
+    assert read_as[-1] == f"{path}: 20 rows read, 19 used, 1 left out (1 no_true_answer)"
     assert "train.jsonl: skipped 1 of 20 rows whose true answer cannot be read (rows 20); the first: " in line
     load(path)
     assert capsys.readouterr().err == ""  # said once

@@ -18,9 +18,10 @@ from guerdon.settings.data import (
     FilesDataSettings,
     GeneratedDataSettings,
     GSM8KDataSettings,
+    PromptsDataSettings,
     SwapSettings,
 )
-from guerdon.tasks.prompt_files import load_prompts, prompt_from_row, read_dataset, read_gsm8k, read_prompts
+from guerdon.tasks.prompt_files import load_prompts, read_dataset, read_gsm8k, read_prompts
 from guerdon.tasks.prompts import (
     Prompt,
     PromptStream,
@@ -31,6 +32,7 @@ from guerdon.tasks.prompts import (
     question_hash,
 )
 from guerdon.tasks.reasoning import step_truth
+from memory_rows import prompt_from_row
 from tables import cases, refuses
 
 EURUS = {
@@ -106,7 +108,7 @@ def test_plain_questions_and_answers_in_several_spellings(row, gold, solution):
     [
         ('{"question": "a", "answer": "1"', "not JSON"),
         ("[1]", "a row must be a map"),
-        ('{"text": "a", "answer": "1"}', "no question; expected one of question, problem, query, prompt"),
+        ('{"text": "a", "answer": "1"}', "no question; expected one of prompt, instruction, question"),
         ('{"question": "a"}', "no true answer"),
         ('{"question": "a", "solution": "no mark"}', "no true answer"),
         ('{"question": "a", "answer": " "}', "no true answer"),
@@ -131,9 +133,10 @@ def test_files_that_cannot_be_read_say_why(tmp_path):
     (tmp_path / "map.json").write_text('{"question": "a", "answer": "1"}')
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 no")
     (tmp_path / "empty.jsonl").write_text("\n")
+    (tmp_path / "rows.xlsx").write_bytes(b"PK")
     for name, why in [
         ("bytes.jsonl", "bytes.jsonl:2: not JSON"),
-        ("map.json", "holds one list of rows, this holds dict"),
+        ("map.json", "a JSON object without a list of rows"),
         ("broken.parquet", "cannot be read as Parquet"),
         ("empty.jsonl", "/empty.jsonl: there is no prompt in it"),
         ("rows.xlsx", "rows are read from .jsonl"),
@@ -164,9 +167,9 @@ def test_tables_with_a_header_are_read_as_text(tmp_path):
         ("question,answer\na,b,1\n", "row 0: 3 cells under 2 columns"),
         ("question,question\na,1\n", "must name every column once"),
         ("question,\na,1\n", "must name every column once"),
-        ('question,answer\n"a,1\n', "cannot be read as CSV"),
+        ('question,answer\n"a,1\n', "unexpected end of data"),
         ("a,1\nb,2\n", "row 0: no question; expected one of"),
-        ("question,answer\n\"[{'role': 'user', 'content': 'a'}]\",1\n", "chat messages written as text"),
+        ("question,answer\n\"[{'role': 'user', 'content': 'a'}]\",1\nb,2\n", "chat messages written as text"),
         ("", "there is no prompt in it"),
     ],
 )
@@ -404,7 +407,7 @@ def test_fuzzed_rows_are_read_or_refused_never_more():
     ]
     keys = ["prompt", "question", "answer", "solution", "reward_model", "extra_info", "id", "data_source"]
     read, refusals = 0, []
-    for _ in range(500):
+    for _ in range(800):
         row = {key: values[rng.integers(len(values))] for key in keys if rng.random() < 0.6}
         try:
             prompt = prompt_from_row(row, "f:1", "s")
@@ -480,3 +483,48 @@ def test_conversations_that_differ_anywhere_have_names_of_their_own():
     chats = {question_hash(context) for context in contexts[2:]}
     assert len(chats) == 4  # of the last three each, and the lone one after a system turn
     assert question_hash(contexts[1]) == question_hash(contexts[2]) == question_hash([last])
+
+
+def test_the_columns_of_the_data_section_are_those_of_its_files(tmp_path):
+    path = write_lines(tmp_path / "exam.jsonl", [{"task": f"{k}+1?", "key": k + 1, "answer": "no"} for k in range(6)])
+    for columns in ({"prompt": "task", "reference": "key"}, "prompt=task,reference=key"):
+        train, held_out = load_prompts(FilesDataSettings(train_files=str(path), val_size=2, columns=columns))
+        found = {p.question: p.ground_truth for p in (*train, *held_out)}
+        assert found == {f"{k}+1?": str(k + 1) for k in range(6)}
+    asked = PromptsDataSettings(path=str(path), val_size=2, columns="prompt=task")
+    assert {p.question for part in load_prompts(asked) for p in part} == {f"{k}+1?" for k in range(6)}
+    with pytest.raises(DataError, match=r"--columns prompt=taks: there is no such column; did you mean .*task"):
+        load_prompts(FilesDataSettings(train_files=str(path), columns="prompt=taks"))
+
+
+def test_what_the_data_section_was_read_as_is_kept(tmp_path):
+    path = write_lines(tmp_path / "rows.jsonl", [{"question": f"{k}+1?", "answer": str(k + 1)} for k in range(4)])
+    read_as = []
+    load_prompts(FilesDataSettings(train_files=str(path), val_size=1), read_as=read_as)
+    assert [one.columns for one in read_as] == [{"prompt": "question", "reference": "answer"}]
+    assert (read_as[0].record["rows"], read_as[0].record["used"]) == (4, 4)
+
+
+def test_options_under_other_names_are_read_once_they_are_said(tmp_path):
+    rows = [
+        {"frage": "2+2?", "wahl": ["3", "4"], "richtig": 1, "thema": "a"},
+        {"frage": "2+3?", "wahl": ["5", "4"], "richtig": 0, "thema": "b"},
+    ]
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    first, second = read_prompts(path, columns="prompt=frage,options=wahl,reference=richtig")
+    assert (first.question, first.ground_truth) == ("2+2?\n\n(A) 3\n(B) 4", "B")
+    assert (second.question, second.ground_truth) == ("2+3?\n\n(A) 5\n(B) 4", "A")
+
+
+def test_an_answer_in_another_column_counts_where_the_first_is_null(tmp_path):
+    rows = [{"question": "a", "answer": "1", "target": None}, {"question": "b", "answer": None, "target": "2"}]
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    assert [p.ground_truth for p in read_prompts(path)] == ["1", "2"]
+
+
+def test_prompts_of_preferences_are_what_their_responses_answer(tmp_path):
+    talk = "\n\nHuman: Name a colour?\n\nAssistant:"
+    rows = [{"chosen": f"{talk} Red.", "rejected": f"{talk} Seven."}]
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    (prompt,) = read_prompts(path, answered=False)
+    assert prompt.messages == ({"role": "user", "content": "Name a colour?"},)

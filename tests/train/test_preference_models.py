@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from guerdon.episodes.preferences import read_preferences
 from guerdon.errors import CheckpointError, ConfigError, DataError
 from guerdon.models.text.sequence_classifier import average_models
 from guerdon.models.text.text_load import load_text_model
@@ -172,6 +173,30 @@ def pairs(n=120):
 def episodes(n=6):
     found = [(p, text) for p, good, bad in answers(seed=9, n=n) for text in (good, bad)]
     return [Episode(id=str(k), task=p, texts=(text,)) for k, (p, text) in enumerate(found)]
+
+
+@pytest.mark.parametrize("as_text", [True, False])
+def test_columns_that_are_said_are_read_and_stored_in_the_card(tmp_path, as_text):
+    rows = [
+        {"ask": p, "one": good if k % 2 else bad, "two": bad if k % 2 else good, "vote": 1 if k % 2 else 0}
+        for k, (p, good, bad) in enumerate(answers())
+    ]
+    said = {"prompt": "ask", "first": "one", "second": "two", "winner": "vote:1/0"}
+    columns = ",".join(f"{role}={column}" for role, column in said.items()) if as_text else said
+    found = trained(tmp_path, rows, columns=columns)
+    assert found.metrics["pair_accuracy"] == 1.0
+    card = read_card(found.folder).training
+    assert card["columns"] == said
+    (read_as,) = card["read_as"]
+    assert [(one["column"], one["role"], one["coding"], one["from"]) for one in read_as["columns"]] == [
+        ("ask", "prompt", None, "given"), ("one", "first", None, "given"), ("two", "second", None, "given"),
+        ("vote", "winner", "1/0", "given"),
+    ]  # fmt: skip
+    other = written(tmp_path, [rows[0] | {"split": "test"}, rows[1]], "other.jsonl")
+    again = read_preferences(other, stored=card["columns"])
+    assert [one.responses[one.ranks.index(0)].text for one in again.comparisons] == [
+        next(text for text in (row["one"], row["two"]) if text.startswith("good")) for row in rows[:2]
+    ]
 
 
 def test_a_test_set_is_not_trained_on(tmp_path):
@@ -461,7 +486,7 @@ def test_reading_prompts_once_changes_neither_loss_nor_gradients(tmp_path, monke
             DataError,
             "nothing with labels",
         ),
-        ([{"question": "a"}], {}, DataError, "no known layout"),
+        ([{"question": "a"}], {}, DataError, "no preferences are recognised, found question"),
     ],
 )
 def test_other_data_is_refused_with_what_it_has(tmp_path, rows, keys, error, said):

@@ -20,15 +20,20 @@ import numpy as np
 
 from guerdon.auditing.association import associate
 from guerdon.auditing.drift import with_drift
-from guerdon.auditing.finding import SEVERITIES, Audit
+from guerdon.auditing.finding import REMEDIES, SEVERITIES, Audit, Finding
 from guerdon.auditing.log_view import Checked, MissingColumn, View, found, needed
-from guerdon.auditing.logs import read_log
+from guerdon.auditing.logs import NO_EPISODE, read_log
 from guerdon.auditing.rows import Rows
 from guerdon.auditing.second import SecondReward, judge_sample, read_second, with_second
+from guerdon.auditing.text_rows import CUT
+from guerdon.reading.containers import HALF_WRITTEN
+from guerdon.statistics.proportion import wilson_bounds
 from guerdon.statistics.training_runs import holm
 
+MOST_UNREAD = 0.01  # share of rows from which on it is an error
 ALPHA = 0.03  # after Holm's correction
 MARKED = 400  # rows of a judge's sample
+GROWING = (HALF_WRITTEN, NO_EPISODE)  # what is wrong with the last line of a log that is being written
 BY_TRUTH = ("truth", "drift", "agreement")
 _TRUTH = re.compile(
     r"(?i)success(?:_at_end|_rate)?$|accuracy|correct|(?:return|reward)/(?:env|verifier|truth|gold)$|gold"
@@ -76,6 +81,8 @@ def audit(rows: Rows, *, seed: int = 0, marks: SecondReward | None = None) -> Au
     if marks is not None and marks.reward_N is not None and view.truth_M is None:
         marked = view.marked(marks.name, marks.reward_N)
     make("nan", partial(missing_rewards, rows), has_rows=len(rows))
+    if rows.steps is None:
+        make("unread", partial(unread_rows, rows), has_rows=len(rows))
     checks = OF_ROBOTS if rows.steps is not None else OF_RESPONSES | {"early_end": OF_ROBOTS["early_end"]}
     for name, check in checks.items():
         make(name, partial(check, marked if name in BY_TRUTH else view), has_rows=len(view))
@@ -94,7 +101,7 @@ def audit(rows: Rows, *, seed: int = 0, marks: SecondReward | None = None) -> Au
 def audit_log(
     path: Path,
     *,
-    columns: Mapping[str, str],
+    columns: str | Mapping[str, str] | None,
     second: Path | None = None,
     judge: str | None = None,
     options: Mapping[str, Any] | None = None,
@@ -105,7 +112,7 @@ def audit_log(
 
     Args:
         path: a file or a folder.
-        columns: what columns hold, by the names of `--columns`.
+        columns: what columns are for, as of `read_log`.
         second: another reward of the same rows, or reference data.
         judge: a model whose marks of a sample are the second reward.
         options: more keys of the judge.
@@ -144,6 +151,24 @@ def missing_rewards(rows: Rows) -> Checked:
     view = View(rows, np.arange(len(rows)), rows.reward_N, None, None, wrong)
     title = "{count} rewards ({share}) are missing, NaN or infinite, or a number although the log calls them failed"
     return found(view, "nan", wrong, title, clean, say=lambda i: f"the reward is {rows.reward_N[i]}")
+
+
+def unread_rows(rows: Rows) -> Checked:
+    """Rows that are left out because they, or their rewards, could not be read; a last line may be half-written."""
+    why = {reason: count for reason, count in rows.bad.items() if reason not in GROWING}
+    count, total = sum(why.values()), len(rows) + sum(rows.bad.values())
+    clean = f"{len(rows):,} rows were read, and none was left out"
+    if not count:
+        return Checked(None, clean)
+    reasons = ", ".join(f"{n:,} {reason}" for reason, n in why.items())
+    title = f"{count:,} rows ({count / total:.1%}) could not be read and are left out: {reasons}"
+    severe = count > MOST_UNREAD * total or any(CUT in reason for reason in why)
+    effect, interval = count / total, wilson_bounds(count, total)
+    finding = Finding(
+        "unread", "error" if severe else "warning", title, effect, interval, "share of the rows", None, (), (),
+        REMEDIES["unread"][1], count, total,
+    )  # fmt: skip
+    return Checked(finding, clean)
 
 
 def curves_disagree(rows: Rows) -> Checked:

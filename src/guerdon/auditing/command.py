@@ -37,7 +37,8 @@ def audit(
         list[str] | None, typer.Argument(help="Options of the judge: judge.model=NAME max_usd=5.", show_default=False)
     ] = None,
     columns: Annotated[
-        str | None, typer.Option(help="Columns by what they hold: prompt=...,response=...,reward=...,truth=...")
+        str | None,
+        typer.Option(help="What columns are for, where it is not seen: ROLE=NAME[:CODING],... (reward=score)."),
     ] = None,
     second: Annotated[
         Path | None, typer.Option(help="Another reward of the same rows to compare, or reference data: drift.")
@@ -57,8 +58,11 @@ def audit(
     """Find what is wrong with the rewards of a run that is already there, of any trainer, and write one page."""
     from guerdon.auditing.page import write_page
     from guerdon.config.tree import Tree, apply_overrides
+    from guerdon.reading.columns import said_columns
+    from guerdon.reading.reader import USUAL_NAMES
 
-    wanted, named = [_condition(given) for given in fail_on or ()], _columns(columns)
+    wanted = [_condition(given) for given in fail_on or ()]
+    said_columns(columns, usual=USUAL_NAMES)
     keys = apply_overrides(Tree(), options or []).data
     if judge is None and (options or sample):
         words = " ".join(options or [f"--sample {sample}"])
@@ -67,13 +71,19 @@ def audit(
         other = "--watch would call it at each change" if watch else "--second is the one second reward"
         raise ConfigError(f"--judge {judge}: {other}; leave out one of them")
     page = page_of(path, output)
+    said_before: list[str] = []
 
     def once() -> None:
         from guerdon.auditing.checks import audit_log
 
         rows, result, compared = audit_log(
-            path, columns=named, second=second, judge=judge, options=keys, sample=sample, seed=seed
+            path, columns=columns, second=second, judge=judge, options=keys, sample=sample, seed=seed
         )
+        understood = read_as_lines(rows, path.name)
+        if understood != said_before:  # again only where a live log is read in another way
+            said_before[:] = understood
+            for line in understood:
+                log_line(shown(line))
         write_page(page, rows, result, compared, log=path, live=watch)
         said = as_line(rows, result, compared) if as_json else "\n".join([*lines(rows, result), f"page: {page}"])
         sys.stdout.write(hide(said if as_json else shown(said)) + "\n")
@@ -110,24 +120,27 @@ def lines(rows: Rows, result: Audit) -> Iterator[str]:
         yield f"not checked: {name}: {why}"
 
 
+def read_as_lines(rows: Rows, name: str) -> list[str]:
+    """What each column was taken for, a line each, and how many rows were read; of logs whose columns are known none.
+
+    Args:
+        rows: of the log.
+        name: of the log.
+    """
+    from guerdon.reading.shown import record_lines
+
+    count = len(rows) + sum(rows.bad.values())
+    record = {"data": name, "columns": rows.read_as, "rows": count, "used": len(rows), "left_out": rows.bad}
+    return record_lines(record) if rows.read_as else []
+
+
 def as_line(rows: Rows, result: Audit, second: SecondReward | None) -> str:
     """An audit as a JSON object in one line."""
-    found = vars(result) | {"rows": len(rows), "layout": rows.layout}
+    found = vars(result) | {"rows": len(rows), "layout": rows.layout, "read_as": rows.read_as}
     if second is not None:
         found["second"] = {name: value for name, value in vars(second).items() if name != "reward_N"}
     plain = to_jsonable_python(found, inf_nan_mode="null", fallback=lambda number: number.item())  # of numpy
     return json.dumps(plain, allow_nan=False)
-
-
-def _columns(given: str | None) -> dict[str, str]:
-    """`prompt=a,reward=b` as a mapping."""
-    found: dict[str, str] = {}
-    for part in given.split(",") if given else ():
-        name, sign, column = (word.strip() for word in part.partition("="))
-        if not (name and sign and column):
-            raise ConfigError(f"--columns {given}: write what a column holds and its name, as in reward=score")
-        found[name] = column
-    return found
 
 
 def _condition(given: str) -> tuple[str, str]:
@@ -136,7 +149,7 @@ def _condition(given: str) -> tuple[str, str]:
     from guerdon.auditing.drift import CHECKS
 
     name, _, severity = given.partition(":")
-    known = (ANY, "nan", *OF_RESPONSES, *OF_ROBOTS, *CHECKS)
+    known = (ANY, "nan", "unread", *OF_RESPONSES, *OF_ROBOTS, *CHECKS)
     if name not in known:
         near = did_you_mean(name, known) or f"; there are {', '.join(known)}"
         raise ConfigError(f"--fail-on {given}: no check has this name{near}")

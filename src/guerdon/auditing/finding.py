@@ -21,6 +21,7 @@ _ERRORS = {
     "shift": f"join rewards and responses by an id instead of their position; {_SCORE}",
     "agreement": "`guerdon evaluate` measures a reward on labelled responses and forecasts its effect (docs/gate.md)",
     "nan": "keep a failed measurement as a Failure, which is masked and counted (docs/failures.md)",
+    "unread": "write the rows again, or say with --columns ROLE=NAME:CODING how a column is read (docs/audit.md)",
     "failures": f"a failed measurement is a Failure, not a number (docs/failures.md); {_SCORE} and keeps reasons",
     "same_reward": f"look for a cache whose key is the prompt; {_SCORE}",
     "inconsistent": f"average several marks of a judge that samples (docs/judges.md); {_SCORE}",

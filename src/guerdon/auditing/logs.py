@@ -11,7 +11,8 @@ import re
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import accumulate, islice
 from pathlib import Path
@@ -23,20 +24,17 @@ from guerdon.auditing.rows import Codes, Numbers, RobotSteps, Rows
 from guerdon.auditing.text_rows import RowReader
 from guerdon.episodes.data_files import DataFiles
 from guerdon.episodes.layout import DONE, REWARD, STATE, SUCCESS
-from guerdon.episodes.rollout_logs import (
-    LOG_ENDINGS,
-    NAMES,
-    PLAIN,
-    RESCORED,
-    LogLayout,
-    columns_of,
-    layout_of,
-    log_files,
-    log_records,
-)
-from guerdon.episodes.row_files import is_beyond_float, numbered_rows
-from guerdon.errors import DataError, boundary, did_you_mean
+from guerdon.errors import DataError, boundary
 from guerdon.files.bounds import RECORD, BadRecord, TooLarge, Unparsed, table_rows, too_long
+from guerdon.reading.columns import Columns, said_columns
+from guerdon.reading.containers import ROWS, Part, file_rows, has_rows, parts_of
+from guerdon.reading.data_sets import log_files
+from guerdon.reading.fields import is_beyond_float
+from guerdon.reading.layouts import PLAIN, Row, RowLayout, columns_of, layout_of
+from guerdon.reading.log_columns import REWARDS, Look
+from guerdon.reading.nested import RESCORED
+from guerdon.reading.reader import USUAL_NAMES, rows_in
+from guerdon.reading.roles import named
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Logs without texts: LeRobot data sets, monitor files of Stable-Baselines3, scalars of TensorBoard and of runs.
@@ -49,18 +47,23 @@ from guerdon.files.bounds import RECORD, BadRecord, TooLarge, Unparsed, table_ro
 EVENTS, MONITOR, METRICS = "events.out.tfevents", "monitor.csv", "metrics.jsonl"
 _REWARDS = re.compile(r"reward|progress|score|success", re.IGNORECASE)
 _POSITION = ("episode_index", "frame_index", "task_index")  # columns of every LeRobot data set
+_FIRST = 1000  # rows by which a log is read until all are known
+_FIRST_FILES = 50  # files that they are from, at most
+_FIRST_SIZE = 2_000_000  # characters of those of a file
 _CONTACT = re.compile(r"contact|force|tactile|touch", re.IGNORECASE)
 _HEAD = 100_000  # characters of the first line of a monitor file
 _SHOWN = re.compile(r"Sample:(?:\\n|\n)(.*)(?:\\n|\n){2}Reward: (\S+)$", re.DOTALL)
 
+NO_EPISODE = "not an episode"
+"""What is wrong with a line of a monitor file, such as one that is half-written."""
 _STEPS = 1 << 63  # of int64
 
 Curves = dict[str, tuple[Codes, Numbers]]
 
 
-def monitor_records(files: Sequence[Path]) -> Iterator[tuple[Path, list[tuple[int, Any]]]]:
+def monitor_records(files: Sequence[Path]) -> Iterator[tuple[Part, list[tuple[int, Any]]]]:
     """Episodes of monitor files with their lines; steps are those of all environments together, in order of time."""
-    read: list[tuple[Path, list[tuple[int, Any]]]] = []
+    read: list[tuple[Part, list[tuple[int, Any]]]] = []
     for file in files:
         with boundary(DataError, f"{file}: cannot be read as a monitor file"), file.open(newline="") as lines:
             started = float(json.loads(lines.readline(_HEAD).removeprefix("#")).get("t_start", 0.0))
@@ -70,7 +73,7 @@ def monitor_records(files: Sequence[Path]) -> Iterator[tuple[Path, list[tuple[in
                 raise DataError(f"{file}: the line with the names of the columns is {names}")
             written = (cells for cells in found if cells)
             rows = [(n, _episode(cells, names, started, f"{file}:{n}")) for n, cells in enumerate(written, start=2)]
-        read.append((file, rows))
+        read.append((Part(file), rows))
     episodes = sorted((row for _, rows in read for _, row in rows if isinstance(row, dict)), key=lambda r: r.pop("at"))
     for row, step in zip(episodes, accumulate(row["length"] for row in episodes), strict=True):
         row["step"] = step
@@ -86,13 +89,13 @@ def _episode(cells: list[str] | Unparsed, names: Sequence[str], started: float, 
         own = {"reward": float(row.pop("r")), "length": float(row.pop("l"))}
         return {**own, "at": started + float(row.pop("t")), **row}
     except (ValueError, KeyError):  # a half-written line
-        return BadRecord("not an episode", "not an episode", where=where)
+        return BadRecord(NO_EPISODE, NO_EPISODE, where=where)
 
 
 def read_metrics(file: Path) -> Curves:
     """The numbers of a `metrics.jsonl` of guerdon or prime-rl, by the kind of row and their name."""
     found: dict[str, list[tuple[float, float]]] = {}
-    for _, row in numbered_rows(file):
+    for _, row in file_rows(file):
         step = row.get("step") if isinstance(row, Mapping) else None
         if not isinstance(step, int) or abs(step) >= _STEPS:
             continue
@@ -279,7 +282,7 @@ def _first_of(wanted: Sequence[str], names: Sequence[str]) -> str | None:
 _LOOKED_FOR = (
     "completions of TRL, dumps of verl, traces of verifiers and prime-rl, logs of inspect_ai, rollouts of NeMo-Gym, "
     "events of TensorBoard, monitor.csv of Stable-Baselines3, a LeRobot data set, a run of guerdon, and "
-    f"{', '.join(LOG_ENDINGS)} with a column of rewards"
+    f"{', '.join(ROWS)} with a column of rewards, also packed"
 )
 
 
@@ -291,14 +294,14 @@ class _Files(NamedTuple):
         monitors: of Stable-Baselines3.
         metrics: of runs of guerdon or prime-rl.
         runs: episodes of a run of guerdon, one file at most.
-        others: files of rows, whose content says what wrote them; none beside a run.
+        others: files of rows and members of archives, whose content says what wrote them; none beside a run.
     """
 
     events: list[Path]
     monitors: list[Path]
     metrics: list[Path]
     runs: list[Path]
-    others: list[Path]
+    others: list[Part]
 
 
 def _files_of(path: Path) -> _Files:
@@ -310,65 +313,161 @@ def _files_of(path: Path) -> _Files:
     if len(runs) > 1:
         raise DataError(f"{len(runs)} runs of guerdon; pass one of them, such as {runs[0].parent}", where=path)
     known = {*events, *monitors, *metrics}
-    others = [f for f in files if f.suffix in LOG_ENDINGS and f not in known]
-    return _Files(events, monitors, metrics, runs, [] if runs else others)
+    others = [f for f in files if has_rows(f) and f not in known and not runs]
+    return _Files(events, monitors, metrics, runs, _parts(path, others))
 
 
-def read_log(path: Path, *, columns: Mapping[str, str] = {}, sample: int = 50_000, seed: int = 0) -> Rows:
+def _parts(path: Path, files: Sequence[Path]) -> list[Part]:
+    """The parts of files; in a folder, archives without rows are none of a log."""
+    found = []
+    for file in files:
+        try:
+            found += parts_of(file)
+        except TooLarge:
+            raise
+        except DataError:
+            if path == file:
+                raise
+    return found
+
+
+@dataclass
+class _Kind:
+    """Files that one tool wrote.
+
+    Attributes:
+        name: of the layout.
+        parts: with the layout of each.
+        first: some of the first rows, with their further rewards.
+    """
+
+    name: str
+    parts: list[tuple[Part, RowLayout]] = field(default_factory=list)
+    first: list[tuple[Row, Row]] = field(default_factory=list)
+
+    def add(self, part: Part, first: _First) -> None:
+        """Add a file; of many its rows are known by those of the first ones."""
+        self.parts.append((part, first.layout))
+        if len(self.first) < _FIRST and len(self.parts) <= _FIRST_FILES:
+            self.first += first.rows
+
+    @property
+    def layout(self) -> RowLayout:
+        """That of rows inside other keys, where the files have one."""
+        layouts = [layout for _, layout in self.parts]
+        return next((one for one in layouts if one.unwrap), layouts[0] if layouts else PLAIN)
+
+
+Records = Iterable[tuple[Part, RowLayout, Iterable[tuple[int, Any]]]]
+
+
+def read_log(
+    path: Path, *, columns: str | Mapping[str, str] | None = None, sample: int = 50_000, seed: int = 0
+) -> Rows:
     """The rows of a log, recognised by its content.
 
     Args:
         path: a file or a folder of files.
-        columns: names of columns by what they hold (`NAMES`), where they are not recognised.
+        columns: as of `guerdon.reading.columns.said_columns`, where they are not recognised.
         sample: rows whose texts are kept, at most.
         seed: of the sample.
 
     Raises:
-        DataError: nothing is recognised, logs of several kinds lie in one folder, there is no reward, or `columns`
-            names something that is not there.
+        ConfigError: `columns` cannot be understood.
+        DataError: nothing is recognised, logs of several kinds lie in one folder, there is no reward, a column could
+            be two things, or `columns` names something that is not there.
     """
-    for what in columns:
-        if what not in NAMES:
-            raise DataError(f"--columns {what}=...: a column holds {', '.join(NAMES)}{did_you_mean(what, NAMES)}")
+    said = said_columns(columns, usual=USUAL_NAMES)
     if not path.exists():
         raise DataError("there is no such file or folder", where=path)
     if (path / "meta" / "info.json").is_file():
-        return read_lerobot(path, columns)
+        return read_lerobot(path, {role: one.column for role, one in said.uses.items()})
     files = _files_of(path)
     notes: list[str] = []
-    kind, those, skipped = _kind_of(path, files, columns, notes)
+    kind, skipped = _kind_of(path, files, said, notes)
     curves, shown = read_events(files.events, path)
     for file in files.metrics:
         curves |= read_metrics(file)
-    if not kind and not curves:
+    if kind is None and not curves:
         raise DataError(f"no log is recognised{_lacks(skipped)}; looked for {_LOOKED_FOR}", where=path)
-    if kind and skipped:
+    if kind is not None and skipped:
         notes.append(f"not read, since they have no column of rewards: {', '.join(skipped)[:300]}")
-    reader = RowReader(columns, sample=sample, seed=seed)
-    layout = kind or "scalars"
-    for file, records in monitor_records(files.monitors) if files.monitors else _once(those, notes):
-        reader.read(file, records)
-    if not kind and shown:
-        layout = "responses and scalars in TensorBoard"
-        reader.read(files.events[0], enumerate(shown))
-    return reader.finish(layout, path, notes, curves)
+    if kind is None:
+        kind = _Kind("responses and scalars in TensorBoard" if shown else "scalars")
+        kind.first = [(row, {}) for row in shown[:_FIRST]]
+    more: list[str] = []
+
+    def records() -> Records:
+        more.clear()
+        if files.monitors:
+            return ((part, PLAIN, rows) for part, rows in monitor_records(files.monitors))
+        if shown and not kind.parts:
+            return [(Part(files.events[0]), PLAIN, enumerate(shown))]
+        return _once(kind.parts, more)
+
+    reader = _read_rows(path, kind, records, said, sample=sample, seed=seed)
+    return reader.finish(kind.name, path, [*notes, *more], curves)
 
 
-def _kind_of(
-    path: Path, files: _Files, columns: Mapping[str, str], notes: list[str]
-) -> tuple[str, list[Path], dict[str, str]]:
-    """What wrote the rows of a log, "" where it has none; their files; and those without rewards, as `_kinds`."""
-    kinds, skipped = _kinds(path, _trained_on(path, files.others, notes), columns)
-    if files.monitors:
-        kinds["monitor files of Stable-Baselines3"] = files.monitors
-    if files.runs:
-        kinds["a run of guerdon"] = files.runs
+def _read_rows(
+    path: Path, kind: _Kind, records: Callable[[], Records], said: Columns, *, sample: int, seed: int
+) -> RowReader:
+    """The rows of all files, by what their columns are for: as the first rows say, and once more where all say else.
+
+    Raises:
+        DataError: as `RowReader.check` and `Look.columns`.
+    """
+
+    def first_rows(holds: Callable[[Row], bool]) -> bool:
+        return all(holds({**parts, **row}) for row, parts in kind.first)
+
+    def all_rows(holds: Callable[[Row], bool]) -> bool:
+        found = (rows_in(record, layout, said) for _, layout, those in records() for _, record in those
+                 if isinstance(record, Mapping))  # fmt: skip
+        return all(holds(row) for rows in found for row in rows)
+
+    look = Look(said, kind.layout)
+    for row, parts in kind.first:
+        look.meet(row, parts)
+        look.add(row, parts)
+    columns = look.columns(str(path), first_rows, all_seen=False)
+    while True:
+        look = Look(said, kind.layout)
+        reader = RowReader(columns, look, sample=sample, seed=seed)
+        for part, layout, those in records():
+            reader.read(part, layout, those)
+        reader.check(path)
+        found = look.columns(str(path), all_rows, all_seen=True)
+        if found.key == columns.key:
+            return reader
+        columns = found
+
+
+def _kind_of(path: Path, files: _Files, said: Columns, notes: list[str]) -> tuple[_Kind | None, dict[str, str]]:
+    """Files with rows that one tool wrote, None where there are none; and those without rewards, as `_kinds`."""
+    others = _trained_on(path, files.others, notes)
+    kinds, skipped = _kinds(path, others, said)
+    if not kinds:  # a column that the user said may be in none of them, which is said when they are read
+        kinds, skipped = _kinds(path, others, replace(said, uses={}))
+    for name, those in (("monitor files of Stable-Baselines3", files.monitors), ("a run of guerdon", files.runs)):
+        if those:
+            kinds[name] = _known_kind(name, [Part(one) for one in those], said)
     if len(kinds) > 1:
-        found = "; ".join(f"{len(those)} with {kind} ({those[0].relative_to(path)})" for kind, those in kinds.items())
+        found = "; ".join(
+            f"{len(kind.parts)} with {name} ({kind.parts[0][0].relative_to(path)})" for name, kind in kinds.items()
+        )
         raise DataError(f"files of several kinds: {found}; pass a folder or a file of one kind", where=path)
-    for kind, those in kinds.items():
-        return kind, those, skipped
-    return "", [], skipped
+    return next(iter(kinds.values()), None), skipped
+
+
+def _known_kind(name: str, parts: Sequence[Part], said: Columns) -> _Kind:
+    """Files whose names say what they are."""
+    if name == "a run of guerdon":
+        kind = _Kind(name)
+        for part in parts:
+            kind.add(part, _first_rows(part, said, _FIRST))
+        return kind
+    return _Kind(name, [(part, PLAIN) for part in parts])
 
 
 def _lacks(skipped: Mapping[str, str]) -> str:
@@ -378,80 +477,127 @@ def _lacks(skipped: Mapping[str, str]) -> str:
     return ""
 
 
-def _kinds(
-    path: Path, files: Sequence[Path], columns: Mapping[str, str]
-) -> tuple[dict[str, list[Path]], dict[str, str]]:
+def _kinds(path: Path, parts: Sequence[Part], said: Columns) -> tuple[dict[str, _Kind], dict[str, str]]:
     """Files with rewards by what wrote them, and those without by name with the columns that they have."""
-    kinds: dict[str, list[Path]] = {}
+    kinds: dict[str, _Kind] = {}
     skipped: dict[str, str] = {}
-    for file in files:
+    for part in parts:
         try:
-            layout, named = _first_records(file)
+            first = _first_rows(part, said, max(20, _FIRST // len(parts)))
         except TooLarge:
             raise
         except DataError:
-            if path == file:
+            if path == part.path:
                 raise
             continue
-        if layout.name != PLAIN or {"reward", "token_rewards"} & columns_of(named, layout, columns).keys.keys():
-            kinds.setdefault(layout.name, []).append(file)
-        elif named:
-            skipped[file.name] = ", ".join(named)
-        elif path == file:
-            kinds[PLAIN] = [file]  # what is wrong with its rows is counted
+        is_log = first.layout.name != PLAIN.name or _has_rewards(first.names, said)
+        if is_log or (not first.names and path == part.path):
+            kinds.setdefault(first.layout.name, _Kind(first.layout.name)).add(part, first)
+        elif first.names:
+            skipped[part.name] = ", ".join(first.names)
     return kinds, skipped
 
 
-def _first_records(file: Path) -> tuple[LogLayout, dict[str, None]]:
-    """The layout of a file; in plain columns, their names in its first twenty records, none where it has no record.
+def _has_rewards(columns: Iterable[str], said: Columns) -> bool:
+    """Whether columns are of a log: one is of rewards, or the user says what is."""
+    there = list(columns)
+    given = [one.column for role, one in said.uses.items() if role in REWARDS]
+    if said.function is not None or any(name in there or name.partition(".")[0] in there for name in given):
+        return True
+    return not given and any(named(role, there) for role in REWARDS)
+
+
+class _First(NamedTuple):
+    """What the first records of a file say.
+
+    Attributes:
+        layout: of the file.
+        names: of columns.
+        rows: some of them, each with the further rewards that it has in a map of its own.
+    """
+
+    layout: RowLayout
+    names: dict[str, None]
+    rows: list[tuple[Row, Row]]
+
+
+def _layout_of(filled: Iterable[str], names: Iterable[str], said: Columns) -> RowLayout:
+    """The layout of a log by its columns; one without a value counts where no other layout is found.
+
+    Args:
+        filled: columns that have values.
+        names: all columns; a run of guerdon may not know of any success.
+        said: by the user.
+    """
+    if said.function is not None:
+        return PLAIN
+    own = {column: name for name, column in said.renamed.items()}
+    there, empty = ({own.get(name, name) for name in columns} for columns in (filled, names))
+    found = layout_of(there, kind="log")
+    return layout_of(there | empty, kind="log") if found is PLAIN else found
+
+
+def _first_rows(part: Part, said: Columns, most: int) -> _First:
+    """The first records of a file, of which rows are kept as far as they are not large.
 
     Raises:
-        DataError: the file cannot be read.
+        DataError: the file cannot be read, or is of a kind that has no rewards or no responses.
     """
-    layout, named = None, dict[str, None]()
-    for record in islice((r for _, r in log_records(file) if isinstance(r, Mapping)), 20):
-        layout = layout or layout_of(record)
-        if layout.name != PLAIN:
-            break
-        named |= dict.fromkeys(name for row in layout.rows(record)[:1] for name in row)
-    return layout or layout_of({}), named
+    names, filled, kept, size = dict[str, None](), set[str](), list[Row](), 0
+    for record in islice((one for _, one in part.rows() if isinstance(one, Mapping)), most):
+        names |= dict.fromkeys(record)
+        filled |= columns_of([record])
+        size += len(repr(record)) if size < _FIRST_SIZE else 0
+        if size < _FIRST_SIZE or not kept:
+            kept.append(record)
+    layout = _layout_of(filled, names, said)
+    if layout.refused:
+        raise DataError(f"{layout.name}: {layout.refused}", where=part.where)
+    rows: list[tuple[Row, Row]] = []
+    for record in kept:
+        try:
+            found = rows_in(record, layout, said)
+        except (TypeError, AttributeError, LookupError, ValueError):  # counted when all rows are read
+            continue
+        rows += [(row, row.get("parts") or {} if layout.unwrap else {}) for row in found]
+    return _First(layout, names | {name: None for row, _ in rows for name in row}, rows)
 
 
-def _trained_on(path: Path, files: Sequence[Path], notes: list[str]) -> list[Path]:
+def _trained_on(path: Path, parts: Sequence[Part], notes: list[str]) -> list[Part]:
     """Of what prime-rl writes twice, the rollouts that were trained on."""
-    kept = list(files)
+    kept = list(parts)
     for preferred, other in (("effective", "all"), ("train", "eval")):
-        folders = [set(f.relative_to(path).parts[:-1]) for f in kept]
-        if any(preferred in one for one in folders) and any(other in one for one in folders):
-            kept = [f for f, one in zip(kept, folders, strict=True) if other not in one]
+        folders = [set(one.path.relative_to(path).parts[:-1]) for one in kept]
+        if any(preferred in names for names in folders) and any(other in names for names in folders):
+            kept = [part for part, names in zip(kept, folders, strict=True) if other not in names]
             notes.append(f"files in folders {preferred} are read, and those in folders {other} are not")
     return kept
 
 
-def _once(files: Sequence[Path], notes: list[str]) -> Iterator[tuple[Path, Iterable[tuple[int, Any]]]]:
+def _once(parts: Sequence[tuple[Part, RowLayout]], notes: list[str]) -> Records:
     """Files with their records, without those in which TRL logged the batch of the file before again."""
     before, again = "", 0
-    for file in files:
-        records: Iterable[tuple[int, Any]] = log_records(file)
+    for part, layout in parts:
+        records: Iterable[tuple[int, Any]] = part.rows()
         batch = ""
-        if file.name.startswith("completions_"):
-            records, batch = _batch(file)
+        if part.name.startswith("completions_"):
+            records, batch = _batch(part)
         if batch and batch == before:
             again += 1
         else:
-            yield file, records
+            yield part, layout, records
         before = batch
     if again:
-        notes.append(f"TRL logged batches again: {again} of {len(files)} files are left out")
+        notes.append(f"TRL logged batches again: {again} of {len(parts)} files are left out")
 
 
-def _batch(file: Path) -> tuple[Iterable[tuple[int, Any]], str]:
+def _batch(part: Part) -> tuple[Iterable[tuple[int, Any]], str]:
     """The records of a file, and a hash of them without their step; an empty one where they are too many to be kept."""
     digest = blake2b()
     try:
-        records = list(log_records(file, kept=True))
+        records = list(part.rows(kept=True))
     except DataError:
-        return log_records(file), ""
+        return part.rows(), ""
     for _, row in records:
         if isinstance(row, Mapping):
             digest.update(repr({**row, "step": None}).encode("utf-8", "surrogatepass"))

@@ -5,7 +5,9 @@ Numbers are kept of every row and texts of a sample, so that a log of gigabytes 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +86,7 @@ class Rows:
         curves: logged scalars by name: steps and values; a log of scalars alone has no rows.
         bad: rows that could not be read, by reason.
         notes: what a reader of the page should know of how the log was read.
+        read_as: what its columns were taken for, as `guerdon.reading.reader.read_as` says it.
     """
 
     layout: str
@@ -106,6 +109,7 @@ class Rows:
     curves: dict[str, tuple[Codes, Numbers]] = field(default_factory=dict)
     bad: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    read_as: tuple[Mapping[str, Any], ...] = ()
 
     def __len__(self) -> int:
         return len(self.reward_N)

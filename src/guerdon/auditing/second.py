@@ -22,11 +22,12 @@ from guerdon.auditing.association import strata, stratum_ends
 from guerdon.auditing.drift import Drift, drift_between
 from guerdon.auditing.logs import read_log
 from guerdon.auditing.rows import Codes, Flags, Numbers, Rows, Texts
-from guerdon.episodes.rollout_logs import RESCORED
-from guerdon.episodes.row_files import json_line, numbered_rows
 from guerdon.errors import DataError
 from guerdon.evaluation.scoring.score_file import load_any_text_model, score_file
 from guerdon.files.atomic import write_bytes
+from guerdon.files.json_files import json_line
+from guerdon.reading.containers import file_rows
+from guerdon.reading.nested import RESCORED
 from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages, estimators
 from guerdon.settings.algorithm import estimator_info
 from guerdon.statistics.intervals import bootstrap_weighted
@@ -64,7 +65,7 @@ def judge_sample(rows: Rows, model: str, options: Mapping[str, Any], *, most: in
         asked, marked = Path(folder, "rows.jsonl"), Path(folder, "marked.jsonl")
         write_bytes(asked, b"".join(json_line(_question(rows.texts, m)) for m in chosen_M))
         score_file(asked, judge, marked, name=model, options=options)
-        found = [row for _, row in numbered_rows(marked)]
+        found = [row for _, row in file_rows(marked)]
     failed = Counter(str(row["reward_failure"]).partition(":")[0] for row in found if row["reward"] is None)
     why = ", ".join(f"{n} {reason}" for reason, n in failed.items())
     if failed.total() == len(found):
@@ -158,7 +159,9 @@ class SecondReward:
     drift: tuple[Drift, ...] = ()
 
 
-def read_second(rows: Rows, path: Path, *, columns: Mapping[str, str] = {}, seed: int = 0) -> SecondReward:
+def read_second(
+    rows: Rows, path: Path, *, columns: str | Mapping[str, str] | None = None, seed: int = 0
+) -> SecondReward:
     """Compare the rewards of a log with those of another file.
 
     Args:

@@ -1,7 +1,7 @@
 """Rows of responses from the records of logs: numbers of all rows, texts of a sample whose groups stay whole.
 
-reader = RowReader({}, sample=50_000, seed=0)
-reader.read(Path("10.jsonl"), log_records(Path("10.jsonl")))
+reader = RowReader(columns, Look(said, layout), sample=50_000, seed=0)
+reader.read(part := Part(Path("10.jsonl")), layout, part.rows())
 rows = reader.finish("a dump of verl", Path("."), [], {})
 """
 
@@ -19,24 +19,34 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from guerdon.auditing.association import strata, stratum_means
+from guerdon.auditing.conversations import asked_and_said, conversation_of, messages_of, written
 from guerdon.auditing.rows import Codes, Flags, Numbers, Rows, Texts
-from guerdon.episodes.rollout_logs import RESCORED, Columns, columns_of, layout_of, messages_of, text_of, turns_of
-from guerdon.episodes.row_files import is_beyond_float
-from guerdon.errors import DataError, did_you_mean
+from guerdon.errors import DataError
 from guerdon.files.bounds import BadRecord, TooLarge
+from guerdon.reading.chats import ChatError
+from guerdon.reading.codings import NUMBER, Coding
+from guerdon.reading.containers import Part
+from guerdon.reading.fields import is_beyond_float
+from guerdon.reading.layouts import Row, RowLayout
+from guerdon.reading.log_columns import FLAGS, NUMBERS, TEXTS, LogColumns, Look
+from guerdon.reading.nested import RESCORED
+from guerdon.reading.reader import rows_in
+from guerdon.reading.roles import Role
+from guerdon.reading.values import MISSING, canonical, number_of
 
 LONGEST = 200_000  # characters of a text that are kept
 _BYTES = 200_000_000  # of all texts that are kept
 _MOST = 99  # columns of further rewards
 _RUN = 4096  # rows of one prompt that are sampled together, at most
-_NUMBERS = ("reward", "truth", "step", "length", "truncated", "failed", "advantage")
-_OF_TOKENS: tuple[tuple[str, type], ...] = (("token_rewards", float), ("tokens", str))
-_EXACT = {"reward", "truth", "step", "length", "advantage"}
+_OF_TOKENS: tuple[tuple[Role, type], ...] = (("token_rewards", float), ("tokens", str))
 _STEP = re.compile(r"(?:^|[/_-])(?:global_?)?step[_-]?(\d+)|(?:^|/)(\d+)\.\w+$")
-_WORDS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0, "correct": 1.0, "incorrect": 0.0, "pass": 1.0, "fail": 0.0}
 _CUT = {"length", "max_tokens", "max_output_tokens", "max_length", "model_length", "limit", "true", "1"}
-_NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*", re.IGNORECASE)
+_EXACT = 1 << 53  # whole numbers below it are floats
+_INFINITE = re.compile(r"\s*[+-]?inf(inity)?\s*", re.IGNORECASE)
 _NAN = float("nan")
+_FITS = 0.99  # correlation of advantages with the reward that they are of
+CUT = "cannot be read further"
+"""In the reason of a file whose rest is lost."""
 _Value = TypeVar("_Value")
 _REWARD, _STEP_OF, _LENGTH = ("what", "reward"), ("what", "step"), ("what", "length")  # keys of numbers
 
@@ -46,22 +56,29 @@ class _BadRow(ValueError):
 
 
 def _number(value: Any, what: str) -> float:
-    """A number; missing ones are NaN, words such as `correct` are 1 and 0."""
+    """A number, or a text or a list with one alone; missing ones are NaN."""
+    if type(value) is int and abs(value) < _EXACT:
+        return float(value)
     if isinstance(value, list | tuple) and len(value) == 1:
         value = value[0]
-    if isinstance(value, str):
-        value = _WORDS.get(word := value.strip().casefold(), word)
-    try:
-        return _NAN if value in (None, "") else float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise _BadRow(f"{what} is not a number") from None
+    if value is None or value != value or (isinstance(value, str) and canonical(value) in MISSING):
+        return _NAN
+    if isinstance(value, float) or (isinstance(value, str) and _INFINITE.fullmatch(value)):
+        return float(value)
+    number = number_of(value)
+    if number is None:
+        raise _BadRow(f"{what} is not a number")
+    return number
 
 
-def _is_number(value: Any, *, or_text: bool) -> bool:
-    """Whether a value is a number, or, where its column may hold text, is written as one."""
-    if isinstance(value, float | int):
-        return True
-    return or_text and isinstance(value, str) and _NUMBER.fullmatch(value) is not None
+def _coded(value: Any, coding: Coding, what: str, row: Row) -> float:
+    """A number by its coding; missing ones are NaN."""
+    if value is None or value != value or (isinstance(value, str) and canonical(value) in MISSING):
+        return _NAN
+    number = coding.read(value, row)
+    if number is None:
+        raise _BadRow(f"{what} is no value of {coding.name}")
+    return number
 
 
 def _flag(value: Any, what: str) -> float:
@@ -76,7 +93,7 @@ def _text(value: Any, what: str) -> str:
     """A text, conversations written out; a missing one is empty."""
     if value != value:  # as pandas writes a missing text
         raise _BadRow(f"{what} is NaN, not text")
-    return value if isinstance(value, str) else text_of(value)
+    return value if isinstance(value, str) else written(value)
 
 
 def _listed(value: Any, kind: type) -> list[Any]:
@@ -92,6 +109,18 @@ def _listed(value: Any, kind: type) -> list[Any]:
 def _hash(text: str) -> int:
     digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
+
+
+class _Shape(NamedTuple):
+    """How rows with the same columns are read.
+
+    Attributes:
+        numbers: key and column of each role, and how its cells are read; None: as flags, or as numbers.
+        further: key and column of each further reward, and whether it may be a number written as text.
+    """
+
+    numbers: tuple[tuple[tuple[str, str], str, Coding | None], ...]
+    further: tuple[tuple[tuple[str, str], str, bool], ...]
 
 
 class _Kept(NamedTuple):
@@ -152,68 +181,91 @@ class RowReader:
     """Collects the rows of the files of a log.
 
     Args:
-        given: columns by what they hold, as passed by the user.
+        columns: what they are for.
+        look: counts what the cells are.
         sample: rows whose texts are kept, at most.
         seed: of the sample.
     """
 
-    def __init__(self, given: Mapping[str, str], *, sample: int, seed: int) -> None:
-        self.given, self.sample = given, _Sample(sample, seed)
-        self.files: list[Path] = []
+    def __init__(self, columns: LogColumns, look: Look, *, sample: int, seed: int) -> None:
+        self.of, self.look, self.sample = columns, look, _Sample(sample, seed)
+        self.files: list[Part] = []
         self.columns: dict[tuple[str, str], array[float]] = {}  # by kind (`what` or `part`) and name
         self.codes = {what: array("q") for what in ("file", "line", "prompt", "group")}
         self.bad, self.odd = Counter[str](), Counter[str]()  # rows that are left out, by reason; values, by column
-        self.seen: set[str] = set()  # what the rows have columns for
-        self.names: dict[str, None] = {}  # of all columns
-        self.summed: set[str] = set()
-        self.group = ""  # its column
+        self.summed: dict[str, None] = {}  # parts of a reward that is their sum
         self.long = self.infinite = 0
         self._last, self._start, self._moment = "", 0, (-1, _NAN)  # prompt, first row, file and step of a run of rows
         self._code = _hash("")
+        self.has_responses = "response" in columns.uses
+        self._is_plain = self.has_responses and columns.only_prompt
+        self._texts_at = [role for role in columns.uses if role in TEXTS]
+        self._is_sum = columns.is_sum
 
     def __len__(self) -> int:
         return len(self.codes["file"])
 
-    def read(self, file: Path, records: Iterable[tuple[int, Any]]) -> None:
+    def read(self, part: Part, layout: RowLayout, records: Iterable[tuple[int, Any]]) -> None:
         """Add the rows of a file; what cannot be read is counted.
 
         Raises:
             TooLarge: the file holds more than is allowed.
         """
-        layout, plans = None, dict[tuple[str, ...], Columns]()
-        first = 0 if file.suffix in (".jsonl", ".ndjson") else 1
-        self.files.append(file)
+        first = 0 if part.by_line else 1
+        self.files.append(part)
+        shapes: dict[tuple[str, ...], _Shape] = {}
         try:
             for line, record in records:
                 if not isinstance(record, Mapping):
                     self.bad[_why(record)] += 1
                     continue
-                layout = layout or layout_of(record)
                 try:
-                    for row in layout.rows(record):
-                        names = (*row, *row["parts"]) if "parts" in row else tuple(row)
-                        if (plan := plans.get(names)) is None:
-                            plans = plans if len(plans) < _MOST else {}
-                            plan = plans[names] = columns_of(row, layout, self.given)
-                            self.group = plan.keys.get("group") or self.group
-                            self.seen.update(plan.keys, ["response"] if turns_of(row, plan)[1] else [])
-                            self.names.update(dict.fromkeys(names if len(self.names) < 9 * _MOST else ()))
-                        self._add(line + first, row, plan)
+                    for row in rows_in(record, layout, self.look.said):
+                        self._read(line + first, row, row.get("parts") if layout.unwrap else None, shapes)
                 except _BadRow as error:
                     self.bad[str(error)] += 1
+                except ChatError:
+                    self.bad["turns before the question cannot be read"] += 1
                 except (TypeError, AttributeError, LookupError, ValueError):
                     self.bad[f"a row that is not like {layout.name}"] += 1
         except TooLarge:
             raise
         except DataError as error:  # of the file as a whole
-            self.bad[f"{file.name} cannot be read further ({str(error).rpartition(': ')[2]})"] += 1
+            self.bad[f"{part.name} {CUT} ({str(error).rpartition(': ')[2]})"] += 1
 
-    def _add(self, line: int, row: Mapping[str, Any], plan: Columns) -> None:
+    def _read(self, line: int, row: Row, parts: Row | None, shapes: dict[tuple[str, ...], _Shape]) -> None:
+        """Look at a row of the last file, and add it."""
+        names = tuple(row) if parts is None else (*row, *parts)
+        shape = shapes.get(names)
+        if shape is None:
+            if len(shapes) >= _MOST:
+                shapes.clear()
+            shape = shapes[names] = self._shape(names, parts)
+            self.look.meet(row, parts or {})
+        self.look.add(row, parts or {})
+        self._add(line, row, parts, shape)
+
+    def _shape(self, names: tuple[str, ...], parts: Row | None) -> _Shape:
+        """How rows with these columns are read."""
+        there = {*names}
+        numbers = []
+        for role in NUMBERS:
+            use = self.of.uses.get(role)
+            if use is None or (role == "reward" and self.of.form != "number"):
+                continue
+            if use.column in there or use.column.partition(".")[0] in there:
+                numbers.append((("what", role), use.column, use.coding))
+        all_text = self.files[-1].is_table
+        further = [(("part", n), n, all_text or self.of.may_be_text(n)) for n in self.of.further(names, parts)]
+        return _Shape(tuple(numbers), tuple(further))
+
+    def _add(self, line: int, row: Row, parts: Row | None, shape: _Shape) -> None:
         """Add a row of the last file."""
-        numbers = self._numbers(row, plan)
-        asked, said = turns_of(row, plan)
+        inner = parts or {}
+        numbers = self._numbers(row, parts, shape)
+        asked, said = self._texts_of(row, inner)
         prompt, response = _text(asked, "prompt"), _text(said, "response")
-        token_rewards, tokens = (_listed(row.get(plan.keys.get(what, "")), kind) for what, kind in _OF_TOKENS)
+        token_rewards, tokens = (_listed(self.of.cell(row, inner, what), kind) for what, kind in _OF_TOKENS)
         if token_rewards and _REWARD not in numbers:
             numbers[_REWARD] = float(sum(token_rewards))
         if abs(numbers.get(_REWARD, _NAN)) == float("inf"):
@@ -223,7 +275,7 @@ class RowReader:
             numbers[_LENGTH] = float(len(response))
         n = len(self)
         self._append(n, numbers)
-        group = self._group_of(n, prompt, numbers.get(_STEP_OF, _NAN), row.get(plan.keys.get("group", "")))
+        group = self._group_of(n, prompt, numbers.get(_STEP_OF, _NAN), self.of.cell(row, inner, "group"))
         self.codes["file"].append(len(self.files) - 1)
         self.codes["line"].append(line)
         self.codes["prompt"].append(self._code)
@@ -231,30 +283,63 @@ class RowReader:
         place = self.sample.place(group)
         if place < self.sample.below:
             self.long += len(prompt) > LONGEST or len(response) > LONGEST
-            messages = [*messages_of(asked), *messages_of(said)]
-            truth = text_of(row.get(plan.keys.get("reference", "")))[:LONGEST]
-            one = _Kept(n, self._last[:LONGEST], response[:LONGEST], messages, tokens, token_rewards, truth)
+            truth = written(self.of.cell(row, inner, "reference"))[:LONGEST]
+            turns = _turns(asked, said)
+            one = _Kept(n, self._last[:LONGEST], response[:LONGEST], turns, tokens, token_rewards, truth)
             self.sample.add(place, one)
 
-    def _numbers(self, row: Mapping[str, Any], plan: Columns) -> dict[tuple[str, str], float]:
-        """The numbers of a row by kind and name: its further rewards, and what `_NUMBERS` names."""
+    def _texts_of(self, row: Row, parts: Row) -> tuple[Any, Any]:
+        """Prompt and response of a row, each text or messages."""
+        values: dict[str, Any] = {role: self.of.cell(row, parts, role) for role in self._texts_at}
+        for role, value in values.items():
+            if value != value:  # as pandas writes a missing text
+                raise _BadRow(f"{role} is NaN, not text")
+        if self._is_plain:
+            return values.get("prompt"), values["response"]
+        has_response = "response" in self.of.uses
+        asked, said = asked_and_said(values, has_response=has_response)
+        self.has_responses |= bool(said)
+        return asked, said
+
+    def _numbers(self, row: Row, parts: Row | None, shape: _Shape) -> dict[tuple[str, str], float]:
+        """The numbers of a row by kind and name: its further rewards, and those of the roles `NUMBERS`."""
         found: dict[tuple[str, str], float] = {}
-        parts = row.get("parts", row)
-        for part in plan.parts:
-            value = parts.get(part)
-            if _is_number(value, or_text=part in plan.texts):
-                found["part", part] = _number(value, part)
-        if plan.summed:
-            known = {name: value for (_, name), value in found.items() if value == value and name != RESCORED}
-            self.summed.update(known)
-            found[_REWARD] = sum(known.values()) if known else _NAN
-        for what in _NUMBERS:
-            name = plan.keys.get(what)
-            if name is not None:
-                value = row[name] if name in row else parts[name]
-                is_read = type(value) is float and what in _EXACT
-                found["what", what] = value if is_read else self._read(value, what)
+        values = row if parts is None else parts
+        for key, column, or_text in shape.further:
+            value = values.get(column)
+            if isinstance(value, float | int):
+                found[key] = _number(value, column)
+            elif or_text and isinstance(value, str) and (number := number_of(value)) is not None:
+                found[key] = number
+        if self._is_sum:
+            named = {name: value for (_, name), value in found.items() if name not in (RESCORED, self.of.maybe_reward)}
+            found[_REWARD] = self._sum(named)
+        elif self.of.form in ("map", "list"):
+            found |= self._composed(row, parts or {})
+        for key, column, coding in shape.numbers:
+            value = row[column] if column in row else self.of.value(row, parts or {}, column)
+            is_read = type(value) is float and (coding is NUMBER or coding is None) and key[1] not in FLAGS
+            found[key] = value if is_read else self._value(value, key[1], coding, row)
         return found
+
+    def _composed(self, row: Row, parts: Row) -> dict[tuple[str, str], float]:
+        """The parts of a reward that is a map or a list, and the reward: its total, or the sum."""
+        cell, front = self.of.cell(row, parts, "reward"), self.of.uses["reward"].column
+        if cell is None:
+            return {_REWARD: _NAN}
+        kind: Any = Mapping if self.of.form == "map" else list | tuple
+        if not isinstance(cell, kind):
+            raise _BadRow(f"reward is not a {self.of.form} of numbers")
+        named = cell.items() if isinstance(cell, Mapping) else enumerate(cell)
+        numbers = {f"{front}.{name}": _number(value, "reward") for name, value in named}
+        total = numbers.get(f"{front}.{self.of.total}", _NAN) if self.of.total else self._sum(numbers)
+        return {**{("part", name): value for name, value in numbers.items()}, _REWARD: total}
+
+    def _sum(self, named: Mapping[str, float]) -> float:
+        """The sum of the numbers that are not missing; NaN where all are."""
+        known = {name: value for name, value in named.items() if value == value}
+        self.summed.update(dict.fromkeys(known if len(self.summed) <= _MOST else ()))
+        return sum(known.values()) if known else _NAN
 
     def _append(self, n: int, numbers: Mapping[tuple[str, str], float]) -> None:
         """Numbers of row n in their columns; rows before it that lack one have NaN."""
@@ -281,12 +366,12 @@ class RowReader:
             self._start, self._moment = n, moment
         return self._start
 
-    def _read(self, value: Any, what: str) -> float:
+    def _value(self, value: Any, what: str, coding: Coding | None, row: Row) -> float:
         """A number or flag; only a reward that is none makes a row bad."""
-        if what in ("truncated", "failed"):
+        if what in FLAGS:
             return _flag(value, what)
         try:
-            return _number(value, what)
+            return _number(value, what) if coding is NUMBER or coding is None else _coded(value, coding, what, row)
         except _BadRow:
             if what == "reward":
                 raise
@@ -303,35 +388,33 @@ class RowReader:
             root: the log, to which names of files are relative.
             notes: about the log.
             curves: logged scalars.
-
-        Raises:
-            DataError: no row could be read, or a column that the user passed is in none of them.
         """
-        self._check(root)
         n = len(self)
         columns = {key: np.array(c + array("d", [_NAN] * (n - len(c)))) for key, c in self.columns.items()}
         given = {name: values for (kind, name), values in columns.items() if kind == "what"}
         parts = {name: values for (kind, name), values in columns.items() if kind == "part"}
-        reward_N = given.get("reward", np.full(n, _NAN))
-        names = tuple(str(f.relative_to(root)) if f != root else f.name for f in self.files)
+        names = tuple(str(part.relative_to(root)) for part in self.files)
         file_N, prompt_N = np.asarray(self.codes["file"], np.int64), strata(self.codes["prompt"])
         step_N, more = self._steps(given.get("step"), names, file_N), list(notes)
         group_N, grouped_by = self._groups(prompt_N, step_N, more)
         texts = self._texts(n, more)
+        self._decide_sum(given, parts, group_N)
+        reward_N = given.get("reward", np.full(n, _NAN))
+        rewards = _further_rewards(parts, reward_N, given.get("truth", reward_N))
         more += self._remarks(names, given, group_N)
         if step_N is not None and "step" not in given:
             more.append("steps are those in the names of the files")
-        has_length = "length" in self.seen or texts is not None
+        has_length = "length" in self.of.uses or texts is not None
         return Rows(
             layout=layout,
             files=names,
             file_N=file_N,
             line_N=np.asarray(self.codes["line"], np.int64),
             reward_N=reward_N,
-            rewards=_further_rewards(parts, reward_N, given.get("truth", reward_N)),
+            rewards=rewards,
             truth_N=_known(given.get("truth")),
             step_N=step_N,
-            prompt_N=prompt_N if "prompt" in self.seen else None,
+            prompt_N=prompt_N if self.of.asks else None,
             group_N=group_N,
             grouped_by=grouped_by,
             length_N=given.get("length") if has_length else None,
@@ -342,7 +425,21 @@ class RowReader:
             curves=dict(curves),
             bad=dict(self.bad),
             notes=tuple(more),
+            read_as=self.look.read_as(self.of, summed=list(self.summed), further=list(rewards)),
         )
+
+    def _decide_sum(self, given: dict[str, Numbers], parts: Mapping[str, Numbers], group_N: Codes | None) -> None:
+        """Add a column to the reward that is called like a truth, unless the advantages are those of the others."""
+        name = self.of.maybe_reward
+        if name not in parts:
+            return
+        others, own = given["reward"], np.where(np.isinf(parts[name]), _NAN, parts[name])
+        fit = _fit(others, given["advantage"], group_N) if "advantage" in given else None
+        if fit is not None and fit > _FITS:
+            return
+        given["reward"] = np.where(np.isnan(others), own, others + np.nan_to_num(own))
+        given.pop("truth", None)
+        self.summed[name] = None
 
     def _remarks(self, names: Sequence[str], given: Mapping[str, Numbers], group_N: Codes | None) -> list[str]:
         """What to know of the files, of a summed reward, and of values that count as missing."""
@@ -355,7 +452,8 @@ class RowReader:
                 f"the reward is the sum of {', '.join(sorted(self.summed))}, each with weight 1; "
                 "--columns reward=NAME takes one of them"
             )
-        if self.summed and not _proportional(given["reward"], given["advantage"], group_N):
+        fit = _fit(given["reward"], given["advantage"], group_N) if self.summed and "advantage" in given else None
+        if fit is not None and fit <= _FITS:
             found.append("the logged advantages are not those of this sum: pass the reward as a column of its own")
         for what, count in self.odd.items():
             found.append(f"{count} values of {what} are not numbers and count as missing")
@@ -363,16 +461,15 @@ class RowReader:
             found.append(f"{self.infinite} infinite rewards count as missing")
         return found
 
-    def _check(self, root: Path) -> None:
+    def check(self, root: Path) -> None:
+        """Refuse a log of which nothing could be read.
+
+        Raises:
+            DataError: it is one.
+        """
         if self.files and not len(self):
             bad = ", ".join(f"{count} {why}" for why, count in self.bad.most_common(5))
             raise DataError(f"no row could be read: {bad or 'there is none'}", where=root)
-        for what, name in self.given.items() if self.files else ():
-            if name not in self.names:
-                found = f"{', '.join(self.names)[:300]}{did_you_mean(name, self.names)}"
-                raise DataError(
-                    f"--columns {what}={name}: there is no such column; found {found}", where=root, field=name
-                )
 
     def _steps(self, step_N: Numbers | None, names: Sequence[str], file_N: Codes) -> Codes | None:
         if step_N is not None and np.isfinite(step_N).any():
@@ -384,9 +481,10 @@ class RowReader:
 
     def _groups(self, prompt_N: Codes, step_N: Codes | None, notes: list[str]) -> tuple[Codes | None, str]:
         codes = strata(self.codes["group"])
-        if "group" in self.seen and ("group" in self.given or codes.max() < len(codes) - 1):
-            return codes, "the log's groups" if self.group == "group" else f"the column {self.group}"
-        if "prompt" not in self.seen or not len(prompt_N):
+        use = self.of.uses.get("group")
+        if use is not None and (use.source == "given" or codes.max() < len(codes) - 1):
+            return codes, "the log's groups" if use.column == "group" else f"the column {use.column}"
+        if not self.of.asks or not len(prompt_N):
             return None, ""
         new = np.ones(len(prompt_N), bool)
         new[1:] = np.diff(prompt_N) != 0
@@ -408,7 +506,7 @@ class RowReader:
 
     def _texts(self, n: int, notes: list[str]) -> Texts | None:
         kept, partial = self.sample.texts()
-        if "response" not in self.seen:
+        if not self.has_responses:
             return None
         if partial:
             notes.append(f"texts are those of {len(kept)} of {n} rows, drawn at random with whole groups")
@@ -423,6 +521,16 @@ class RowReader:
             token_rewards=_if_any([one.token_rewards for one in kept]),
             truths=_if_any([one.truth for one in kept]),
         )
+
+
+def _turns(asked: Any, said: Any) -> list[dict[str, str]]:
+    """The conversation of a row; none where it is a text and a text."""
+    if isinstance(asked, str) and isinstance(said, str):
+        return []
+    before, after = messages_of(asked), messages_of(said)
+    if not before and not after:
+        return []
+    return [*(before or conversation_of(asked, "user")), *(after or conversation_of(said, "assistant"))]
 
 
 def _if_any(values: list[_Value]) -> list[_Value] | None:
@@ -459,11 +567,14 @@ def _why(record: Any) -> str:
     return "not JSON" if isinstance(record, DataError) else "not a map of columns"
 
 
-def _proportional(rewards_N: Numbers, advantages_N: Numbers, group_N: Codes | None) -> bool:
-    """Whether advantages are rewards less their mean, times a number, in each group; True where that cannot be seen."""
+def _fit(rewards_N: Numbers, advantages_N: Numbers, group_N: Codes | None) -> float | None:
+    """How far advantages are rewards less their mean, times a number, in each group: 1 where they are.
+
+    None where that cannot be seen.
+    """
     known = np.isfinite(rewards_N + advantages_N)
     if group_N is None or not known.any():
-        return True
+        return None
     group = strata(group_N[known])
 
     def unit(values: Numbers) -> Numbers:
@@ -472,7 +583,7 @@ def _proportional(rewards_N: Numbers, advantages_N: Numbers, group_N: Codes | No
         return np.where(spread > 1e-6, centred / np.maximum(spread, 1e-6), np.nan)
 
     products = unit(rewards_N[known]) * unit(advantages_N[known])
-    return not np.isfinite(products).any() or float(np.nanmean(products)) > 0.99
+    return float(np.nanmean(products)) if np.isfinite(products).any() else None
 
 
 def _known(values: Numbers | None) -> Numbers | None:

@@ -23,7 +23,6 @@ from torch import Tensor
 from guerdon.collect.evaluated import evaluated, evaluation
 from guerdon.collect.shards import STEPS, joined, with_own_groups
 from guerdon.compute.generators import ACTING, generator, shard_seed
-from guerdon.episodes.chats import ChatError
 from guerdon.errors import DataError, GuerdonError
 from guerdon.policies.batches.tokens import (
     TokenBatch,
@@ -41,6 +40,7 @@ from guerdon.policies.language.generate_vllm import build_engine, engine_of_proc
 from guerdon.policies.language.text import TextPolicy
 from guerdon.policies.language.text_files import load_policy, outline
 from guerdon.processes.progress import timed
+from guerdon.reading.chats import ChatError
 from guerdon.settings.data import DataSettings
 from guerdon.settings.text_policy import GenerationSettings, TextPolicySettings
 from guerdon.tasks.prompt_files import load_prompts

@@ -27,9 +27,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from guerdon.episodes.layout import TASKS_PATH, VIDEO_PATH, Feature, FileIndex, Info, shard_path
-from guerdon.episodes.row_files import write_parquet
 from guerdon.episodes.video import declared
 from guerdon.errors import DataError, boundary
+from guerdon.files.atomic import write_parquet
 from guerdon.files.parquet_bounds import BoundedParquet
 from guerdon.processes.progress import log_once
 from guerdon.types import ByteArray

@@ -264,7 +264,8 @@ def load_info(root: Path) -> Info:
     """
     path = root / INFO_PATH
     try:
-        raw = read_json(path)
+        with path.open("rb") as file:
+            raw = read_json(file, path)
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(f"{root} is not a LeRobot data set: {_other_format(root)}") from None
     except (OSError, ValueError) as exc:

@@ -1,41 +1,50 @@
 """Preferences on disk: which of several responses to a prompt people, or a model, found better.
 
-A row's layout is recognised by its columns (`LAYOUTS` has the data sets in which each was read); `columns` maps other
-names. What cannot be used is left out and counted by reason, never used in silence.
+What a column is for is decided by `guerdon.reading` over the whole data; `columns` says what differs. What cannot be
+used is left out and counted by reason, never used in silence.
 
     found = read_preferences("pairs.jsonl")
-    found = read_preferences("votes.parquet", columns={"prompt": "question", "response_1": "left", "winner": "vote"})
+    found = read_preferences("votes.parquet", columns="prompt=question,first=left,second=right,winner=vote:1/2")
     print(len(found.comparisons), dict(found.left_out), found.label_noise)
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
-import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from guerdon.episodes.chats import ChatError, chat_messages, context_of, question_of, split_answer, tool_schemas
-from guerdon.episodes.row_files import ENDINGS, RowFields, is_beyond_float
-from guerdon.episodes.solution_files import data_rows
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
+from guerdon.reading.chats import (
+    ChatError,
+    asked_of,
+    chat_messages,
+    context_of,
+    cut_after,
+    question_of,
+    split_answer,
+    tool_schemas,
+    turns_of,
+)
+from guerdon.reading.containers import has_rows
+from guerdon.reading.plan import Plan, cell_of
+from guerdon.reading.reader import DataReading, Record, read
+from guerdon.reading.roles import NUMBER_KEYS, TEXT_KEYS, Role
+from guerdon.reading.shown import ReadAs, told
+from guerdon.reading.values import number_of
 from guerdon.types import Failure
 
 ATTRIBUTES = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")  # HelpSteer2 (2406.08673)
 NEAR = 0.8  # Jaccard similarity of word triples from which two prompts count as the same
 _SKETCH = 12  # hashes of a prompt by which near-duplicates find each other
-PROMPTS = (  # columns of a prompt, the first that has one
-    "prompt", "instruction", "question", "query", "input", "problem", "context", "history", "conversations",
-    "conversation", "messages",
-)  # fmt: skip
-_TURN = re.compile(r"(?:\A|\n\n)(Human|Assistant): ?")
 _WORD = re.compile(r"\w+")
 
 
@@ -101,7 +110,16 @@ def label_noise(repeated: int, contradicted: int) -> float | None:
     return float((1 - np.sqrt(max(1 - 2 * contradicted / repeated, 0.0))) / 2)
 
 
-class _Row(NamedTuple):
+class JudgedRow(NamedTuple):
+    """The responses of a row, and what it says of them.
+
+    Attributes:
+        prompt: what was asked, as text or messages; None: the responses have it in front of them.
+        responses: texts or messages.
+        ranks: of each, 0 is best.
+        margin, label, attributes: as of `Comparison`.
+    """
+
     prompt: Any
     responses: Sequence[Any]
     ranks: Sequence[int]
@@ -110,64 +128,187 @@ class _Row(NamedTuple):
     attributes: Mapping[str, float] = {}
 
 
-class _LeftOut(DataError):
+class Given(NamedTuple):
+    """The responses of a row, whatever it says of them.
+
+    Attributes:
+        prompt: as of `JudgedRow`.
+        responses: texts or messages, in the order of the row.
+        better: how many of them, the first ones, stand in a column of better ones.
+    """
+
+    prompt: Any
+    responses: Sequence[Any]
+    better: int = 0
+
+
+class LeftOut(DataError):
     """A row that says nothing about which response is better; its text is the reason."""
 
 
-class RowLayout(NamedTuple):
-    """Columns that tell a layout, how its rows are read, and a data set in which they were found."""
+def given(record: Record, plan: Plan) -> Given:
+    """The responses of a row and what was asked.
 
-    keys: tuple[str, ...]
-    read: Callable[[RowFields], _Row]
-    seen_in: str
-
-
-def _number(fields: RowFields, *keys: str) -> float | None:
-    """The first of these columns that has a number."""
-    for key in keys:
-        value = fields.get(key, (int, float), "a number", default=None)
-        if _is_finite(value):
-            return float(value)
-    return None
-
-
-def _is_finite(value: Any) -> bool:
-    """Whether a value is a finite number that a float can hold."""
-    return isinstance(value, int | float) and not is_beyond_float(value) and math.isfinite(value)
+    Raises:
+        LeftOut: there are none, or the row has pictures, sound or video.
+        ChatError: turns before the question cannot be read.
+        DataError: a column of responses holds something else.
+    """
+    seen = next((role for role in ("images", "videos", "audio") if record.roles.get(role)), None)
+    if seen is not None:
+        raise LeftOut(f"has_{seen}")
+    if _has_two(record, plan):
+        return _side_by_side(record)
+    if plan.has("chosen", "rejected"):
+        return _better_and_worse(record, with_prompt=plan.with_prompt)
+    return _several(record) if plan.has("responses") else _one(record, plan)
 
 
-def _chosen(fields: RowFields) -> _Row:
-    """`chosen` and `rejected`: texts, messages, or lists of either; the prompt may be their common beginning."""
-    chosen, rejected = (responses_of(fields.row[key], f"{fields.where}: {key}") for key in ("chosen", "rejected"))
-    margin = _number(fields, "margin")
-    better = _number(fields, "score_chosen", "chosen_score", "chosen_rating")
-    worse = _number(fields, "score_rejected", "rejected_score", "rejected_rating")
+def _has_two(record: Record, plan: Plan) -> bool:
+    """Whether a row has two responses side by side; in one file others may have a better and a worse one."""
+    named = plan.has("chosen", "rejected") and any(record.roles[role] is not None for role in ("chosen", "rejected"))
+    return plan.has("first", "second") and not named
+
+
+def judged(record: Record, plan: Plan) -> JudgedRow:
+    """The responses of a row and how they were judged.
+
+    Raises:
+        LeftOut: it says nothing of them, or cannot be read.
+        ChatError: as `given`.
+        DataError: as `given`.
+    """
+    if record.left_out:
+        raise LeftOut(f"unreadable_{record.left_out.partition(':')[0]}")
+    found = given(record, plan)
+    if _has_two(record, plan):
+        return _compared(record, plan, found)
+    if plan.has("chosen", "rejected"):
+        return _chosen(record, found)
+    return _listed(record, found) if plan.has("responses") else _single(record, plan, found)
+
+
+def _better_and_worse(record: Record, *, with_prompt: bool) -> Given:
+    """A better and a worse one, or lists of each; the prompt may be their common beginning."""
+    roles = record.roles
+    both = [roles["chosen"], roles["rejected"]]
+    if any(one is None for one in both):
+        raise LeftOut("no_value")
+    chosen, rejected = (
+        responses_of(one, f"{record.where}: {name}") for one, name in zip(both, ("chosen", "rejected"), strict=True)
+    )
+    prompt, responses = asked_of(roles), [*chosen, *rejected]
+    if prompt is None and all(isinstance(one, str) for one in responses):
+        responses = [turns_of(one) for one in responses]
+        if all(isinstance(one, str) for one in responses):
+            prompt, responses = _common(responses)
+    elif with_prompt:
+        responses = [one[len(prompt) :] for one in responses]
+    return Given(prompt, responses, len(chosen))
+
+
+def _chosen(record: Record, found: Given) -> JudgedRow:
+    """Better and worse ones, and by how much."""
+    roles = record.roles
+    margin = number_of(roles.get("margin"))
+    better, worse = (number_of(roles.get(role)) for role in ("chosen_score", "rejected_score"))
     if margin is None and better is not None and worse is not None:
         margin = better - worse
     if margin is not None and margin < 0:
-        raise _LeftOut("chosen_scored_lower")
-    prompt, responses = prompt_of(fields.row), [*chosen, *rejected]
-    if prompt is None and all(isinstance(one, str) for one in responses):
-        responses = [_turns(one) for one in responses]
-        if all(isinstance(one, str) for one in responses):
-            prompt, responses = _common(responses)
-    elif isinstance(prompt, str) and all(isinstance(one, str) and one.startswith(prompt) for one in responses):
-        responses = [one[len(prompt) :] for one in responses]
-    return _Row(prompt, responses, [0] * len(chosen) + [1] * len(rejected), margin)
+        raise LeftOut("chosen_scored_lower")
+    ranks = [int(k >= found.better) for k in range(len(found.responses))]
+    return JudgedRow(found.prompt, found.responses, ranks, margin)
 
 
-def prompt_of(row: Mapping[str, Any]) -> Any:
-    """The prompt of a row, text or messages; None where it has none.
+def _side_by_side(record: Record) -> Given:
+    """Two responses in columns of their own; of conversations that were judged after a turn what came up to it."""
+    roles = record.roles
+    responses = [roles["first"], roles["second"]]
+    if any(one is None for one in responses):
+        raise LeftOut("no_value")
+    turn = number_of(roles.get("turn"))
+    if turn is not None:
+        responses = [cut_after(one, int(turn)) if isinstance(one, list | tuple) else one for one in responses]
+    return Given(asked_of(roles), responses)
 
-    `instruction` and `input` are one prompt, as in Alpaca's layout; WebGPT's question is a map.
-    """
-    key = next((key for key in PROMPTS if row.get(key)), None)
-    found = None if key is None else row[key]
-    if isinstance(found, Mapping):
-        found = found.get("full_text")
-    if key == "instruction" and isinstance(more := row.get("input"), str) and more.strip():
-        found = f"{found}\n{more}"
-    return found
+
+def _compared(record: Record, plan: Plan, found: Given) -> JudgedRow:
+    """Two responses side by side, with the better one named or scored."""
+    roles = record.roles
+    margin: float | None = None
+    if plan.has("winner"):
+        sign = roles["winner"]
+        coding = plan.uses["winner"].coding
+        if sign is not None and coding is not None and coding.is_scale:
+            margin = abs(float(sign))
+    elif plan.has("first_score", "second_score"):
+        a, b = roles["first_score"], roles["second_score"]
+        sign = None if a is None or b is None else b - a
+        margin = None if sign is None else abs(float(sign))
+    else:
+        raise LeftOut("no_winner")
+    if sign is None:
+        raise LeftOut("no_value")
+    return JudgedRow(found.prompt, found.responses, [int(sign > 0), int(sign < 0)], margin)
+
+
+def _several(record: Record) -> Given:
+    """Several responses in a list: texts, messages, or maps with these."""
+    items = record.roles["responses"]
+    if not isinstance(items, list | tuple) or not items:
+        raise LeftOut("no_value")
+    return Given(asked_of(record.roles), [text_in(one) for one in items])
+
+
+def text_in(item: Any) -> Any:
+    """The response in a map that has further keys; anything else, and a chat message, as it is."""
+    if not isinstance(item, Mapping) or "role" in item:
+        return item
+    return next((item[key] for key in TEXT_KEYS if item.get(key) is not None), None)
+
+
+def _listed(record: Record, found: Given) -> JudgedRow:
+    """Several responses with a rank or a score each: in maps with the text, or in a list beside."""
+    roles, items = record.roles, record.roles["responses"]
+    if all(isinstance(one, Mapping) for one in items):
+        named = next((key for key in NUMBER_KEYS if items[0].get(key) is not None), "")
+        values, ranked = [one.get(named) for one in items], named == "rank"
+    else:
+        ranked = roles.get("ranks") is not None
+        values = list(roles.get("ranks") or roles.get("scores") or ())
+    numbers = [number_of(one) for one in values]
+    if len(numbers) != len(found.responses) or any(one is None for one in numbers):
+        raise LeftOut("no_rank")
+    order = [one if ranked else -one for one in numbers if one is not None]
+    ranks = [sorted(set(order)).index(one) for one in order]
+    return JudgedRow(found.prompt, found.responses, ranks)
+
+
+def _one(record: Record, plan: Plan) -> Given:
+    """One response; it may be the end of a conversation."""
+    roles = record.roles
+    asked, said = asked_of(roles), roles.get("response")
+    if not plan.has("response"):
+        asked, said = roles.get("prompt"), roles.get("messages")
+    if said is None:
+        raise LeftOut("no_value")
+    return Given(asked, [said])
+
+
+def _single(record: Record, plan: Plan, found: Given) -> JudgedRow:
+    """One response, with a label or ratings."""
+    ratings = {name: number_of(cell_of(record.row, name)) for name in plan.ratings}
+    if plan.has("rating"):
+        ratings[plan.uses["rating"].column] = number_of(record.roles["rating"])
+    label, use = record.roles.get("label"), plan.uses.get("label")
+    if use is not None and use.coding is not None and use.coding.is_scale:
+        ratings[use.column], label = label, None
+    attributes = {name: value for name, value in ratings.items() if value is not None}
+    if label is None and not attributes:
+        raise LeftOut("no_value")
+    return JudgedRow(
+        found.prompt, found.responses, [0], label=None if label is None else bool(label), attributes=attributes
+    )
 
 
 def responses_of(given: Any, where: str) -> list[Any]:
@@ -188,19 +329,6 @@ def responses_of(given: Any, where: str) -> list[Any]:
     raise DataError(f"{where} must be text, chat messages, or a list of either, this is {str(given)[:80]!r}")
 
 
-def _turns(text: str) -> Any:
-    """Messages of a text with the turns of HH-RLHF (Human: and Assistant: after a blank line); else the text itself.
-
-    The open turn of the assistant at the end of a prompt (Nectar) is not a message.
-    """
-    parts = _TURN.split(text)
-    if parts[0] or len(parts) < 4:
-        return text
-    roles = {"Human": "user", "Assistant": "assistant"}
-    found = [{"role": roles[who], "content": said} for who, said in zip(parts[1::2], parts[2::2], strict=True)]
-    return found[:-1] if not found[-1]["content"].strip() else found
-
-
 def _common(texts: Sequence[str]) -> tuple[str, list[str]]:
     """The common beginning of texts up to the end of a word, and what follows it."""
     low, high = min(texts), max(texts)
@@ -208,124 +336,8 @@ def _common(texts: Sequence[str]) -> tuple[str, list[str]]:
     while end and not low[end - 1].isspace():
         end -= 1
     if not low[:end].strip():
-        raise _LeftOut("no_prompt")
+        raise LeftOut("no_prompt")
     return low[:end].rstrip(), [text[end:] for text in texts]
-
-
-_FIRST = frozenset(("model_a", "a", "a>b", "a>>b", "response_a", "response_1", "first", "left"))
-_SECOND = frozenset(("model_b", "b", "b>a", "b>>a", "response_b", "response_2", "second", "right"))
-_TIED = frozenset(("tie", "tie (bothbad)", "both_bad", "bothbad", "both", "equal", "same", "a=b"))
-
-
-def _two(first: str, second: str, choice: str, seen_in: str, *, index: bool = False, flip: bool = False) -> RowLayout:
-    """Layout of two responses and a preference.
-
-    Args:
-        first, second, choice: columns.
-        seen_in: as of `RowLayout`.
-        index: the preference is the position of the better one, 0 or 1; else a name (`model_a`, `A>B`, `tie`) or a
-            number whose sign says it: below 0 the first is better.
-        flip: positions are counted from the second.
-    """
-
-    def read(fields: RowFields) -> _Row:
-        given = fields.get(choice, (str, int, float), "a name or a number")
-        word = given.strip().casefold() if isinstance(given, str) else None
-        margin: float | None = None
-        if word is not None and word in _FIRST | _SECOND | _TIED:
-            sign = (word in _SECOND) - (word in _FIRST)
-        elif not _is_finite(given) or (index and given not in (0, 1)):
-            raise _LeftOut("unreadable_choice")
-        elif index:
-            sign = 1 if (given == 1) != flip else -1
-        else:
-            sign = int(np.sign(given))
-            margin = abs(float(given))
-        return _Row(
-            prompt_of(fields.row), [fields.row[first], fields.row[second]], [int(sign > 0), int(sign < 0)], margin
-        )
-
-    return RowLayout((first, second, choice), read, seen_in)
-
-
-def _scored_two(fields: RowFields) -> _Row:
-    """Two responses with a score each."""
-    a, b = (fields.get(key, (int, float), "a number") for key in ("score_0", "score_1"))
-    if not (_is_finite(a) and _is_finite(b)):
-        raise _LeftOut("unreadable_score")
-    responses = [fields.row["answer_0"], fields.row["answer_1"]]
-    return _Row(prompt_of(fields.row), responses, [int(b > a), int(a > b)], abs(float(a - b)))
-
-
-def _one_hot(fields: RowFields) -> _Row:
-    """Prompts and responses of all turns, as lists in JSON, and a column per winner."""
-    a, b = (fields.get(f"winner_model_{k}", (int, float), "0 or 1") for k in "ab")
-    asked, *answers = (fields.from_json(key) for key in ("prompt", "response_a", "response_b"))
-    if not all(isinstance(one, list) and one for one in (asked, *answers)):
-        raise _LeftOut("no_turns")
-    responses = [
-        [{"role": role, "content": text} for turn in zip(asked, own, strict=False)
-         for role, text in zip(("user", "assistant"), turn, strict=True)]
-        for own in answers
-    ]  # fmt: skip
-    return _Row(None, responses, [int(b > a), int(a > b)])
-
-
-def _listed(column: str, texts: tuple[str, ...], values: tuple[str, ...], seen_in: str) -> RowLayout:
-    """Layout of a list of responses, as maps with a text and a rank or score, or next to a column of these."""
-
-    def read(fields: RowFields) -> _Row:
-        items = fields.get(column, (list, tuple), "a list of responses")
-        beside = next((key for key in ("ranks", "scores", "ratings", "rating") if fields.row.get(key) is not None), "")
-        if items and all(isinstance(one, Mapping) for one in items):
-            given = [next((one[k] for k in texts if one.get(k) is not None), None) for one in items]
-            named = next((k for k in values if items[0].get(k) is not None), "")
-            numbers = [one.get(named) for one in items]
-        else:
-            given, named = list(items), beside
-            numbers = list(fields.get(beside, (list, tuple), "a list of numbers", ()))
-        if len(numbers) != len(given) or not all(map(_is_finite, numbers)):
-            raise _LeftOut("no_rank")
-        order = numbers if "rank" in named else [-v for v in numbers]
-        ranks = [sorted(set(order)).index(v) for v in order]
-        return _Row(prompt_of(fields.row), given, ranks)
-
-    return RowLayout((column,), read, seen_in)
-
-
-def _unpaired(fields: RowFields) -> _Row:
-    label = bool(fields.get("label", (bool, int), "true or false"))
-    return _Row(prompt_of(fields.row), [fields.row["completion"]], [0], label=label)
-
-
-def _rated(fields: RowFields) -> _Row:
-    ratings = {key: value for key in ATTRIBUTES if (value := _number(fields, key)) is not None}
-    return _Row(prompt_of(fields.row), [fields.row["response"]], [0], attributes=ratings)
-
-
-LAYOUTS: Mapping[str, RowLayout] = {
-    "chosen": RowLayout(
-        ("chosen", "rejected"), _chosen, "TRL, HH-RLHF, UltraFeedback binarized, RewardBench, RM-Bench",
-    ),
-    "signed": _two("response1", "response2", "overall_preference", "HelpSteer3"),
-    "strength": _two("response_1", "response_2", "preference_strength", "HelpSteer2 preference"),
-    "safe": _two("response_0", "response_1", "better_response_id", "PKU-SafeRLHF", index=True),
-    "battle": _two("conversation_a", "conversation_b", "winner", "Chatbot Arena"),
-    "votes": _two("response_1", "response_2", "winner", "PPE"),
-    "one_hot": RowLayout(
-        ("prompt", "response_a", "response_b", "winner_model_a", "winner_model_b"), _one_hot, "LMSYS on Kaggle",
-    ),
-    "judged": _two("response_A", "response_B", "label", "JudgeBench"),
-    "replies": _two("human_ref_A", "human_ref_B", "labels", "SHP", index=True, flip=True),
-    "scored": RowLayout(("answer_0", "answer_1", "score_0", "score_1"), _scored_two, "WebGPT comparisons"),
-    "answers": _listed("answers", ("answer",), ("rank",), "Nectar"),
-    "completions": _listed(
-        "completions", ("response", "completion", "text"), ("rank", "overall_score", "score"), "UltraFeedback",
-    ),
-    "responses": _listed("responses", ("response", "text"), ("rank", "score"), "ranked lists"),
-    "unpaired": RowLayout(("completion", "label"), _unpaired, "KTO"),
-    "rated": RowLayout(("prompt", "response", ATTRIBUTES[0]), _rated, "HelpSteer2"),
-}  # fmt: skip
 
 
 _BENCHMARKS = {  # names of files, folders and hub data sets
@@ -361,104 +373,111 @@ def benchmark_of(data: str, row: Any) -> str | None:
         isinstance(row[key], list | tuple) and len(row[key]) == 3 for key in ("chosen", "rejected")
     ):
         return "RM-Bench"
-    own = Path(data).stem if Path(data).suffix in ENDINGS else Path(data).name.partition(":")[0]
+    return _benchmark_named(data)
+
+
+@functools.lru_cache(maxsize=64)
+def _benchmark_named(data: str) -> str | None:
+    """The benchmark that the name of a data set is that of."""
+    own = Path(data).stem if has_rows(Path(data)) else Path(data).name.partition(":")[0]
     return next((name for name, known in _BENCHMARKS.items() if re.search(known, own, re.IGNORECASE)), None)
 
 
-def is_preference(row: Any) -> bool:
-    """Whether a row has the columns of a layout."""
-    return _layout(row) is not None
+_OF_PREFERENCES: tuple[Role, ...] = (
+    "prompt", "messages", "chosen", "rejected", "first", "second", "winner", "responses", "response", "label",
+)  # fmt: skip
 
 
-def _name_of(row: Mapping[str, Any], name: str) -> str:
-    """The id of a row; where it has none, the given name."""
-    for key in ("id", "pair_id", "question_id"):
-        if row.get(key) is not None:
-            return str(row[key])
-    return name
+def is_preference(plan: Plan) -> bool:
+    """Whether rows say of responses which is better, or whether one is good."""
+    if plan.has("chosen", "rejected"):
+        return True
+    if plan.has("first", "second"):
+        return plan.has("winner") or plan.has("first_score", "second_score")
+    if plan.has("responses"):
+        return plan.has("ranks") or plan.has("scores") or bool(plan.listed)
+    rated = plan.has("label") or plan.has("rating") or bool(plan.ratings)
+    return (plan.has("response") or plan.has("messages")) and rated
 
 
-def _without_layout(row: Any, where: str) -> str:
-    """Why a row without a known layout is left out, where it lacks no more than a value.
-
-    Raises:
-        DataError: it has other columns than all layouts.
-    """
-    if isinstance(row, Mapping) and any(row.keys() >= set(one.keys) for one in LAYOUTS.values()):
-        return "no_value"
-    columns = ", ".join(map(str, row)) if isinstance(row, Mapping) else type(row).__name__
-    known = "; ".join(f"{', '.join(one.keys)} ({one.seen_in})" for one in LAYOUTS.values())
-    raise DataError(
-        f"no known layout of preferences, found {columns[:200]}; known are {known}. Map other names by "
-        "columns: {chosen: ..., rejected: ...}",
-        where=where,
-    )
-
-
-def _layout(row: Any) -> RowLayout | None:
-    if not isinstance(row, Mapping):
-        return None
-    return next((one for one in LAYOUTS.values() if all(row.get(key) is not None for key in one.keys)), None)
-
-
-def read_preferences(data: str, *, columns: Mapping[str, str] | None = None, train: bool = False) -> Preferences:
+def read_preferences(
+    data: str,
+    *,
+    columns: str | Mapping[str, str] | None = None,
+    stored: Mapping[str, str] | None = None,
+    train: bool = False,
+    read_as: list[ReadAs] | None = None,
+) -> Preferences:
     """The comparisons of a file, a folder or a hub data set.
 
     Args:
-        data: JSONL, JSON, Parquet, CSV, a folder of them or of the `datasets` library, or a hub id.
-        columns: names that the layouts use, and what these columns are called in the data.
+        data: as of `read`.
+        columns: as of `read`.
+        stored: as of `read`.
         train: of several splits, only `train`.
+        read_as: of a command: receives what the data was read as, which is also said on standard error.
 
     Raises:
         DataError: the data cannot be read, a row has no known layout, or no row can be used.
     """
+    reading = read(data, columns=columns, stored=stored, train=train)
+    check_preferences(reading)
     found: list[Comparison] = []
-    left_out: Counter[str] = Counter()
-    renamed = {own: name for name, own in (columns or {}).items()}
+    left_out: Counter[str] = Counter(reading.bad)
     benchmark = None
-    for subset, name, rows in data_rows(data, train=train):
-        for number, (where, row) in enumerate(rows):
-            if isinstance(row, DataError):
-                raise row
-            benchmark = benchmark or benchmark_of(data, row)
-            if renamed and isinstance(row, Mapping):
-                row = {renamed.get(key, key): value for key, value in row.items()}
-            one = comparison(row, where, f"{name}-{number}", subset or "")
-            if isinstance(one, str):
-                left_out[one] += 1
-            else:
-                found.append(one)
+    for record in reading.records():
+        benchmark = benchmark or benchmark_of(data, record.row)
+        one = comparison(record, reading.plan)
+        if isinstance(one, str):
+            left_out[one] += 1
+        else:
+            found.append(one)
     gone, repeated, contradicted = contradictions(found)
     kept = [one for place, one in enumerate(found) if place not in gone]
     left_out.update({"contradicted": len(gone)} if gone else {})
+    if read_as is not None:
+        read_as.append(told(reading, used=len(kept), left_out=left_out))
     if not kept:
         why = f": {', '.join(f'{n} {reason}' for reason, n in left_out.items())}" if left_out else ""
         raise DataError(f"there is no comparison that can be used{why}", where=data)
     return Preferences(tuple(kept), dict(left_out), repeated, contradicted, benchmark)
 
 
-def comparison(row: Any, where: str, name: str, subset: str = "", *, every: bool = False) -> Comparison | str:
+def check_preferences(reading: DataReading) -> None:
+    """Refuse data that holds no preferences, or whose columns could be two things.
+
+    Raises:
+        DataError: with what was found, and how columns are named.
+    """
+    reading.need(*_OF_PREFERENCES)
+    if is_preference(reading.plan):
+        return
+    columns = ", ".join(name for name in reading.sketches if "." not in name)
+    raise DataError(
+        f"no preferences are recognised, found {columns[:200]}; a row needs chosen and rejected, two responses and a "
+        "winner, responses with ranks or scores, or a response with a label (docs/reading.md). Name other columns by "
+        "columns: {chosen: ..., rejected: ...}, or {first: ..., second: ..., winner: NAME:A/B}",
+        where=reading.data,
+    )
+
+
+def comparison(record: Record, plan: Plan, *, every: bool = False) -> Comparison | str:
     """One row as a comparison, or the reason why it cannot be used.
 
     Args:
-        row: with the columns of a layout.
-        where: its place, for messages.
-        name: its id where it has none.
-        subset: its part of the data where it names none.
+        record: of a reading.
+        plan: of the same.
         every: keep empty and equal answers, which the rules of benchmarks count.
 
     Raises:
-        DataError: it has no known layout, or a column that cannot be read.
+        DataError: a column holds something else than responses.
     """
-    layout = _layout(row)
-    if layout is None:
-        return _without_layout(row, where)
     try:
-        read = layout.read(RowFields(row, where))
-        name = _name_of(row, name)
-        asked = _turns(read.prompt) if isinstance(read.prompt, str) and not every else read.prompt
-        responses = tuple(response_of(asked, one, f"{name}-{k}", row) for k, one in enumerate(read.responses))
-    except _LeftOut as error:
+        found = judged(record, plan)
+        name = str(record.roles["id"]) if record.roles.get("id") is not None else record.name
+        asked = turns_of(found.prompt) if isinstance(found.prompt, str) and not every else found.prompt
+        responses = tuple(response_of(asked, one, f"{name}-{k}", record.roles) for k, one in enumerate(found.responses))
+    except LeftOut as error:
         return str(error)
     except ChatError as error:
         return error.reason
@@ -469,44 +488,41 @@ def comparison(row: Any, where: str, name: str, subset: str = "", *, every: bool
             return "empty_answer"
         if len(different) < len(texts):
             return "equal_answers"
-    subset = str(row.get("subset") or row.get("domain") or row.get("source") or subset)
-    return Comparison(name, responses, tuple(read.ranks), read.margin, read.label, read.attributes, subset)
+    return Comparison(name, responses, tuple(found.ranks), found.margin, found.label, found.attributes, record.subset)
 
 
-def responses_in(row: Any, where: str, name: str) -> tuple[list[Solution | Failure], tuple[int, int]]:
-    """The responses of a row, in its order, whatever the judgement says; numbers of those ranked first and of others.
+def responses_in(record: Record, plan: Plan) -> tuple[list[Solution | Failure], tuple[int, int]]:
+    """The responses of a row, in its order, whatever the judgement says; numbers of the better ones and of others.
 
-    What cannot be read is a `Failure`.
+    What cannot be read is a `Failure`. Better ones are those of a column of such.
 
     Raises:
-        DataError: it has no known layout, or a column that cannot be read.
+        DataError: a column holds something else than responses.
     """
-    layout = _layout(row)
-    if layout is None:
-        raise DataError("no known layout of preferences", where=where)
     try:
-        read = layout.read(RowFields(row, where))
-    except _LeftOut as error:
+        found = given(record, plan)
+    except LeftOut as error:
         return [Failure(str(error))] * 2, (1, 1)
-    asked = _turns(read.prompt) if isinstance(read.prompt, str) else read.prompt
-    found = [read_response(asked, one, f"{name}-{k}", row) for k, one in enumerate(read.responses)]
-    best = sum(rank == 0 for rank in read.ranks)
-    return found, (best, len(read.ranks) - best)
+    except ChatError as error:
+        return [error.failure] * 2, (1, 1)
+    asked = turns_of(found.prompt) if isinstance(found.prompt, str) else found.prompt
+    read_all = [read_response(asked, one, f"{record.name}-{k}", record.roles) for k, one in enumerate(found.responses)]
+    return read_all, (found.better, len(read_all) - found.better)
 
 
-def response_of(prompt: Any, given: Any, name: str, row: Mapping[str, Any]) -> Solution:
-    """`solution_of` with the row's tools and system prompt."""
-    system = next((row[key] for key in ("system", "system_prompt") if isinstance(row.get(key), str)), "")
-    return solution_of(prompt, given, name, row.get("tools"), system)
+def response_of(prompt: Any, given: Any, name: str, roles: Mapping[str, Any]) -> Solution:
+    """`solution_of` with the tools and the system prompt of a row's roles."""
+    system = roles.get("system")
+    return solution_of(prompt, given, name, roles.get("tools"), system if isinstance(system, str) else "")
 
 
-def read_response(prompt: Any, given: Any, name: str, row: Mapping[str, Any]) -> Solution | Failure:
+def read_response(prompt: Any, given: Any, name: str, roles: Mapping[str, Any]) -> Solution | Failure:
     """`response_of`, or why it cannot be read."""
     try:
-        return response_of(prompt, given, name, row)
+        return response_of(prompt, given, name, roles)
     except ChatError as error:
         return error.failure
-    except _LeftOut as error:
+    except LeftOut as error:
         return Failure(str(error))
 
 
@@ -515,7 +531,7 @@ def solution_of(prompt: Any, given: Any, name: str, tools: Any, system: str = ""
 
     Args:
         prompt: None: the response has the conversation in front of it.
-        given: the response.
+        given: the response; one message, too.
         name: its id.
         tools: JSON schemas.
         system: in front of a conversation that has no system prompt.
@@ -524,12 +540,13 @@ def solution_of(prompt: Any, given: Any, name: str, tools: Any, system: str = ""
         ChatError: it cannot be read as text, or is a response to another prompt.
         DataError: there is no prompt.
     """
-    said = chat_messages([{"role": "assistant", "content": given}] if isinstance(given, str) else given)
+    turn = {"role": "assistant", "content": given} if isinstance(given, str) else given
+    said = chat_messages([turn] if isinstance(turn, Mapping) else turn)
     alone = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     asked = () if alone is None else chat_messages(alone)
     if said[0]["role"] in ("assistant", "tool"):
         if prompt is None:
-            raise _LeftOut("no_prompt")
+            raise LeftOut("no_prompt")
         said = (*asked, *said)
     elif isinstance(prompt, str):
         turns = [str(m["content"]).strip() for m in said[:-1] if m["role"] == "user"]

@@ -1,9 +1,10 @@
-"""Files of step-labelled solutions: JSONL and Parquet, in the formats of `solution_formats`.
+"""Files of step-labelled solutions, in the formats of `solution_formats` or with columns that are named.
 
 A bad row is an error with its line and the reason, or is collected in a list. Of a folder that `guerdon label` wrote
 its records are read.
 
     solutions = read_solutions("data/prm_dataset_method1_HE")
+    solutions = read_solutions("mine.csv", columns="prompt=task,steps=parts,step_labels=marks")
     written = write_solutions(Path("trl.parquet"), solutions, "trl")
     written.left_out                    # {"unlabelled": 3}
     published_solutions(["data/prm800k/phase2_train.jsonl"], left_out := Counter())
@@ -16,36 +17,37 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from guerdon.episodes import solution_formats as formats
-from guerdon.episodes.row_files import file_rows, json_line, rows_by_split, rows_to_train_on, write_parquet
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
-from guerdon.files.atomic import write_bytes
+from guerdon.files.atomic import write_bytes, write_parquet
+from guerdon.files.json_files import json_line
+from guerdon.reading.layouts import PLAIN, RowLayout, columns_of, layout_of
+from guerdon.reading.plan import Plan
+from guerdon.reading.reader import DataReading, Record, read
+from guerdon.reading.roles import ROLES, Role
+from guerdon.reading.shown import ReadAs, told
+from guerdon.reading.values import nested, number_of
 
 Format = Literal["seed", "training", "trl", "prm800k", "math_shepherd", "process_bench", "prmbench"]
 
-RECORDS = "records.jsonl"  # the file of a folder that holds everything
 
-
-class _Codec(NamedTuple):
-    """Keys that identify a format, and its functions from and to rows; None: has no such function."""
-
-    keys: tuple[str, ...]
-    read: Callable[[Any, str, str], Solution] | None
-    write: Callable[[Solution], Any] | None
-
-
-_CODECS: dict[Format, _Codec] = {  # the most specific keys first
-    "training": _Codec(("input_text", "target_text"), None, formats.to_training),  # several rows to a solution
-    "trl": _Codec(("prompt", "completions"), formats.from_trl, formats.to_trl),
-    "prmbench": _Codec(("modified_process", "error_steps"), formats.from_prmbench, None),
-    "math_shepherd": _Codec(("input", "label"), formats.from_math_shepherd, formats.to_math_shepherd),
-    "process_bench": _Codec(("problem", "steps", "label"), formats.from_process_bench, formats.to_process_bench),
-    "prm800k": _Codec(("question", "label"), formats.from_prm800k, formats.to_prm800k),
-    "seed": _Codec(("question", "steps"), formats.from_record, formats.to_record),
-}
+_WRITERS: Mapping[Format, Callable[[Solution], Any] | None] = {
+    "seed": formats.to_record, "training": formats.to_training, "trl": formats.to_trl, "prm800k": formats.to_prm800k,
+    "math_shepherd": formats.to_math_shepherd, "process_bench": formats.to_process_bench, "prmbench": None,
+}  # fmt: skip
+_TRAINING, _OWN = (
+    "training rows of guerdon",
+    "solutions of guerdon",
+)  # layouts; of the first several rows are a solution
+_READERS: Mapping[str, Callable[[Any, str, str], Solution]] = {  # by layout
+    _OWN: formats.from_record, "TRL, steps": formats.from_trl, "PRMBench": formats.from_prmbench,
+    "Math-Shepherd": formats.from_math_shepherd, "ProcessBench": formats.from_process_bench,
+    "PRM800K": formats.from_prm800k, "RLHFlow, steps": formats.from_signed_turns,
+}  # fmt: skip
+_NEEDED: tuple[Role, ...] = ("prompt", "steps", "step_labels")
 
 
 @dataclass(frozen=True)
@@ -65,69 +67,109 @@ class WrittenSolutions:
     left_out: Mapping[str, int]
 
 
-def format_of(row: Any, where: str) -> Format:
-    """The format of a row, by its keys.
+def solution_of(record: Record, plan: Plan) -> Solution:
+    """A row as a solution: by its own layout, else by the roles of its columns.
 
     Raises:
-        DataError: it is none that is known.
+        DataError: it is none, or its columns could be two things.
     """
-    if isinstance(row, Mapping):
-        for name, codec in _CODECS.items():
-            if all(row.get(key) is not None for key in codec.keys):
-                return name
-    found = ", ".join(map(str, row)) if isinstance(row, Mapping) else type(row).__name__
-    known = "; ".join(f"{name}: {', '.join(codec.keys)}" for name, codec in _CODECS.items())
-    raise DataError(f"a row of no known format, found {found[:200]}; known are {known}", where=where)
+    layout = _layout_of(record)
+    if layout is PLAIN and record.roles.get("steps") is not None:
+        unclear = next((plan.unclear[role] for role in _NEEDED if role in plan.unclear), None)
+        if unclear is not None:
+            raise DataError(unclear, where=record.where)
+        return formats.from_roles(record.roles, record.where, record.name)
+    read_row = _READERS.get(layout.name)
+    if read_row is None:
+        found, known = ", ".join(map(str, record.row))[:200], "; ".join((_TRAINING, *_READERS))
+        raise DataError(
+            f"a row of no known format, found {found}; known are {known}; name other columns by columns: "
+            "prompt=...,steps=...,step_labels=...",
+            where=record.where,
+        )
+    return read_row(_with_lists(record, plan) | _said(record, plan, layout), record.where, record.name)
 
 
-def solutions_from_rows(
-    rows: Iterable[tuple[str, Any]], name: str, form: Format | None = None
-) -> Iterator[tuple[str, Solution | DataError]]:
-    """Rows as solutions, bad ones as errors.
+def is_solution(record: Record | None) -> bool:
+    """Whether a row is a solution in steps, by its columns."""
+    return record is not None and (_layout_of(record) is not PLAIN or record.roles.get("steps") is not None)
 
-    Args:
-        rows: place of each row, and the row or the error with which reading it failed.
-        name: in front of the id of a solution that has none.
-        form: the format of all rows; None: by their keys.
 
-    Yields:
-        Place of each solution, and the solution or its error.
+def _layout_of(record: Record) -> RowLayout:
+    return layout_of(columns_of([record.row]), [record.row], kind="steps")
+
+
+_TRUTHS = {"True": True, "False": False, "true": True, "false": False}  # as tables of text have them
+
+
+def _said(record: Record, plan: Plan, layout: RowLayout) -> dict[str, Any]:
+    """Columns that the user said, by the names that they have in a layout."""
+    given = [role for role, use in plan.uses.items() if use.source == "given"]
+    return {layout.roles.get(role, ROLES[role][0]): record.roles[role] for role in given}
+
+
+def _with_lists(record: Record, plan: Plan) -> dict[str, Any]:
+    """A row whose steps and labels are no texts of lists and numbers, as tables of text have them."""
+    row = dict(record.row)
+    for role in ("steps", "step_labels"):
+        column = plan.uses[role].column if role in plan.uses else ""
+        if isinstance(row.get(column), str):
+            number = number_of(row[column])
+            row[column] = nested(row[column]) if number is None or number % 1 else int(number)
+    truth = plan.uses["truth"].column if "truth" in plan.uses else ""
+    if isinstance(row.get(truth), str) and row[truth] in _TRUTHS:
+        row[truth] = _TRUTHS[row[truth]]
+    return row
+
+
+def solutions_in(reading: DataReading) -> Iterator[tuple[Record, Solution | DataError]]:
+    """The rows of a data set as solutions, bad ones as errors, each with its row.
+
+    Rows of the training form that follow each other and grow are one solution, and come with the last of them.
     """
-    waiting: list[tuple[str, Any]] = []  # rows of the training form
-    for number, (where, row) in enumerate(rows):
-        try:
-            if isinstance(row, DataError):
-                raise row
-            read = _CODECS[form or format_of(row, where)].read
-            if read is None:
-                waiting.append((where, row))
-                continue
-            yield from formats.from_training(waiting, name)
+    waiting: list[Record] = []
+    for record in reading.records(bad=True):
+        if waiting and waiting[-1].part is not record.part:
+            yield from _joined(waiting)
             waiting = []
-            yield where, read(row, where, f"{name}-{number}")
+        try:
+            if record.error is not None:
+                raise record.error
+            if _layout_of(record).name == _TRAINING:
+                waiting.append(record)
+                continue
+            yield from _joined(waiting)
+            waiting = []
+            yield record, solution_of(record, reading.plan)
         except DataError as error:
-            yield where, error
-    yield from formats.from_training(waiting, name)
+            yield record, error
+    yield from _joined(waiting)
+
+
+def _joined(waiting: Sequence[Record]) -> Iterator[tuple[Record, Solution | DataError]]:
+    """Rows of the training form as solutions."""
+    if waiting:
+        rows = [(record.where, record.row) for record in waiting]
+        name = waiting[0].name.rpartition("-")[0]
+        yield from ((waiting[-1], found) for _, found in formats.from_training(rows, name))
 
 
 def read_solutions(
-    path: Path | str, form: Format | None = None, *, bad: list[str] | None = None
+    path: Path | str, *, columns: str | Mapping[str, str] | None = None, bad: list[str] | None = None
 ) -> tuple[Solution, ...]:
     """The solutions of a file, or of a folder that `guerdon label` wrote.
 
     Args:
-        path: JSONL, JSON (a list of rows) or Parquet.
-        form: the format; None: by the keys of each row.
+        path: a file of rows.
+        columns: as of `guerdon.reading.reader.read`.
         bad: receives a line per bad row, with its place and the reason; without it the first one is an error.
 
     Raises:
         DataError: there is no such file, it is of another kind, a row is bad, or no row is good.
     """
-    path = Path(path)
-    path = path / RECORDS if path.is_dir() else path
     solutions: list[Solution] = []
     errors = 0
-    for _, found in solutions_from_rows(file_rows(path), path.stem, form):
+    for _, found in solutions_in(read(str(path), columns=columns)):
         if isinstance(found, Solution):
             solutions.append(found)
         elif bad is None:
@@ -149,7 +191,7 @@ def write_solutions(path: Path, solutions: Iterable[Solution], form: Format = "s
     Raises:
         DataError: the ending is another one, the format is only read, or it can express none of them.
     """
-    write = _CODECS[form].write
+    write = _WRITERS[form]
     if path.suffix not in (".jsonl", ".parquet") or write is None:
         raise DataError("solutions are written as .jsonl or .parquet, in a format other than prmbench", where=path)
     rows: list[dict[str, Any]] = []
@@ -172,7 +214,15 @@ def write_solutions(path: Path, solutions: Iterable[Solution], form: Format = "s
     return WrittenSolutions(path, len(rows), count, dict(left_out))
 
 
-def published_solutions(paths: Sequence[str], left_out: Counter[str], *, train: bool = False) -> list[Solution]:
+def published_solutions(
+    paths: Sequence[str],
+    left_out: Counter[str],
+    *,
+    train: bool = False,
+    columns: str | Mapping[str, str] | None = None,
+    stored: Mapping[str, str] | None = None,
+    read_as: list[ReadAs] | None = None,
+) -> list[Solution]:
     """Solutions of several files, folders or data sets; `meta["subset"]` is the file's stem or the split.
 
     Of a folder that `guerdon label` wrote, its records are read, unchanged.
@@ -181,37 +231,40 @@ def published_solutions(paths: Sequence[str], left_out: Counter[str], *, train: 
         paths: files and folders in any format that is read, and hub ids.
         left_out: counts the rows that have no label for any step, by reason (`bad_problem`, for instance).
         train: of several splits, only `train`.
+        columns: as of `guerdon.reading.reader.read`.
+        stored: as of the same.
+        read_as: receives what each path was read as.
 
     Raises:
         DataError: one of them cannot be read, or has no solution, or a row cannot be understood.
     """
     solutions: list[Solution] = []
     for given in paths:
-        before = len(solutions)
-        for subset, name, rows in data_rows(given, train=train):
-            for _, one in solutions_from_rows(rows, name):
-                if isinstance(one, formats.NoLabelsError):
-                    left_out[one.reason] += 1
-                elif isinstance(one, DataError):
-                    raise one
-                else:
-                    solutions.append(one if subset is None else replace(one, meta={"subset": subset, **one.meta}))
+        before, unlabelled = len(solutions), Counter[str]()
+        reading = read(given, columns=columns, stored=stored, train=train)
+        for record, one in solutions_in(reading):
+            if isinstance(one, formats.NoLabelsError):
+                unlabelled[one.reason] += 1
+            elif isinstance(one, DataError):
+                raise one
+            else:
+                subset = _subset(record, reading.plan)
+                solutions.append(one if subset is None else replace(one, meta={"subset": subset, **one.meta}))
+        left_out.update(unlabelled)
+        known = told(reading, used=len(solutions) - before, left_out=unlabelled)
+        if read_as is not None:
+            read_as.append(known)
         if len(solutions) == before:
             why = f"; left out: {', '.join(f'{n} {r}' for r, n in left_out.items())}" if left_out else ""
             raise DataError(f"there is no solution in it{why}", where=given)
     return solutions
 
 
-def data_rows(given: str, *, train: bool = False) -> Iterator[tuple[str | None, str, Iterable[tuple[str, Any]]]]:
-    """Subset, name and rows with their places of each part of a file, folder or data set; with `train` of one split."""
-    path = Path(given)
-    if path.is_file():
-        yield path.stem, path.stem, file_rows(path)
-    elif (path / RECORDS).is_file():
-        yield None, Path(RECORDS).stem, file_rows(path / RECORDS)
-    else:
-        for split, rows in (rows_to_train_on if train else rows_by_split)(given).items():
-            yield split, split, [(f"{given}: {split} row {k + 1}", row) for k, row in enumerate(rows)]
+def _subset(record: Record, plan: Plan) -> str | None:
+    """The part of the data that a row is in, or what its column says where the user named one."""
+    if "subset" in plan.uses and plan.uses["subset"].source == "given":
+        return record.subset
+    return None if record.part is None else record.part.subset
 
 
 def _write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -9,6 +9,7 @@ r"""Step-labelled solutions as rows of the field's formats and back.
 | `math_shepherd` | input with ` ки`, label with + and - | hard labels, without loss |
 | `process_bench` | problem, steps, label: first error from 0, or -1 | first error |
 | `prmbench` | modified_process, error_steps from 1 | read only |
+| RLHFlow | conversations whose assistant says + or - of each step | read only |
 
 What a format has no column for is kept in optional keys (`id`, `separator`, `meta`, `conversation`, `tools`, ...), so
 a solution written here reads back unchanged. A question may be chat messages. A step without a label has a null
@@ -21,18 +22,22 @@ label. A solution that a format cannot express raises `NotExpressibleError`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
-from guerdon.episodes.chats import beyond_question
-from guerdon.episodes.row_files import RowFields
 from guerdon.episodes.solutions import Solution, until_first_error
 from guerdon.errors import DataError
+from guerdon.reading.chats import asked_of, beyond_question
+from guerdon.reading.fields import RowFields
+from guerdon.reading.nested import STEP_MARK
+from guerdon.reading.values import truth_of
 
 TARGETS = {True: "CORRECT (+1)", False: "INCORRECT (-1)"}
 QUESTION, PARTIAL, EVALUATE = "### Question:\n", "\n\n### Partial Solution:\n", "\n\n### Evaluate this step:\n"
-MARKER = "ки"  # ends a step of Math-Shepherd, after a space
+MARKER = STEP_MARK
+_FIRST_STEP = re.compile(r"\bStep (?:1|one)\b", re.IGNORECASE)
 FINISH_REASONS = ("found_error", "solution", "bad_problem", "give_up")
 _LABEL_OF_RATING = {-1: 0.0, 0: 1.0, 1: 1.0, None: None}  # Qwen's mapping: neutral is not wrong (2501.07301)
 
@@ -183,6 +188,41 @@ def from_record(row: Any, where: str, name: str) -> Solution:
     return _solution(
         fields, id=fields.text("id", name), **fields.question("question"), steps=steps, labels=labels, **more
     )
+
+
+def from_roles(roles: Mapping[str, Any], where: str, name: str) -> Solution:
+    """A row as a solution, by what its columns are for.
+
+    Args:
+        roles: `steps`, and what else is known: the question, `step_labels`, `reference`, `truth`, `tools`, `id`, and a
+            `solution` with all steps in it, whose text they cut.
+        where: file and line, for errors.
+        name: id of a solution that has none.
+
+    Raises:
+        DataError: the row cannot be understood.
+    """
+    truth, gold, given = truth_of(roles.get("truth")), roles.get("reference"), roles.get("id")
+    steps, text = roles["steps"], roles.get("solution")
+    with RowFields(roles, where).reading("prompt"):
+        question = asked_of(roles)
+    row = {
+        "id": str(given) if isinstance(given, str | int) else None,
+        "question": question,
+        "steps": steps,
+        "solution": text if _is_whole(text, steps) else None,
+        "step_labels": roles.get("step_labels"),
+        "is_correct": None if truth is None else bool(truth),
+        "ground_truth_answer": str(gold) if isinstance(gold, str | int | float) and str(gold).strip() else None,
+        "tools": roles.get("tools"),
+    }
+    return from_record(row, where, name)
+
+
+def _is_whole(text: Any, steps: Any) -> bool:
+    """Whether a text has all of these steps in it, in order."""
+    listed = isinstance(steps, list | tuple) and all(isinstance(step, str) for step in steps)
+    return listed and isinstance(text, str) and _locate(text, steps) is not None
 
 
 def _locate(text: str, steps: Sequence[str]) -> tuple[str, ...] | None:
@@ -548,6 +588,31 @@ def from_math_shepherd(row: Any, where: str, name: str) -> Solution:
         labels=tuple(float(sign == "+") for sign in signs) + (None,) * len(rest),
         **of_the_data_set,
     )
+
+
+def from_signed_turns(row: Any, where: str, name: str) -> Solution:
+    """A row of RLHFlow's data: each user's turn is a step, each of the assistant + or -.
+
+    The first turn is the question and the first step, which starts at the last `Step 1` in it.
+
+    Raises:
+        DataError: the row cannot be understood, or the start of the solution is unknown.
+    """
+    fields = RowFields(row, where)
+    turns = fields.messages("conversations" if row.get("conversations") is not None else "messages")
+    if [m["role"] for m in turns] != ["user", "assistant"] * (len(turns) // 2):
+        raise DataError("the turns must be the user's and the assistant's by turns", where=where)
+    steps, signs = ([m["content"] for m in turns[k::2]] for k in (0, 1))
+    starts = [found.start() for found in _FIRST_STEP.finditer(steps[0])]
+    if not starts or not steps[0][: starts[-1]].strip():
+        raise DataError("no question in front of a 'Step 1': where does the solution start?", where=where)
+    question, steps[0] = steps[0][: starts[-1]].rstrip(), steps[0][starts[-1] :]
+    labels = tuple(float(sign.strip() == "+") for sign in signs)
+    steps = [step.strip() for step in steps]
+    return _solution(
+        fields, id=fields.text("id", name), question=question, steps=closed(steps, "\n", None), labels=labels,
+        separator="\n",
+    )  # fmt: skip
 
 
 def _signs(pieces: Sequence[str], label: str, where: str) -> list[str]:

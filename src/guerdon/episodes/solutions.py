@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from guerdon.episodes.chats import asked_key
 from guerdon.errors import DataError
+from guerdon.reading.chats import asked_key
 from guerdon.types import Episode, Message, Tool
 
 

@@ -35,10 +35,9 @@ from guerdon.episodes import index, layout
 from guerdon.episodes.images import encode_png
 from guerdon.episodes.index import Stats, image_stats, merge, vector_stats
 from guerdon.episodes.layout import Columns, to_rows
-from guerdon.episodes.row_files import write_parquet
 from guerdon.episodes.video import VideoWriter, require_av
 from guerdon.errors import DataError, GuerdonError, boundary, naming
-from guerdon.files.atomic import publish, write_text
+from guerdon.files.atomic import publish, write_parquet, write_text
 from guerdon.types import ByteArray, Episode
 
 PARTIAL = ".partial"

@@ -12,12 +12,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from guerdon.config.loading import load
-from guerdon.episodes.preferences import LAYOUTS, benchmark_of, comparison, is_preference
-from guerdon.episodes.solution_files import data_rows, format_of
+from guerdon.episodes.preferences import is_preference
+from guerdon.episodes.solution_files import is_solution
 from guerdon.errors import ConfigError, DataError
-from guerdon.evaluation.benchmarks.labelled import LABEL, SCORE, label_figures, label_lines, read_labelled
+from guerdon.evaluation.benchmarks.labelled import label_figures, label_lines, read_labelled
 from guerdon.models.load import ROBOT_KINDS, is_factory, kind_at, load_reward_model
 from guerdon.models.scores import write_record
+from guerdon.processes.progress import log_line
+from guerdon.reading.plan import Plan
+from guerdon.reading.reader import DataReading, read
+from guerdon.reading.roles import named
+from guerdon.reading.shown import record_lines
 from guerdon.settings.remote import remote_at
 from guerdon.settings.study import Study
 from guerdon.types import RewardModel
@@ -26,49 +31,61 @@ NAME = "model"  # of the model in the study
 Kind = Literal["episodes", "labels", "pairs", "process_bench", "prm_bench"]
 
 
-def kind_of(data: str) -> Kind:
-    """What a path holds: episodes of robots, or by its first row labels of people, preferences, or steps.
+def kind_of(data: str, columns: str | Mapping[str, str] | None = None) -> Kind:
+    """What a path holds: episodes of robots, labels of people, preferences, or steps.
+
+    Args:
+        data: a path or a hub id.
+        columns: as of `read`.
 
     Raises:
-        DataError: it cannot be read, or the first row has no known layout.
+        ConfigError: as `read`.
+        DataError: it cannot be read, or says nothing of responses.
     """
     if (Path(data) / "meta" / "info.json").is_file():
         return "episodes"
-    where, row = next((one for _, _, rows in data_rows(data) for one in rows), (data, None))
-    if row is None or isinstance(row, DataError):
-        raise row or DataError("there is no row in it", where=data)
-    columns = row if isinstance(row, Mapping) else {}
-    if {SCORE, LABEL} & columns.keys():
+    reading = read(data, columns=columns)
+    reading.need_rows()
+    if reading.plan.layout.kind == "steps":
+        return _kind_of_steps(reading)
+    if is_preference(reading.plan):
+        return "pairs" if _compares(reading.plan) else "labels"
+    if _has_steps(reading):
+        return _kind_of_steps(reading)
+    if reading.plan.has("label") or named("label", reading.sketches):
         return "labels"
-    if is_preference(columns) and not _has_steps(columns):
-        return _kind_of_preference(data, columns, where)
-    try:
-        return "prm_bench" if format_of(row, where) == "prmbench" else "process_bench"
-    except DataError:
-        known = "; ".join(", ".join(one.keys) for one in LAYOUTS.values())
-        raise DataError(
-            f"no known layout, found {', '.join(map(str, columns))[:200]}; known are steps of solutions "
-            f"(docs/labels.md), labels of people ({LABEL}), episodes (a LeRobot folder), and preferences: {known}",
-            where=where,
-        ) from None
+    found = ", ".join(name for name in reading.sketches if "." not in name)
+    raise DataError(
+        f"no known layout, found {found[:200]}; known are steps of solutions (docs/labels.md), labels of people, "
+        "episodes (a LeRobot folder), and preferences: chosen and rejected, two responses and a winner, or several "
+        "with ranks or scores (docs/reading.md). Name other columns: --columns ROLE=NAME,...",
+        where=data,
+    )
 
 
-def _kind_of_preference(data: str, columns: Mapping[str, Any], where: str) -> Kind:
-    """Pairs; or labels, where each row judges one response."""
-    if benchmark_of(data, columns):
-        return "pairs"
-    one = comparison(columns, where, "", every=True)
-    return "pairs" if isinstance(one, str) or len(one.responses) != 1 else "labels"
+def _compares(plan: Plan) -> bool:
+    """Whether rows have several responses."""
+    return plan.has("chosen", "rejected") or plan.has("first", "second") or plan.has("responses")
 
 
-def _has_steps(columns: Mapping[str, Any]) -> bool:
-    """Whether a row has the texts of steps with their labels, not of responses."""
-    listed = columns.get("completions")
-    texts = isinstance(listed, list | tuple) and all(isinstance(one, str) for one in listed)
-    return texts and "labels" in columns
+def _has_steps(reading: DataReading) -> bool:
+    """Whether rows are solutions in steps, and not logs or labels of responses."""
+    plan = reading.plan
+    return plan.layout.unwrap is None and not plan.has("response") and is_solution(next(reading.records(), None))
 
 
-def study_of(model: str, data: str | None, overrides: Sequence[str], labels: str | None = None) -> Study:
+def _kind_of_steps(reading: DataReading) -> Kind:
+    """Which benchmark of steps the layout is that of."""
+    return "prm_bench" if reading.plan.layout.name == "PRMBench" else "process_bench"
+
+
+def study_of(
+    model: str,
+    data: str | None,
+    overrides: Sequence[str],
+    labels: str | None = None,
+    columns: str | Mapping[str, str] | None = None,
+) -> Study:
     """The study that evaluates one model on one set.
 
     Args:
@@ -76,12 +93,13 @@ def study_of(model: str, data: str | None, overrides: Sequence[str], labels: str
         data: of any layout that is recognised.
         overrides: dotted, of the sections of a study.
         labels: responses with labels of people.
+        columns: what the columns of the data are for, as of `read`.
 
     Raises:
         ConfigError: the model is of another side than the data, or an override is wrong.
         DataError: as `kind_of`.
     """
-    kind = "labels" if data is None else kind_of(data)
+    kind = "labels" if data is None else kind_of(data, columns)
     of_robots = kind == "episodes"
     if not (is_factory(model) or "://" in model):
         model_of_robots = kind_at(model) in ROBOT_KINDS
@@ -91,8 +109,12 @@ def study_of(model: str, data: str | None, overrides: Sequence[str], labels: str
     given: dict[str, Any] = {"type": "control", "data_path": data}
     if of_robots and labels is not None:
         raise ConfigError("--labels is for models of text; remove it")
+    if of_robots and columns:
+        raise ConfigError("--columns is for rows of text; remove it")
     if not of_robots:
         given = {"type": "text", "aggregation": "min", f"models.{NAME}.path": model, "labels": labels}
+        if columns:
+            given["columns"] = columns
         if data is not None:
             given[kind] = [data] if kind == "process_bench" else data
     words = [f"evaluate.{key}={json.dumps(value)}" for key, value in given.items()]
@@ -121,6 +143,7 @@ def check_words(
     labels: str | None,
     output: Path | None,
     *,
+    columns: str | None = None,
     of_study: bool,
 ) -> str | None:
     """Refuse words of `guerdon evaluate` that do not go together.
@@ -131,6 +154,7 @@ def check_words(
         data: `--data`.
         labels: `--labels`.
         output: `--output`.
+        columns: `--columns`.
         of_study: whether `--only` or `--attack` is given.
 
     Returns:
@@ -146,7 +170,7 @@ def check_words(
         raise ConfigError("name a study file, or --model PATH --data FILE")
     if of_study:
         raise ConfigError("--only and --attack are for the models of a study")
-    if model is None and (kind := kind_of(str(data or labels))) != "labels":
+    if model is None and (kind := kind_of(str(data or labels), columns)) != "labels":
         raise ConfigError(f"--data {data or labels} has {kind.replace('_', ' ')}: name the reward model, --model PATH")
     return None
 
@@ -159,7 +183,7 @@ def _check_beside_study(study: str, model: str | None, data: str | None, output:
         raise ConfigError("--output is for a model without a study; set evaluate.save_dir")
 
 
-def evaluate_judged(data: str, words: Sequence[str], output: Path | None) -> str:
+def evaluate_judged(data: str, words: Sequence[str], output: Path | None, columns: str | None = None) -> str:
     """The card of scores of a judge that are in a file with labels of people, written to a folder if one is named.
 
     Raises:
@@ -168,9 +192,12 @@ def evaluate_judged(data: str, words: Sequence[str], output: Path | None) -> str
     """
     if words:
         raise ConfigError(f"{words[0]} would do nothing for scores that are in a file; remove it")
-    rows = read_labelled(data)
+    rows = read_labelled(data, columns=columns)
+    for line in record_lines(rows.read_as):
+        log_line(line)
     found = label_figures(rows.judged(), rows.labels_N, rows.prompts, seed=0)
     text = "\n".join(label_lines(found))
     if output is None:
         return text
-    return f"{text}\nwrote {write_record(output, {'labels': found}, {}, text)['json']}"
+    record = {"labels": found, "read_as": {"labels": rows.read_as}}
+    return f"{text}\nwrote {write_record(output, record, {}, text)['json']}"

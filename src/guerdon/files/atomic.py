@@ -14,16 +14,20 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import io
 import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from guerdon.errors import CheckpointError, ConfigError, InUseError, naming
 from guerdon.secrets import hide
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 COMPLETE = "COMPLETE"
 
@@ -55,6 +59,15 @@ def publish(temporary: Path, path: Path) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write UTF-8 text in one piece, without secrets."""
     write_bytes(path, hide(text).encode("utf-8"))
+
+
+def write_parquet(path: Path, table: pa.Table) -> None:
+    """Write an Arrow table as one Parquet file with page checksums, atomically."""
+    import pyarrow.parquet as pq
+
+    sink = io.BytesIO()
+    pq.write_table(table, sink, write_page_checksum=True)
+    write_bytes(path, sink.getvalue())
 
 
 def write_json(path: Path, value: Any) -> None:

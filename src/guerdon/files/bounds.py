@@ -24,7 +24,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TextIO
+from typing import Any, BinaryIO, Protocol, TextIO, cast
 
 import numpy as np
 from pydantic_core import from_json
@@ -191,24 +191,27 @@ def _too_deep() -> Unparsed:
     return Unparsed(f"nested deeper than {NESTED} levels")
 
 
-def read_json(path: Path) -> Any:
+def read_json(file: Readable, where: Path | str) -> Any:
     """What a file of JSON holds.
+
+    Args:
+        file: open for reading bytes, or a stream that unpacks it.
+        where: what messages call it.
 
     Raises:
         TooLarge: it is larger than `WHOLE`.
         DataError: it is not JSON within the limits.
     """
-    with path.open("rb") as file:
-        data = file.read(WHOLE + 1)
+    data = first_bytes(file, WHOLE + 1)
     if len(data) > WHOLE:
         raise TooLarge(
-            f"{path}: a .json file of more than {WHOLE >> 20} MiB would be read whole; write one row per line "
+            f"{where}: a .json file of more than {WHOLE >> 20} MiB would be read whole; write one row per line "
             "(.jsonl), a log of inspect_ai as .eval"
         )
     try:
         return json_of(data, most=2 * VALUES)
     except Unparsed as error:
-        raise DataError(f"{path}: {error} (one row per line needs the ending .jsonl)") from error
+        raise DataError(f"{error} (one row per line needs the ending .jsonl)", where=where) from error
 
 
 def _parsed(data: bytes) -> Any:
@@ -371,6 +374,67 @@ def zip_members(
                     yield name, _member(raw, path, info, count)
 
 
+def zip_names(path: Path) -> list[str]:
+    """The names of the members of a ZIP archive, in their order, without folders.
+
+    Raises:
+        TooLarge: its directory is larger than `DIRECTORY`.
+        DataError: it is no archive, its members overlap, or a name leads out of it.
+    """
+    with boundary(DataError, f"{path}: cannot be read as an archive"):
+        with _Measured(path) as file, zipfile.ZipFile(file) as archive:
+            infos = archive.infolist()
+        _refuse_overlaps(path, infos)
+    names = list(dict.fromkeys(info.filename for info in infos if not info.is_dir()))
+    outside = next(filter(_leads_out, names), None)
+    if outside is not None:
+        raise DataError(f"the name {outside[:80]!r} leads out of the archive; write it again", where=path)
+    return names
+
+
+@contextmanager
+def open_member(path: Path, name: str) -> Iterator[BinaryIO]:
+    """A member of a ZIP archive as a stream; the caller counts what it unpacks to.
+
+    Raises:
+        Exception: of `zipfile`: the archive is damaged or encrypted.
+    """
+    with _Measured(path) as file, zipfile.ZipFile(file) as archive, archive.open(name) as member:
+        yield cast(BinaryIO, member)
+
+
+def _leads_out(name: str) -> bool:
+    """Whether the name of a member is a path out of its archive."""
+    return name.startswith("/") or "\\" in name or ".." in name.split("/")
+
+
+class Counted(io.RawIOBase):
+    """A stream that counts what is read from it.
+
+    Args:
+        stream: what unpacks a file.
+        count: of what it unpacks to, which refuses too much.
+    """
+
+    def __init__(self, stream: Readable, count: Unpacked) -> None:
+        self.stream, self.count = stream, count
+
+    def readable(self) -> bool:
+        """Whether it can be read: it can."""
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Read into a buffer, at most `_PIECE` bytes.
+
+        Raises:
+            TooLarge: it is more than the file may unpack to.
+        """
+        data = self.stream.read(min(len(buffer), _PIECE))
+        self.count.add(len(data))
+        buffer[: len(data)] = data
+        return len(data)
+
+
 class _Measured(io.BufferedReader):
     """A file of which no more than `DIRECTORY` is read at a time; `zipfile` reads the directory in one piece."""
 
@@ -404,7 +468,7 @@ def _member(raw: BinaryIO, path: Path, info: zipfile.ZipInfo, count: Unpacked) -
     def bad(why: str, more: str = "") -> BadRecord:
         return BadRecord(": ".join(filter(None, (why, more))), why, where=where)
 
-    if name.startswith("/") or "\\" in name or ".." in name.split("/"):
+    if _leads_out(name):
         return bad("a name that leads out of the archive")
     if max(info.file_size, info.compress_size) > RECORD:
         return bad(too_long(RECORD))

@@ -7,6 +7,7 @@ card = read_json(Path("runs/study/study.json"))             # None where it is a
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,3 +35,11 @@ def _json_object(data: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
+
+
+def json_line(row: Mapping[str, Any]) -> bytes:
+    """A row as a line of JSON; half of a surrogate pair, which UTF-8 cannot encode, is written as an escape."""
+    try:
+        return json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    except UnicodeEncodeError:
+        return json.dumps(row, allow_nan=False).encode() + b"\n"

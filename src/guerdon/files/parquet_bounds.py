@@ -109,14 +109,8 @@ class BoundedParquet:
         count, number = Unpacked(self.path, kept=kept), 0
         batches = self._batches(Unpacked(self.path, kept=False), columns, None, together)
         while (batch := next(batches, None)) is not None:
-            for part in _parts(batch):
-                if isinstance(part, str):
-                    yield BadRecord(part, part, where=f"{self.path}: row {number}")
-                    number += 1
-                    continue
-                count.add(part.bytes)
-                yield from batch.slice(part.begin, part.rows).to_pylist()
-                number += part.rows
+            yield from batch_rows(batch, count, self.path, number)
+            number += batch.num_rows
             del batch  # before the next one is read
 
     def table(self, *, columns: Sequence[str] | None = None, row_groups: Iterable[int] | None = None) -> pa.Table:
@@ -255,6 +249,29 @@ class _Part(NamedTuple):
     begin: int
     rows: int
     bytes: int
+
+
+def batch_rows(batch: pa.RecordBatch, count: Unpacked, path: Path, first: int) -> Iterator[dict[str, Any] | BadRecord]:
+    """The rows of a batch as Python objects, a part at a time; of one that is too large the error.
+
+    Args:
+        batch: of a table.
+        count: of what its file unpacks to.
+        path: of the file, for messages.
+        first: number of its first row.
+
+    Raises:
+        TooLarge: the file unpacks to too much.
+    """
+    number = first
+    for part in _parts(batch):
+        if isinstance(part, str):
+            yield BadRecord(part, part, where=f"{path}: row {number}")
+            number += 1
+            continue
+        count.add(part.bytes)
+        yield from batch.slice(part.begin, part.rows).to_pylist()
+        number += part.rows
 
 
 def _parts(batch: pa.RecordBatch) -> Iterator[_Part | str]:

@@ -16,10 +16,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 
-from guerdon.episodes.chats import LoneSurrogateError, check_characters
 from guerdon.errors import RewardFailure
 from guerdon.integrations.text import TextScorer, numbers
 from guerdon.processes.call_queue import in_thread
+from guerdon.reading.chats import LoneSurrogateError, check_characters
 from guerdon.serve.app import validation_error
 from guerdon.serve.errors import error_body
 from guerdon.serve.middleware import encoding_problem

@@ -17,12 +17,12 @@ import numpy as np
 
 from guerdon.collect.text import Responses, TextRollout
 from guerdon.config.loading import validate
-from guerdon.episodes.chats import NoResponseError, answer_text, chat_messages, question_of, tool_schemas
 from guerdon.errors import ConfigError, DataError, RewardFailure
 from guerdon.models.scores import score_episodes
 from guerdon.policies.batches.step_splitters import split
 from guerdon.policies.batches.tokens import pad_id, response_texts, token_batch
 from guerdon.policies.language.tiny_text import build_model, build_tokenizer
+from guerdon.reading.chats import NoResponseError, answer_text, chat_messages, question_of, tool_schemas
 from guerdon.rewards.failures import refuse_failures
 from guerdon.rewards.source import SourceTerms, response_rewards
 from guerdon.rewards.text_sources import TextReward, whole_value

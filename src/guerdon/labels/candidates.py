@@ -24,12 +24,12 @@ from typing import Any
 
 from guerdon.endpoints.completions import Completer, CompletionRequest, SamplingParams
 from guerdon.endpoints.llm_client import BUDGET, NOT_ASKED, LLMClient, LLMReply, LLMRequest
-from guerdon.episodes.chats import ChatError
 from guerdon.episodes.solutions import Solution
 from guerdon.labels.labelers import ContinuationSampler, PromptedSolution
 from guerdon.policies.batches.step_splitters import split
 from guerdon.policies.batches.tokens import prompt_ids
 from guerdon.processes.progress import ProgressBar
+from guerdon.reading.chats import ChatError
 from guerdon.settings.data import DataSettings
 from guerdon.settings.label import LabelSettings, MiningSettings, Splitter
 from guerdon.statistics.proportion import wilson_bounds

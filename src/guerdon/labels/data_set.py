@@ -30,10 +30,11 @@ from pathlib import Path
 from typing import Any
 
 from guerdon import __version__
-from guerdon.episodes.solution_files import RECORDS, read_solutions, write_solutions
+from guerdon.episodes.solution_files import read_solutions, write_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError, DataError, boundary
 from guerdon.files.atomic import write_json, write_text
+from guerdon.reading.data_sets import RECORDS
 from guerdon.settings.label import LabelSettings, Reward
 
 

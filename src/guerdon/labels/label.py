@@ -41,6 +41,7 @@ from guerdon.policies.language.text import TextPolicy
 from guerdon.policies.language.text_files import load_policy, outline
 from guerdon.processes.attempts import attempt_each
 from guerdon.processes.progress import ProgressBar
+from guerdon.reading.shown import ReadAs
 from guerdon.settings.data import DataSettings, GeneratedDataSettings
 from guerdon.settings.label import JUDGED, LABELERS, LabelSettings
 from guerdon.settings.study import Study
@@ -84,7 +85,7 @@ class LabelStage:
             verifier_from(data).close()
         if settings.data_paths:
             if all(Path(path).exists() for path in settings.data_paths):
-                published_solutions(settings.data_paths, Counter())
+                published_solutions(settings.data_paths, Counter(), columns=settings.solutions.columns)
         elif data is not None:
             check_here(data)
             prompts, _ = load_prompts(data)
@@ -183,6 +184,7 @@ class _LabelRun:
         over: nothing is done any more, as nothing that follows could be in the cache of replies.
         too_long: number of questions.
         details: by reason of a failure, the detail of one.
+        read_as: of questions and solutions: what their columns are for.
     """
 
     study: Study
@@ -203,6 +205,7 @@ class _LabelRun:
     left_out: Counter[str] = field(default_factory=Counter)
     unchecked: Counter[str] = field(default_factory=Counter)
     details: dict[str, str] = field(default_factory=dict)
+    read_as: list[ReadAs] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._data, judge = self.study.data or GeneratedDataSettings(), self.settings.judge
@@ -298,8 +301,14 @@ class _LabelRun:
         Raises:
             DataError: none of them can be labelled.
         """
-        solutions = published_solutions(self.settings.data_paths, self.left_out)
-        prompts = [] if self.study.data is None else [p for part in load_prompts(self._data) for p in part]
+        solutions = published_solutions(
+            self.settings.data_paths,
+            self.left_out,
+            columns=self.settings.solutions.columns,
+            read_as=self.read_as,
+        )
+        parts = ((), ()) if self.study.data is None else load_prompts(self._data, read_as=self.read_as)
+        prompts = [prompt for part in parts for prompt in part]
         found = candidates.given_solutions(solutions, prompts, self._data, self.settings, self._verifier)
         self.left_out.update(found.left_out)
         self.unchecked.update(found.unchecked)
@@ -339,7 +348,7 @@ class _LabelRun:
 
     def _questions(self) -> Sequence[Prompt]:
         settings, data = self.settings, self._data
-        prompts, _ = load_prompts(data)
+        prompts, _ = load_prompts(data, read_as=self.read_as)
         fitting = list(prompts)
         if settings.mining is not None or settings.method == 1:
             fitting = _short_enough(prompts, self._completer().policy, data)
@@ -490,6 +499,7 @@ class _LabelRun:
             "ledger": self._ledger.totals(),
             "judge_models": dict(sorted(self._http_client.models.counts.items())) if self._http_client else {},
             "sampled": dict(sorted(sampled.items())),
+            "read_as": [one.record for one in self.read_as],
             "settings": {
                 key: None if part is None else to_plain(part)
                 for key, part in (("label", self.settings), ("data", self.study.data), ("policy", self.study.policy))

@@ -31,10 +31,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from guerdon.endpoints.completions import Completer, CompletionRequest, SamplingParams
 from guerdon.endpoints.llm_client import LLMClient, LLMReply, LLMRequest, asked_text, reason_text
-from guerdon.episodes.chats import asked_key
 from guerdon.episodes.solutions import Solution, until_first_error
 from guerdon.errors import DataError
 from guerdon.policies.batches.tokens import prompt_ids, response_ids
+from guerdon.reading.chats import asked_key
 from guerdon.settings.data import DataSettings
 from guerdon.settings.label import HttpJudgeSettings, JudgeSettings
 from guerdon.tasks.prompts import Prompt

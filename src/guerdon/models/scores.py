@@ -23,13 +23,13 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
-from guerdon.episodes.chats import unreadable_texts
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError, DataError
 from guerdon.files.atomic import write_json, write_text
 from guerdon.processes.attempts import attempt_each
 from guerdon.processes.call_queue import calls_of
 from guerdon.processes.progress import ProgressBar
+from guerdon.reading.chats import unreadable_texts
 from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.reward_models import relative
 from guerdon.types import Episode, Failure, RewardInfo, RewardModel, Score

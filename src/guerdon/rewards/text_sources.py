@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from guerdon.collect.text import Responses, TextRollout, generated
-from guerdon.episodes.chats import asked_key
 from guerdon.errors import ConfigError
 from guerdon.models.scores import score_episodes, solution_value
 from guerdon.models.text import text_losses as implicit
+from guerdon.reading.chats import asked_key
 from guerdon.rewards import shaping
 from guerdon.rewards.source import ModelReward, RewardSource, SourceTerms, raw_scores, response_rewards
 from guerdon.rewards.text_steps import Cut, cut_steps, step_auroc, true_steps

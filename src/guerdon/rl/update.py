@@ -356,10 +356,33 @@ def update_policy(
     closed = closed and applies(policy, batch.columns(), policy_terms, settings)
     for rows, part in _mini_batches(batch, settings, rng):
         optimizer.zero_grad()
-        facts, gap = _add_gradient(
-            policy, batch.inputs, rows, part, policy_terms, settings, closed=closed, max_length=max_length
-        )
-        largest_gap = max(largest_gap, gap)
+        weights, divisor = _aggregation(part["mask"], settings, max_length)
+        counts = {name: part[name].sum((0, 1)).clamp_min(1.0) for name in _HEAD_MASKS if name in part}
+        count = part["mask"].sum().clamp_min(1.0)
+        if settings.normalize_minibatches:
+            part["advantages"] = _standardise(part["advantages"], part["mask"])
+        facts = _Sums()
+        micro = settings.micro_batch_size
+        if distributed.peers() > 1:
+            micro = distributed.even(len(rows), micro)
+        passes = policy.passes(batch.inputs, rows, micro)
+        for here, counts_here in distributed.dealt(passes):
+            columns = part | {"weights": weights}
+            if len(passes) > 1 or not isinstance(here, slice):  # else one part holds them all, in their order
+                columns = {name: column[here] for name, column in columns.items()}
+            if not counts_here:
+                columns |= {name: torch.zeros_like(columns[name]) for name in _COUNTED if name in columns}
+            inputs = batch.inputs.take(rows[here])
+            given = policy, inputs, columns, divisor, count, counts, policy_terms, settings
+            if closed:
+                facts.add(add_gradients(*given))  # type: ignore[arg-type]
+                continue
+            loss, numbers, gap = _loss(*given)
+            loss.backward()  # type: ignore[no-untyped-call]
+            facts.add(numbers)
+            largest_gap = max(largest_gap, gap)
+        facts.update(distributed.summed(facts))
+        largest_gap = distributed.largest(largest_gap)
         if settings.target_kl is not None and facts["approx_kl"] > 1.5 * settings.target_kl:
             break
         norm = optimizer.step(
@@ -375,61 +398,6 @@ def update_policy(
     if batch.behaviour is not None:
         metrics["rollout_gap_max"] = largest_gap
     return metrics | {"updates": taken, "skipped_updates": skipped}
-
-
-def _add_gradient(
-    policy: Evaluates[Inputs],
-    all_inputs: Inputs,
-    rows: np.ndarray,
-    part: dict[str, Tensor],
-    policy_terms: PolicyLoss,
-    settings: AlgorithmSettings,
-    *,
-    closed: bool,
-    max_length: int | None,
-) -> tuple[_Sums, float]:
-    """Add the gradient of one mini-batch, in passes that fit into memory, dealt to the processes that learn.
-
-    Args:
-        policy: gets the gradient.
-        all_inputs: of the whole batch.
-        rows: of the mini-batch.
-        part: its columns.
-        policy_terms: the policy loss.
-        settings: as for `update_policy`.
-        closed: whether gradients are computed in closed form.
-        max_length: as for `update_policy`.
-
-    Returns:
-        The parts of the loss and what was measured, and the largest gap to the sampler, of all processes.
-    """
-    facts, largest_gap = _Sums(), 0.0
-    weights, divisor = _aggregation(part["mask"], settings, max_length)
-    counts = {name: part[name].sum((0, 1)).clamp_min(1.0) for name in _HEAD_MASKS if name in part}
-    count = part["mask"].sum().clamp_min(1.0)
-    if settings.normalize_minibatches:
-        part["advantages"] = _standardise(part["advantages"], part["mask"])
-    micro = settings.micro_batch_size
-    if distributed.peers() > 1:
-        micro = distributed.even(len(rows), micro)
-    passes = policy.passes(all_inputs, rows, micro)
-    for here, counts_here in distributed.dealt(passes):
-        columns = part | {"weights": weights}
-        if len(passes) > 1 or not isinstance(here, slice):  # else one part holds them all, in their order
-            columns = {name: column[here] for name, column in columns.items()}
-        if not counts_here:
-            columns |= {name: torch.zeros_like(columns[name]) for name in _COUNTED if name in columns}
-        inputs = all_inputs.take(rows[here])
-        given = policy, inputs, columns, divisor, count, counts, policy_terms, settings
-        if closed:
-            facts.add(add_gradients(*given))  # type: ignore[arg-type]
-            continue
-        loss, numbers, gap = _loss(*given)
-        loss.backward()  # type: ignore[no-untyped-call]
-        facts.add(numbers)
-        largest_gap = max(largest_gap, gap)
-    facts.update(distributed.summed(facts))
-    return facts, distributed.largest(largest_gap)
 
 
 def _metric_names(batch: Batch[Inputs], settings: AlgorithmSettings) -> list[str]:

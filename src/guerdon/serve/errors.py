@@ -64,6 +64,12 @@ class BadRequest(ServeError):
     status, code = 422, "invalid_request"
 
 
+class TwoNames(BadRequest):
+    """Two fields of a request are names for the same thing."""
+
+    status = 400
+
+
 class Conflict(ServeError):
     """The request contradicts an earlier one."""
 

@@ -17,12 +17,13 @@ import numpy as np
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from guerdon.episodes.chats import chat_messages, check_characters, tool_schemas
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions, ParseStatus, Scale
 from guerdon.models.judges.rubric import REFERENCE, RUBRIC
 from guerdon.models.scores import info_record
 from guerdon.policies.batches.tokens import split_steps
-from guerdon.serve.errors import ERRORS, BadRequest, ErrorAnswer, ServeError
+from guerdon.reading.chats import chat_messages, check_characters, tool_schemas
+from guerdon.reading.roles import Role, roles_of
+from guerdon.serve.errors import ERRORS, BadRequest, ErrorAnswer, ServeError, TwoNames
 from guerdon.serve.media import Media
 from guerdon.serve.metrics import CONTENT_TYPE
 from guerdon.serve.model_queue import ModelQueue
@@ -97,6 +98,25 @@ class RewardItem(StrictBody, FrameFields):
         description="frames: the state of the robot at each, for models that need it; without frames: one for each "
         "row, of what a model of states looks at",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names_of_the_table(cls, given: Any) -> Any:
+        """Fields by the other names that files have for them (docs/reading.md): `response` for `completion`.
+
+        Raises:
+            TwoNames: two names for one field.
+        """
+        if not isinstance(given, dict) or given.keys() <= cls.model_fields.keys():
+            return given
+        named: dict[str, str] = {}
+        for name in given:
+            field = name if name in cls.model_fields else _field_of(name, given)
+            if field in named and given[name] is not None and given[named[field]] is not None:
+                raise TwoNames(f"{named[field]} and {name} are two names for {field}; give one of them", param=name)
+            if field not in named or given[named[field]] is None:
+                named[field] = name
+        return {field: given[name] for field, name in named.items()}
 
 
 class OptionFields(StrictBody):
@@ -252,6 +272,26 @@ def info_fields(info: RewardInfo) -> InfoFields:
     """An info as JSON values."""
     later = ("compares", "progress", "states", "camera", "keys", "actions")  # left out if empty, for earlier clients
     return InfoFields.model_validate({k: v for k, v in info_record(info).items() if v or k not in later})
+
+
+_FIELDS: Mapping[Role, str] = {
+    "prompt": "prompt", "messages": "messages", "tools": "tools", "response": "completion", "steps": "steps",
+    "reference": "label", "rubric": "rubric",
+}  # fmt: skip
+"""The field of an item for each role of the table of names."""
+
+
+def _field_of(name: str, item: Mapping[str, Any]) -> str:
+    """The field that another name stands for, the name itself where it is none.
+
+    An `answer` is the true one where something else is the response, as in files.
+    """
+    roles = [role for role in roles_of(name) if role in _FIELDS]
+    if "response" in roles and "reference" in roles:
+        others = (other for other in item if other != name and other != "text")
+        answered = any(other in ("completion", "steps") or roles_of(other)[:1] == ("response",) for other in others)
+        roles = ["reference" if answered else "response"]
+    return _FIELDS[roles[0]] if roles else name
 
 
 _TEXT_FIELDS = ("prompt", "messages", "tools", "completion", "steps", "separator", "label", "rubric")

@@ -44,9 +44,9 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from guerdon.episodes.chats import asked_key, unreadable_texts
 from guerdon.errors import ConfigError, GuerdonError, boundary
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions, judge
+from guerdon.reading.chats import asked_key, unreadable_texts
 from guerdon.serve.errors import BadRequest, BrokenModel, Conflict, ModelFailed, ModelHung, NotReady, UpdateFailed
 from guerdon.serve.update_store import UpdateId, UpdateResult, UpdateStore, When
 from guerdon.types import Episode, Failure, Learnable, RewardModel, Score

@@ -241,6 +241,11 @@ CPU_OFFLOAD: Any = Field(
     "CPU, and the optimizer steps there; blocks that compute are on the GPU",
 )
 OWN_PARAMS = "of a part of your own: arguments of its factory, by name"
+COLUMNS = (
+    "what columns are for, where their names do not say it: a map {ROLE: NAME} or {ROLE: NAME:CODING}, or the text "
+    "ROLE=NAME:CODING,...; docs/reading.md"
+)
+"""The description of the key `columns` of a section with data of others."""
 PARAMS: Any = Field(default_factory=dict, description=OWN_PARAMS)
 """The key of a section with a user's own part."""
 

@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from guerdon.config.registry import Registry
 from guerdon.errors import ConfigError
-from guerdon.settings.base import OWN_PARAMS, Because, ByName, Named, Seed, Settings, Unless, only_with, refuse
+from guerdon.settings.base import COLUMNS, OWN_PARAMS, Because, ByName, Named, Seed, Settings, Unless, only_with, refuse
 
 
 class _FamilySettings(Settings):
@@ -249,6 +249,7 @@ class FilesDataSettings(_ReadDataSettings):
     type: Literal["files"] = Field("files", description="JSONL, Parquet, CSV or TSV")
     train_files: tuple[str, ...] = Field(min_length=1, description="one or several to train on")
     val_files: tuple[str, ...] = Field((), description="one or several to validate on")
+    columns: str | dict[str, str] = Field(default_factory=dict, description=COLUMNS)
 
     @field_validator("train_files", "val_files", mode="before")
     @classmethod
@@ -277,6 +278,7 @@ class HubDataSettings(_SplitDataSettings):
 
     type: Literal["datasets"] = Field("datasets", description="a local folder of the datasets library or a hub id")
     name: str | None = Field(None, description="the configuration of a data set that has several")
+    columns: str | dict[str, str] = Field(default_factory=dict, description=COLUMNS)
 
 
 class PromptsDataSettings(_DataSettings):
@@ -284,6 +286,7 @@ class PromptsDataSettings(_DataSettings):
 
     type: Literal["prompts"] = Field("prompts", description="prompts without known answers, for reward models alone")
     path: str = Field(min_length=1, description="file, folder of files or of datasets, or hub id, a row per prompt")
+    columns: str | dict[str, str] = Field(default_factory=dict, description=COLUMNS)
 
     filter_accuracy: ClassVar[bool] = False
     accuracy_lower_bound: ClassVar[float] = 0.0

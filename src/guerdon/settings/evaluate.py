@@ -204,6 +204,11 @@ class EvaluateTextSettings(Settings):
         None,
         description="responses, a part of them with a label by people (oracle_label): agreement, and the mean label",
     )
+    columns: str | dict[str, str] | None = Field(
+        None,
+        description="what columns of pairs and labels are for, where it is not recognised: ROLE: NAME, with "
+        "`:CODING` behind the name where one is needed, such as winner: vote:1/2; or package.module:function",
+    )
     threshold: float | None = only_with(
         None,
         gt=0,
@@ -246,6 +251,8 @@ class EvaluateTextSettings(Settings):
     def _fits(self) -> EvaluateTextSettings:
         if not any(getattr(self, name) for name in BENCHES):
             raise ValueError(f"name what to evaluate on: {', '.join(BENCHES[:-1])} or {BENCHES[-1]}")
+        if self.columns and self.pairs is None and self.labels is None:
+            refuse({"columns"}, "without pairs or labels")
         if not self.benches and self.attacks is not None and self.best_of_n is None:
             refuse({"attacks"} & self.model_fields_set, "without right and wrong solutions of the same question")
         return self

@@ -15,8 +15,10 @@ from guerdon.config.registry import Registry
 from guerdon.errors import ConfigError
 from guerdon.network.retry import TRIES
 from guerdon.settings.base import (
+    COLUMNS,
     OWN_PARAMS,
     PARAMS,
+    SET,
     Because,
     ByName,
     Named,
@@ -266,6 +268,7 @@ class SolutionSettings(Settings):
         description="label the solutions that are there, in their steps: files, folders of files, folders that "
         "`datasets` saved, hub ids, in any format that is read; null: they are written",
     )
+    columns: str | dict[str, str] = only_with(default_factory=dict, data_path=SET, description=COLUMNS)
     temperature: float = only_with(0.8, gt=0, data_path=_GIVEN, description="of the solutions")
     top_p: float = only_with(0.95, gt=0, le=1, data_path=_GIVEN, description="method 1: of the solutions")
     min_steps: int = Field(2, ge=1, description="leave solutions with fewer steps out")

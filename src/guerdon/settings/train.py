@@ -13,9 +13,11 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from guerdon.errors import ConfigError
 from guerdon.settings.base import (
+    COLUMNS,
     CPU_OFFLOAD,
     DEVICE,
     GRADIENT_CHECKPOINTING,
+    SET,
     Because,
     Bf16,
     Device,
@@ -328,6 +330,7 @@ class _TextTrainSettings(ModelKeys, _TextFitSettings):
         description="solutions in any format that is read: files, folders of files, folders that `datasets` saved, hub "
         "ids; null: what the study's `label` section writes",
     )
+    columns: str | dict[str, str] = only_with(default_factory=dict, data_path=SET, description=COLUMNS)
     save_dir: str = Field(
         description="receives `final_checkpoint/`, `checkpoint-N/` and metrics; below `method{X}_{HE|SE}/` where the "
         "data came from `guerdon label`"
@@ -503,9 +506,6 @@ class PreferenceTrainSettings(_HeadSettings):
     data: ClassVar = "guerdon.train.preferences:PreferenceData"
     data_path: str | tuple[str, ...] = Field(
         description="preferences in any layout of docs/preferences.md: files, folders, hub ids"
-    )
-    columns: dict[str, str] = Field(
-        default_factory=dict, description="names that a layout uses, and what these columns are called in the data"
     )
     loss: Literal["bradley_terry"] = "bradley_terry"
     ranking: Literal["pairs", "list"] = only_with(

@@ -27,31 +27,14 @@ from string import ascii_uppercase
 from typing import Any, NamedTuple
 
 from guerdon.errors import DataError
+from guerdon.reading.option_columns import AGREEING, FAMILIES, INNER, LISTS, OTHERS, PASSAGES, QUESTIONS, WRONG
 from guerdon.tasks.answers import final_answer
 from guerdon.tasks.prompts import UnreadableGoldError
 
-_LISTS = (
-    "choices", "options", "answer_choices", "answer_options", "option_list", "alternatives", "endings", "answers",
-    "multiple_choice", "candidate_answers", "answer_candidates", "candidates",
-)  # fmt: skip
-_INNER = ("extra_info", "metadata", "meta", "info", "extra")  # maps that may hold the options
-_WRONG = ("incorrect_answers", "distractors", "wrong_answers", "false_answers", "incorrect_choices", "wrong_choices")
 _NO_OPTIONS = re.compile(  # columns whose lists are not options
     r"\w*(?:tag|topic|keyword|step|categor|subject|skill|concept|domain|source|response|solution|message|hint|fact|author"
     r"|reference|generation|completion|rationale)\w*"
 )
-_PASSAGES = ("passage", "article", "context", "paragraph", "story", "text", "hint")
-_QUESTIONS = ("query", "problem", "question", "question_stem", "goal", "startphrase")
-_AGREEING = (
-    "answerkey", "answer", "answer_index", "answer_idx", "answer_letter", "correct", "correct_option", "correct_choice",
-    "correct_answer", "correctanswer", "correct_index", "correct_answer_index", "gold_index",
-)  # fmt: skip
-_OTHERS = ("label", "gold", "ground_truth", "final_answer", "expected_answer", "target", "cop", "gold_label")
-_FAMILIES = {  # columns with one option each, and the number of the first option where the answer is a number
-    "option{1}": 1, "choice{1}": 0, "sol{1}": 0, "ending{0}": 0, "answer{0}": 0, "ans{0}": 0, "answer{a}": 1,
-    "op{a}": 0, "option{a}": None, "option_{a}": None, "option_{1}": None, "choice{a}": None, "choice_{a}": None,
-    "choice_{1}": None, "{A}": None,
-}  # fmt: skip
 _LIKE_OPTIONS = re.compile(
     r"choices?|options?|endings?|answer_choices|mc[12]_targets|multiple_choice\w*|distractors?_?\d*"
     r"|candidate_answers|answer_candidates|(?:choice|option|ending|ans)_?[a-f0-9]|op[a-d]|answer[a-f0]"
@@ -162,11 +145,11 @@ def _cells(row: Mapping[str, Any]) -> dict[str, Any]:
     cells: dict[str, Any] = {}
     for part, whole in [
         *((part, True) for part in (row, inner, row.get("reward_model"))),
-        *((part, False) for part in map(row.get, _INNER)),
+        *((part, False) for part in map(row.get, INNER)),
     ]:
         for key, value in part.items() if isinstance(part, Mapping) else ():
             name = _name(key)
-            if not _is_empty(value) and (whole or name in _LISTS or _LIKE_OPTIONS.fullmatch(name)):
+            if not _is_empty(value) and (whole or name in LISTS or _LIKE_OPTIONS.fullmatch(name)):
                 cells.setdefault(name, value)
     if isinstance(inner, Mapping):  # ARC's and CommonsenseQA's own files
         cells["question"] = cells.get("stem")
@@ -185,10 +168,10 @@ def _question(cells: Mapping[str, Any]) -> str | None:
         return f"{texts['sentence']}\n\nWhich option fits in the place of _?"
     if "premise" in texts and texts.get("question") in ("cause", "effect"):
         return f"{texts['premise']}\n\nWhat was the {texts['question']} of this?"
-    question = next((texts[key] for key in _QUESTIONS if key in texts), None)
+    question = next((texts[key] for key in QUESTIONS if key in texts), None)
     if question is None:
         return None
-    return "\n\n".join([*(texts[key] for key in _PASSAGES if key in texts and texts[key] not in question), question])
+    return "\n\n".join([*(texts[key] for key in PASSAGES if key in texts and texts[key] not in question), question])
 
 
 def _right_first(cells: Mapping[str, Any], where: str) -> tuple[str, list[str]] | None:
@@ -198,7 +181,7 @@ def _right_first(cells: Mapping[str, Any], where: str) -> tuple[str, list[str]] 
         return _of_truthful_qa(targets, where)
     wrong = _listed_wrong(cells)
     names = ["correct_answer", "best_answer"]
-    apart = any("distractor" in key or key in _WRONG[1:] for key in cells)
+    apart = any("distractor" in key or key in WRONG[1:] for key in cells)
     if apart:
         names += ["correct", "answer"]
     right = [cells[name] for name in names if name in cells]
@@ -227,17 +210,17 @@ def _listed_wrong(cells: Mapping[str, Any]) -> list[Any]:
     wrong = [value for key, value in sorted(cells.items()) if numbered.fullmatch(key)]
     if wrong:
         return wrong
-    lists = (list(cells[key]) for key in _WRONG if isinstance(cells.get(key), list | tuple))
+    lists = (list(cells[key]) for key in WRONG if isinstance(cells.get(key), list | tuple))
     return next(filter(None, lists), [])
 
 
 def _options(row: Mapping[str, Any], cells: Mapping[str, Any]) -> _Options | None:
-    for name in _LISTS:
+    for name in LISTS:
         if name in cells and (name != "answers" or "label" in cells):
             found = _listed(cells[name])
             if found is not None and not ("candidates" in name and len(max(found.texts, key=len)) > _LONGEST):
                 return found
-    for pattern, first in _FAMILIES.items():
+    for pattern, first in FAMILIES.items():
         prefix, start = pattern[:-1].split("{")
         source: Mapping[str, Any] = cells if prefix else row
         texts = []
@@ -261,7 +244,7 @@ def _check_open(row: Mapping[str, Any], cells: Mapping[str, Any], where: str) ->
         UnreadableGoldError: the true answer is a letter or an index, and may name one of the texts of a column.
     """
     _check_columns(row, where)
-    gold = next((cells[key] for key in ("ground_truth", *_AGREEING, *_OTHERS) if key in cells), None)
+    gold = next((cells[key] for key in ("ground_truth", *AGREEING, *OTHERS) if key in cells), None)
     letter = re.fullmatch(r"\(?([A-Ja-j])\)?\.?", str(gold).strip())
     if letter is not None:
         asked = str(cells.get("question") or cells.get("prompt"))
@@ -379,7 +362,7 @@ def _answer(cells: Mapping[str, Any], options: _Options, where: str) -> int | No
     """
     found: dict[str, int] = {}
     problem: UnreadableGoldError | None = None
-    named = [key for key in _AGREEING if key in cells] or [key for key in _OTHERS if key in cells][:1]
+    named = [key for key in AGREEING if key in cells] or [key for key in OTHERS if key in cells][:1]
     for key in named:
         try:
             counted = options._replace(first=1) if key == "gold_label" else options  # of QuALITY

@@ -1,10 +1,13 @@
-"""Prompts from files and data sets: PRIME's and verl's schema, questions and answers, multiple choice, GSM8K.
+"""Prompts from files and data sets: PRIME's and verl's schema, questions and answers, multiple choice, conversations.
 
-A row that cannot be understood is an error with its file and line. A row whose true answer is missing or cannot be read
-is skipped, and a line says how many were; a file where these are more than 5 % is refused.
+What a column is for is decided by `guerdon.reading` over the whole data; `columns` says what differs. A row that cannot
+be understood is an error with its file and line. A row whose true answer is missing or cannot be read is skipped, and a
+line says how many were; a file where these are more than 5 % is refused. Rows with pictures, sound or video are left
+out and counted.
 
     train, validation = load_prompts(GSM8KDataSettings(path="data/gsm8k"))
     prompts = read_prompts("train.parquet")
+    prompts = read_prompts("exam.csv", columns="prompt=task,reference=key")
 """
 
 from __future__ import annotations
@@ -12,18 +15,40 @@ from __future__ import annotations
 import functools
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from guerdon.episodes.chats import ChatError, chat_messages, question_of, tool_schemas
 from guerdon.episodes.preferences import is_preference, responses_in
-from guerdon.episodes.row_files import ENDINGS, good_rows, rows_to_train_on
 from guerdon.errors import DataError, MissingDependencyError, boundary, needs
 from guerdon.network.hub import check_data_set
 from guerdon.processes.progress import log_once
-from guerdon.settings.data import VERIFIERS, DataSettings, FilesDataSettings, GSM8KDataSettings, HubDataSettings
+from guerdon.reading.chats import (
+    ChatError,
+    asked_of,
+    chat_messages,
+    media_in,
+    question_of,
+    split_answer,
+    tool_schemas,
+)
+from guerdon.reading.containers import has_rows
+from guerdon.reading.data_sets import DataPart, Rows, split_and_subset
+from guerdon.reading.plan import Plan
+from guerdon.reading.reader import DataReading, Record, read
+from guerdon.reading.roles import ROLES, Role, named
+from guerdon.reading.shown import ReadAs, told
+from guerdon.settings.data import (
+    VERIFIERS,
+    DataSettings,
+    FilesDataSettings,
+    GSM8KDataSettings,
+    HubDataSettings,
+    PromptsDataSettings,
+)
 from guerdon.tasks.answers import final_answer, last_boxed
 from guerdon.tasks.choices import is_blank, read_choices
 from guerdon.tasks.code.code_forms import tests_of_row
@@ -46,10 +71,7 @@ from guerdon.types import Failure, Message, Tool
 
 ReadDataSettings = FilesDataSettings | GSM8KDataSettings | HubDataSettings
 
-_QUESTIONS = ("question", "problem", "query", "prompt")
-_TASKS = {"test_list": "text", "public_test_cases": "question_content"}  # of MBPP and LiveCodeBench, by their tests
-_ANSWERS = ("ground_truth", "answer", "final_answer", "expected_answer", "target", "reference_answer")
-_SOLUTIONS = ("solution", "rationale", "generated_solution")
+_Said = str | Mapping[str, str] | None  # `columns`
 MOST_SKIPPED = 0.05  # of a file's rows
 MOST_PARSED = 256  # of a file
 _MOST_TIMEOUTS = 8  # of the parser, after which no more true answers of a file are tried
@@ -57,10 +79,16 @@ _PROBE = r"\boxed{0}"  # a response: only what the verifier says of the true ans
 _PLAIN = re.compile(r"[A-Z]|-?[0-9]+(?:\.[0-9]+)?")  # the letter of an option, a number
 
 
-def load_prompts(settings: DataSettings) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
+def load_prompts(
+    settings: DataSettings, *, read_as: list[ReadAs] | None = None
+) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
     """The prompts that the `data` section describes: to train on and to validate on.
 
     The system prompt and the worked examples are in place, ids are unique, and no question is in both.
+
+    Args:
+        settings: the section.
+        read_as: receives what each data set was read as.
 
     Raises:
         DataError: a file is missing, a row cannot be understood, or too few prompts have a solution to show.
@@ -69,7 +97,7 @@ def load_prompts(settings: DataSettings) -> tuple[tuple[Prompt, ...], tuple[Prom
     if settings.type == "generated":
         train, validation = generate(settings.task, settings.train_size, settings.val_size)
     else:
-        train, separate = (_asked(settings.path), None) if settings.type == "prompts" else _sources(settings)
+        train, separate = _sources(settings, [] if read_as is None else read_as)
         if separate is None:
             train, validation = hold_out(train, settings.val_size)
         else:
@@ -92,7 +120,7 @@ def check_here(data: DataSettings) -> None:
     Raises:
         MissingDependencyError: `data.path` does not exist here.
     """
-    if data.type == "files" or data.type == "generated" or Path(data.path).suffix in ENDINGS:
+    if data.type == "files" or data.type == "generated" or has_rows(Path(data.path)):
         return
     if not Path(data.path).exists():
         raise MissingDependencyError(f"data.path {data.path} does not exist on this machine; the run reads its rows")
@@ -136,64 +164,68 @@ def _check_code_rows(settings: ReadDataSettings, prompts: Iterable[Prompt]) -> N
         check_isolation()
 
 
-def _sources(settings: ReadDataSettings) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...] | None]:
+def _sources(
+    settings: ReadDataSettings | PromptsDataSettings, read_as: list[ReadAs]
+) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...] | None]:
     """Training prompts, and validation prompts where the settings name a place for them."""
+    if settings.type == "prompts":
+        asked = read_prompts(settings.path, answered=False, columns=settings.columns, train=True, read_as=read_as)
+        return asked, None
     if settings.type == "files":
         train, validation = (
-            with_unique_ids(prompt for name in names for prompt in read_prompts(name, data=settings))
-            for names in (settings.train_files, settings.val_files)
+            [
+                read_prompts(name, data=settings, columns=settings.columns, train=to_train, read_as=read_as)
+                for name in names
+            ]
+            for names, to_train in ((settings.train_files, True), (settings.val_files, False))
         )
-        return train, validation if settings.val_files else None
+        held_out = with_unique_ids(chain.from_iterable(validation)) if validation else None
+        return with_unique_ids(chain.from_iterable(train)), held_out
 
     def split(name: str) -> tuple[Prompt, ...]:
         if settings.type == "datasets":
-            return read_dataset(settings.path, name, settings.name, data=settings)
-        return read_gsm8k(settings.path, name, data=settings)
+            given = (settings.path, name, settings.name)
+            return read_dataset(*given, data=settings, columns=settings.columns, read_as=read_as)
+        return read_gsm8k(settings.path, name, data=settings, read_as=read_as)
 
     return split(settings.train_split), split(settings.val_split) if settings.val_split else None
 
 
-def _asked(path: str) -> tuple[Prompt, ...]:
-    """The prompts of a file, or of a folder or data set: of its split `train` where it has one.
-
-    Of a row of preferences without a prompt of its own it is what the responses answer.
-    """
-    rows: Iterable[tuple[str, Any]]
-    if Path(path).is_file():
-        rows = good_rows(Path(path))
-    else:
-        found = rows_to_train_on(path)
-        rows = [(f"{path}: {split} row {k + 1}", row) for split, own in found.items() for k, row in enumerate(own)]
-
-    def asked(where: str, row: Any) -> Any:
-        if not is_preference(row) or any(row.get(key) for key in _QUESTIONS):
-            return row
-        one = responses_in(row, where, "")[0][0]
-        if isinstance(one, Failure):
-            return row
-        return {"prompt": [*one.context, {"role": "user", "content": one.question}], "tools": list(one.tools)}
-
-    return _prompts(((where, asked(where, row)) for where, row in rows), Path(path).stem, path, answered=False)
-
-
 def read_prompts(
-    path: Path | str, *, answered: bool = True, data: ReadDataSettings | None = None
+    path: Path | str,
+    *,
+    answered: bool = True,
+    data: ReadDataSettings | None = None,
+    columns: _Said = None,
+    train: bool = False,
+    read_as: list[ReadAs] | None = None,
 ) -> tuple[Prompt, ...]:
-    """The prompts of a JSONL, JSON (a list of rows), Parquet, CSV or TSV file.
+    """The prompts of a file, a folder, PATH:SPLIT or a hub id.
 
     Args:
-        path: the file.
-        answered: every row must have a true answer; otherwise those without one get an empty `ground_truth`.
+        path: as of `guerdon.reading.reader.read`.
+        answered: every row must have a true answer; otherwise those without one get an empty `ground_truth`, and a row
+            of preferences without a prompt of its own asks what its responses answer.
         data: names the verifier; rows whose true answer it cannot read are skipped too.
+        columns: as of `guerdon.reading.reader.read`.
+        train: without the rows of other splits than `train`.
+        read_as: receives what the data was read as.
 
     Raises:
         DataError: the file is missing or of another kind, a row cannot be understood, or more than 5 % are skipped.
     """
-    path = Path(path)
-    return _prompts(good_rows(path), path.stem, path, answered=answered, data=data)
+    reading = read(str(path), columns=columns, train=train)
+    source = reading.parts[0].name if Path(path).is_file() else Path(path).stem
+    return prompts_in(reading, source, answered=answered, data=data, read_as=read_as)
 
 
-def read_gsm8k(folder: Path | str, split: str = "train", *, data: ReadDataSettings | None = None) -> tuple[Prompt, ...]:
+def read_gsm8k(
+    folder: Path | str,
+    split: str = "train",
+    *,
+    data: ReadDataSettings | None = None,
+    read_as: list[ReadAs] | None = None,
+) -> tuple[Prompt, ...]:
     """The problems of GSM8K's own files (Cobbe et al. 2021, 2110.14168): `train.jsonl` and `test.jsonl`.
 
     Raises:
@@ -203,15 +235,24 @@ def read_gsm8k(folder: Path | str, split: str = "train", *, data: ReadDataSettin
     if not path.is_file():
         there = ", ".join(sorted(p.name for p in Path(folder).glob("*.jsonl"))) or "no .jsonl file at all"
         raise DataError(f"there is no such file; the folder of GSM8K has {there}", where=path)
-    rows = list(good_rows(path))
-    for where, row in rows:
-        if isinstance(row, Mapping) and not is_blank(row.get("answer")) and "####" not in str(row.get("answer")):
-            raise DataError("a row of GSM8K has an answer that ends in '#### <number>'; this one has none", where=where)
-    return _prompts(rows, "openai/gsm8k", path, ability="math", data=data)
+    reading = read(str(path))
+    for record in reading.records():
+        answer = record.roles.get("reference")
+        if not is_blank(answer) and "####" not in str(answer):
+            raise DataError(
+                "a row of GSM8K has an answer that ends in '#### <number>'; this one has none", where=record.where
+            )
+    return prompts_in(reading, "openai/gsm8k", ability="math", data=data, read_as=read_as)
 
 
 def read_dataset(
-    path: str, split: str, name: str | None = None, *, data: ReadDataSettings | None = None
+    path: str,
+    split: str,
+    name: str | None = None,
+    *,
+    data: ReadDataSettings | None = None,
+    columns: _Said = None,
+    read_as: list[ReadAs] | None = None,
 ) -> tuple[Prompt, ...]:
     """The prompts of a folder of the `datasets` library, or of a data set on the hub.
 
@@ -220,6 +261,8 @@ def read_dataset(
         split: which split.
         name: the configuration, where there are several.
         data: as for `read_prompts`.
+        columns: as for `read_prompts`.
+        read_as: as for `read_prompts`.
 
     Raises:
         DataError: it cannot be loaded, has no such split, or its rows cannot be understood (see `read_prompts`).
@@ -240,29 +283,60 @@ def read_dataset(
                 raise DataError(f"data.path {path} is a single data set without splits; {split!r} is not in it")
         else:
             loaded = datasets.load_dataset(path, name, split=split, trust_remote_code=False)
-        rows = [(f"{path}[{split}] row {i}", row) for i, row in enumerate(loaded)]
-    return _prompts(rows, path if "/" in path and not folder.exists() else folder.name, f"{path}[{split}]", data=data)
+
+    def rows(kept: bool) -> Rows:
+        return ((f"{path}[{split}] row {i}", row) for i, row in enumerate(loaded))
+
+    source = path if "/" in path and not folder.exists() else folder.name
+    said = f"{path}[{split}]"
+    parts = [DataPart(said, split, split_and_subset(split)[0], split, rows)]
+    reading = read(said, columns=columns, parts=parts)
+    return prompts_in(reading, source, data=data, read_as=read_as)
 
 
-def _prompts(
-    rows: Iterable[tuple[str, Any]],
+def prompts_in(
+    reading: DataReading,
     source: str,
-    read: Path | str,
     ability: str = "",
     *,
     answered: bool = True,
     data: ReadDataSettings | None = None,
+    read_as: list[ReadAs] | None = None,
 ) -> tuple[Prompt, ...]:
-    """The prompts of one file or split, without those whose true answer cannot be read."""
+    """The prompts of one data set, without those whose true answer cannot be read.
+
+    Args:
+        reading: of the data set.
+        source: where a row names none.
+        ability: where a row names none.
+        answered: as for `read_prompts`.
+        data: as for `read_prompts`.
+        read_as: as for `read_prompts`.
+
+    Raises:
+        DataError: as `read_prompts`.
+    """
     prompts: list[Prompt] = []
     places: list[str] = []
     skipped: list[tuple[str, str]] = []  # place and reason
-    for where, row in rows:
+    left_out: Counter[str] = Counter()
+    name = ""
+    reading.need("prompt", "messages")
+    for record in reading.records(bad=True):
+        if record.error is not None:
+            raise record.error
+        kind = media_in(record.roles)
+        if record.name == name:
+            continue  # another response to the prompt of a row that holds several
+        name = record.name
+        if kind:
+            left_out[f"has_{kind}"] += 1
+            continue
         try:
-            prompts.append(prompt_from_row(row, where, source, ability, answered=answered))
-            places.append(where)
+            prompts.append(prompt_of(record, reading.plan, source, ability, answered=answered))
+            places.append(record.where)
         except UnreadableGoldError as error:
-            skipped.append((where, str(error)))
+            skipped.append((record.where, str(error)))
     total = len(prompts) + len(skipped)
     share = len(skipped) / max(total, 1)
     if data is not None:
@@ -277,136 +351,238 @@ def _prompts(
             f"{MOST_SKIPPED:.0%} of a file are not skipped: correct each or leave it out"
         )
     if skipped:
-        numbers = ", ".join(re.findall(r"\d+$", where)[-1] for where, _ in skipped[:5])
+        numbers = ", ".join((re.findall(r"\d+$", where) or [where])[-1] for where, _ in skipped[:5])
         more = ", ..." if len(skipped) > 5 else ""
         log_once(
-            f"{read}: skipped {len(skipped)} of {total} rows whose true answer cannot be read (rows {numbers}{more}); "
-            f"the first: {skipped[0][1]}"
+            f"{reading.data}: skipped {len(skipped)} of {total} rows whose true answer cannot be read "
+            f"(rows {numbers}{more}); the first: {skipped[0][1]}"
         )
+    left_out.update({"no_true_answer": len(skipped)} if skipped else {})
+    known = told(reading, used=len(prompts), left_out=left_out) if reading.rows else None
+    if read_as is not None and known is not None:
+        read_as.append(known)
     if not prompts:
-        raise DataError(f"{read}: there is no prompt in it; give a file with a row per question")
+        raise DataError(f"{reading.data}: there is no prompt in it; give a file with a row per question")
     return with_unique_ids(prompts)
 
 
-def prompt_from_row(row: Any, where: str, data_source: str, ability: str = "", *, answered: bool = True) -> Prompt:
+def prompt_of(record: Record, plan: Plan, data_source: str, ability: str = "", *, answered: bool = True) -> Prompt:
     r"""One row as a prompt.
 
-    The question is `prompt` (chat messages or a string), `question`, `problem` or `query`, with the functions of a
-    column `tools` (JSON schemas), if there is one; of programming tasks also MBPP's `text` and LiveCodeBench's
-    `question_content`, and `query` before LeetCodeDataset's `prompt`, which is code. The tests of a programming task
-    have any of the forms of `code_forms`. Another true answer is
-    `reward_model.ground_truth`, or one of `ground_truth`, `answer`, `final_answer`, `expected_answer`, `target`; of
-    an `answer` with `####` or `\boxed{}` the part these mark, and the whole is the worked solution. With a
-    `solution` alone, the answer is what it marks. Of a multiple-choice question (see `choices.py`) the options follow
-    the question as lettered lines, and the answer is the letter.
+    The question is the role `prompt`, or `messages` up to the last answer in them, with the turns before it, passage,
+    system prompt and tools that the row has. The tests of a programming task have any of the forms of `code_forms`.
+    Another true answer is `reward_model.ground_truth`, or the role `reference`; of one with `####` or `\boxed{}` the
+    part these mark, and the whole is the worked solution. With a `solution` alone, the answer is what it marks. Of a
+    multiple-choice question (see `choices.py`) the options follow the question as lettered lines, and the answer is the
+    letter.
 
     Args:
-        row: a mapping.
-        where: file and line, for errors.
+        record: of a reading.
+        plan: of the same.
         data_source: where the row names none.
         ability: where the row names none.
         answered: a row must have a true answer.
 
     Raises:
-        UnreadableGoldError: with `where`; its true answer is missing.
-        DataError: with `where` and what is missing.
+        UnreadableGoldError: with its place; its true answer is missing.
+        DataError: with its place and what is missing.
     """
-    if not isinstance(row, Mapping):
-        raise DataError(f"a row must be a map of keys, this is {type(row).__name__}", where=where)
-    row = {key: None if isinstance(value, float) and is_blank(value) else value for key, value in row.items()}  # NaN
-    choices, tools = read_choices(row, where, answered=answered), _tools(row, where)
+    where = record.where
+    roles = {role: None if cell != cell else cell for role, cell in record.roles.items()}  # NaN
+    roles |= _answer_of_steps(record, plan)
+    row = _with_said(record, plan, roles)
+    asked = _asked(roles, where)
+    if asked is None and not answered and is_preference(plan):
+        return _of_responses(record, plan, data_source, ability)
+    choices, tools = read_choices(row, where, answered=answered), _tools(roles, where)
+    solution = _solution(row, roles, plan)
     if choices is None:
-        messages = _messages(row, where)
-        gold, solution = _gold(row, where, answered=answered)
+        messages, answer = _messages(asked, roles, row, where)
+        gold = _gold(row, roles, plan, solution, where, answered=answered)
+        solution = solution or answer or _response(roles, plan)
     else:
-        messages = _messages(row if choices.question is None else {"question": choices.question}, where)
+        question = asked if choices.question is None else choices.question
+        messages, _ = _messages(question, {} if choices.question else roles, row, where)
         messages = (*messages[:-1], {"role": "user", "content": choices.asked(messages[-1]["content"])})
-        gold, solution = choices.answer, None if choices.shuffled else _solution(row)
+        gold, solution = choices.answer, None if choices.shuffled else solution
     info = row.get("extra_info") or {}
     if not isinstance(info, Mapping):
         raise DataError(
             f"extra_info must be a map of keys, this is {type(info).__name__}", where=where, field="extra_info"
         )
+    rubric = {"rubric": roles["rubric"]} if roles.get("rubric") else {}
     return Prompt(
-        id=str(row["id"]) if isinstance(row.get("id"), str | int) else question_hash(messages, tools),
+        id=_id(row, roles, plan) or question_hash(messages, tools),
         messages=messages,
         ground_truth=gold,
         data_source=str(row.get("data_source") or data_source),
         ability=str(row.get("ability") or ability),
-        extra_info=dict(info) | {key: row[key] for key in ("rubric",) if row.get(key)},
+        extra_info=dict(info) | rubric,
         solution=solution,
         tools=tools,
     )
 
 
-def _messages(row: Mapping[str, Any], where: str) -> tuple[Message, ...]:
-    keys = [key for key in _QUESTIONS if key != "prompt" or not (row.get("entry_point") and row.get("query"))]
-    keys = [*(key for name, key in _TASKS.items() if name in row), *keys]
-    given = next((row[key] for key in reversed(keys) if row.get(key)), None)
-    if isinstance(given, str) and re.match(r"\s*\[\s*\{.{0,40}['\"](?:role|content)['\"]\s*:", given, re.DOTALL):
-        raise DataError(
-            "the question is chat messages written as text; write rows of JSON lines or Parquet", where=where
-        )
-    if isinstance(given, str) and given.strip():
-        return ({"role": "user", "content": given},)
-    if not isinstance(given, list | tuple):
-        raise DataError(
-            f"no question; expected one of {', '.join(_QUESTIONS)}, found {', '.join(map(str, row))}", where=where
-        )
+def _answer_of_steps(record: Record, plan: Plan) -> dict[str, Any]:
+    """The answer beside the steps of a worked solution, which is the true one where no step is judged."""
+    if not plan.has("steps") or plan.has("step_labels") or plan.has("reference"):
+        return {}
+    found = (record.row.get(name) for name in named("reference", plan.unused))
+    return {"reference": next((one for one in found if not is_blank(one)), None)}
+
+
+def _is_said(role: Role, plan: Plan) -> bool:
+    """Whether the user, or a model's training, says which column a role has."""
+    return role in plan.uses and plan.uses[role].source in ("given", "model")
+
+
+def _with_said(record: Record, plan: Plan, roles: Mapping[str, Any]) -> dict[str, Any]:
+    """A row in which columns that were said have the names that tests and options are looked for by."""
+    said = {use.column: role for role, use in plan.uses.items() if _is_said(role, plan)}
+    row = {name: None if cell != cell else cell for name, cell in record.row.items() if name not in said}  # NaN
+    return row | {"answer" if role == "reference" else role: roles[role] for role in said.values()}
+
+
+def _id(row: Mapping[str, Any], roles: Mapping[str, Any], plan: Plan) -> str:
+    """The row's own name, where it has one."""
+    given = roles["id"] if _is_said("id", plan) else row.get("id")
+    return str(given) if isinstance(given, str | int) else ""
+
+
+def _of_responses(record: Record, plan: Plan, data_source: str, ability: str) -> Prompt:
+    """What the responses of a row of preferences answer."""
+    one = responses_in(record, plan)[0][0]
+    if isinstance(one, Failure):
+        raise DataError(f"no question: {one}", where=record.where)
+    messages = one.context or ({"role": "user", "content": one.question},)
+    return Prompt(
+        id=_id(record.row, record.roles, plan) or question_hash(messages, one.tools),
+        messages=messages,
+        ground_truth="",
+        data_source=data_source,
+        ability=ability,
+        tools=one.tools,
+    )
+
+
+def _asked(roles: Mapping[str, Any], where: str) -> Any:
+    """What was asked: a text, messages, or None; messages that repeat the prompt are left out."""
+    prompt, messages = roles.get("prompt"), roles.get("messages")
+    turns = messages if isinstance(messages, list | tuple) else ()
+    said = [turn.get("content", turn.get("value")) for turn in turns if isinstance(turn, Mapping)]
+    repeated = isinstance(prompt, str) and prompt in said
     try:
-        messages = chat_messages(given)
+        return asked_of({**roles, "messages": None} if repeated else roles)
+    except ChatError as error:
+        raise DataError(str(error), where=where) from error
+
+
+def _messages(
+    asked: Any, roles: Mapping[str, Any], row: Mapping[str, Any], where: str
+) -> tuple[tuple[Message, ...], str | None]:
+    """The conversation up to what is asked, and the answer that follows it in the data."""
+    if isinstance(asked, str) and re.match(r"\s*\[\s*\{.{0,40}['\"](?:role|content)['\"]\s*:", asked, re.DOTALL):
+        raise DataError(
+            "the question is chat messages written as text, and that of other rows is not; write rows of JSON lines or "
+            "Parquet",
+            where=where,
+        )
+    if isinstance(asked, str) and asked.strip():
+        asked = [{"role": "user", "content": asked}]
+    if not isinstance(asked, list | tuple):
+        names, found = ", ".join((*ROLES["prompt"], *ROLES["messages"][:1])), ", ".join(map(str, row))
+        raise DataError(f"no question; expected one of {names}, or columns: prompt=NAME; found {found}", where=where)
+    answer: str | None = None
+    try:
+        messages = chat_messages(asked)
+        if roles.get("prompt") is None and len(messages) > 1 and messages[-1]["role"] == "assistant":
+            messages, answer = split_answer(messages)
         question_of(messages)
     except ChatError as error:
         raise DataError(str(error), where=where) from error
-    return messages
+    system = roles.get("system")
+    if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
+        messages = ({"role": "system", "content": system}, *messages)
+    return messages, answer
 
 
-def _tools(row: Mapping[str, Any], where: str) -> tuple[Tool, ...]:
+def _tools(roles: Mapping[str, Any], where: str) -> tuple[Tool, ...]:
     try:
-        return tool_schemas(row.get("tools"))
+        return tool_schemas(roles.get("tools"))
     except ChatError as error:
         raise DataError(f"tools: {error}", where=where, field="tools") from error
 
 
-def _solution(row: Mapping[str, Any]) -> str | None:
+def _solution(row: Mapping[str, Any], roles: Mapping[str, Any], plan: Plan) -> str | None:
     """The worked solution of a row: a column of its own, or an answer that marks its result."""
-    solution = next((row[key] for key in _SOLUTIONS if isinstance(row.get(key), str) and row[key].strip()), None)
-    answer = next((row[key] for key in _ANSWERS if not is_blank(row.get(key))), None)
-    return solution or (answer if isinstance(answer, str) and _marks(answer) else None)
+    own = [roles.get("solution"), *(row.get(name) for name in plan.instead.get("solution", ()))]
+    solution = next((one for one in own if isinstance(one, str) and one.strip()), None)
+    answers = [roles.get("reference"), *(row.get(name) for name in plan.instead.get("reference", ()))]
+    marked = next((one for one in answers if isinstance(one, str) and _marks(one)), None)
+    return solution or marked
+
+
+def _response(roles: Mapping[str, Any], plan: Plan) -> str | None:
+    """The response of a set of instructions, if nothing says how good it is: a worked solution."""
+    said = roles.get("response")
+    judged = is_preference(plan) or plan.has("reward") or plan.has("reference")
+    worked = plan.layout.kind == "prompts" and not judged
+    return said if worked and isinstance(said, str) and said.strip() else None
 
 
 def _marks(text: str) -> bool:
     return "####" in text or last_boxed(text) is not None
 
 
-def _gold(row: Mapping[str, Any], where: str, *, answered: bool) -> tuple[str, str | None]:
-    """True answer and worked solution of a row."""
-    solution = _solution(row)
+def _gold(
+    row: Mapping[str, Any],
+    roles: Mapping[str, Any],
+    plan: Plan,
+    solution: str | None,
+    where: str,
+    *,
+    answered: bool,
+) -> str:
+    """The true answer of a row; empty where none is needed."""
     tests = tests_of_row(row)
     if tests is not None:
-        return tests, solution
-    model = row.get("reward_model")
+        return tests
+    model, said = row.get("reward_model"), _is_said("reference", plan)
     try:
-        if isinstance(model, Mapping):
-            return _as_text(model.get("ground_truth"), f"{where}: reward_model.ground_truth"), solution
-        key = next((key for key in _ANSWERS if not is_blank(row.get(key))), None)
-        if key is not None:
-            text = _as_text(row[key], f"{where}: {key}")
-            gold = final_answer(text) if _marks(text) else text
-            if gold is None or is_blank(gold):
-                raise UnreadableGoldError(f"{key} marks no answer: {text[-80:]!r}", where=where, field=key)
-            return gold, solution
+        if isinstance(model, Mapping) and not said:
+            return _as_text(model.get("ground_truth"), f"{where}: reward_model.ground_truth")
+        if not is_blank(roles.get("reference")):
+            use = plan.uses.get("reference")
+            return _stated(roles["reference"], where, "answer" if use is None else use.column)
         stated = final_answer(solution) if solution else None
         if stated is None:
-            wanted = f"reward_model.ground_truth, one of {', '.join(_ANSWERS)}, or a solution that marks its answer"
-            raise UnreadableGoldError(
-                f"no true answer; expected {wanted}; found {', '.join(map(str, row))}", where=where
-            )
-        return stated, solution
+            raise UnreadableGoldError(_no_answer(row, plan), where=where)
+        return stated
     except UnreadableGoldError:
         if answered:
             raise
-        return "", solution
+        return ""
+
+
+def _stated(reference: Any, where: str, column: str) -> str:
+    """The answer that a cell is, or that a text in it marks."""
+    text = _as_text(reference, f"{where}: {column}")
+    gold = final_answer(text) if _marks(text) else text
+    if gold is None or is_blank(gold):
+        raise UnreadableGoldError(f"{column} marks no answer: {text[-80:]!r}", where=where, field=column)
+    return gold
+
+
+def _no_answer(row: Mapping[str, Any], plan: Plan) -> str:
+    """Why a row has no true answer, in words."""
+    found = f"found {', '.join(map(str, row))}"
+    if plan.layout.name == "IFEval":
+        return (
+            "no true answer: the instructions of IFEval are checked by a program of its own; name one as "
+            f"data.verifier: package.module:Class with rows that have an answer, or use data.type: prompts; {found}"
+        )
+    wanted = f"reward_model.ground_truth, one of {', '.join(ROLES['reference'])}, or a solution that marks its answer"
+    return f"no true answer; expected {wanted}, or columns: reference=NAME; {found}"
 
 
 def _as_text(value: Any, where: str) -> str:

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from guerdon.episodes.chats import asked_key, context_of
 from guerdon.errors import CheckpointError, DataError
+from guerdon.reading.chats import asked_key, context_of
 from guerdon.types import Message, Tool
 
 

@@ -25,12 +25,14 @@ from guerdon.episodes.preferences import Comparison, read_preferences, split_pro
 from guerdon.errors import DataError
 from guerdon.models.images.quality import auroc
 from guerdon.models.text.sequence_classifier import PreferenceModel
-from guerdon.models.text.text_inputs import Reading, buckets
+from guerdon.models.text.text_inputs import Reading as Tokens
+from guerdon.models.text.text_inputs import buckets
 from guerdon.models.text.text_losses import bce_terms
 from guerdon.models.text.text_model import TextRewardModel
 from guerdon.policies.batches.prompt_sharing import common_start
 from guerdon.policies.batches.tokens import piece_ids
 from guerdon.processes.progress import doing
+from guerdon.reading.shown import ReadAs, read_as_facts
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.train import PreferenceTrainSettings, TextTrainSettings
 from guerdon.train.lessons import Item, Lessons
@@ -71,12 +73,17 @@ class PairLessons(Lessons):
 
 @dataclass(frozen=True)
 class PreferenceData:
-    """Comparisons to train on and to hold out, and what was left out of both: what models of preferences learn."""
+    """Comparisons to train on and to hold out, and what was left out of both: what models of preferences learn.
+
+    Attributes:
+        read_as: what the columns of each data set are for.
+    """
 
     train: tuple[Comparison, ...]
     held_out: tuple[Comparison, ...]
     left_out: Mapping[str, int]
     label_noise: float | None
+    read_as: tuple[ReadAs, ...] = ()
     separator: ClassVar = ""
     folder: ClassVar = None
     rows_left_out: ClassVar = "rows"
@@ -113,7 +120,7 @@ class PreferenceData:
 
     def facts(self) -> dict[str, Any]:
         """What the card says of the data."""
-        return {"left_out": dict(self.left_out), "label_noise": self.label_noise}
+        return {"left_out": dict(self.left_out), "label_noise": self.label_noise, **read_as_facts(self.read_as)}
 
 
 @doing("reading the data")
@@ -126,8 +133,9 @@ def read_preference_data(settings: PreferenceTrainSettings) -> PreferenceData:
     found: list[Comparison] = []
     left_out: Counter[str] = Counter()
     noise = None
+    read_as: list[ReadAs] = []
     for path in settings.data_paths:
-        one = read_preferences(path, columns=settings.columns, train=True)
+        one = read_preferences(path, columns=settings.columns, train=True, read_as=read_as)
         if one.benchmark is not None:
             raise DataError(
                 f"{path} is the test set of {one.benchmark}, which means nothing for a model trained on it: train on "
@@ -143,7 +151,8 @@ def read_preference_data(settings: PreferenceTrainSettings) -> PreferenceData:
     train, held, near = split_prompts(used, settings.val_split, settings.seed)
     if near:
         left_out["near_duplicate"] += near
-    return PreferenceData(tuple(used[i] for i in train), tuple(used[i] for i in held), dict(left_out), noise)
+    to_train, to_hold = (tuple(used[i] for i in part) for part in (train, held))
+    return PreferenceData(to_train, to_hold, dict(left_out), noise, tuple(read_as))
 
 
 def _wanted(kinds: Counter[str], settings: PreferenceTrainSettings) -> str:
@@ -183,7 +192,7 @@ def make_pair_lessons(
     ranking: Literal["pairs", "list"] = "pairs",
 ) -> PairLessons:
     """Comparisons as the model reads them; responses that do not fit are counted, with the pairs that they are in."""
-    readings: list[Reading] = []
+    readings: list[Tokens] = []
     targets, questions, solutions = [], [], []
     items: list[tuple[int, ...]] = []
     margins, tied, weights = [], [], []
@@ -230,7 +239,7 @@ def _target(one: Comparison, attributes: Mapping[str, float]) -> FloatArray:
     return np.array([float(bool(one.label))], dtype=np.float32)
 
 
-def _read_once(model: TextRewardModel, readings: list[Reading]) -> list[Reading]:
+def _read_once(model: TextRewardModel, readings: list[Tokens]) -> list[Tokens]:
     """The responses to one prompt with what they have in common marked, which is read once."""
     if len(readings) < 2:
         return readings

@@ -39,9 +39,8 @@ from numpy.typing import NDArray
 from guerdon.episodes.index import Entry, load_index
 from guerdon.episodes.layout import camera_for, load_info
 from guerdon.episodes.read import dataset_hash, read_episodes
-from guerdon.episodes.row_files import write_parquet
 from guerdon.errors import ConfigError, DataError, TooManyFailuresError, boundary
-from guerdon.files.atomic import sha256
+from guerdon.files.atomic import sha256, write_parquet
 from guerdon.files.parquet_bounds import BoundedParquet
 from guerdon.models.load import load_source_model
 from guerdon.models.scores import score_episodes

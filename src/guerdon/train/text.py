@@ -31,7 +31,7 @@ from guerdon.compute import distributed
 from guerdon.compute.devices import resolve_device, seeded, show_only, wait_for_gpu
 from guerdon.compute.finite import refuse_to_read
 from guerdon.compute.packaged import local_model
-from guerdon.episodes.solution_files import RECORDS, published_solutions
+from guerdon.episodes.solution_files import published_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import CheckpointError, ConfigError, DataError, boundary, needs
 from guerdon.files.atomic import write_json
@@ -48,6 +48,8 @@ from guerdon.policies.language.text import TextPolicy, add_policy
 from guerdon.policies.language.text_files import check_disk, give_template, load_policy
 from guerdon.policies.pretrained.reading import read_tokenizer
 from guerdon.processes.progress import doing, log_line
+from guerdon.reading.data_sets import RECORDS
+from guerdon.reading.shown import ReadAs, read_as_facts
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
@@ -94,6 +96,7 @@ class TextData:
         reward: `HE` or `SE`, where all agree; else None.
         labelers: labelers named by the cards.
         left_out: number of rows without a rated step, by reason.
+        read_as: what the columns of each data set are for.
     """
 
     solutions: tuple[Solution, ...]
@@ -101,6 +104,7 @@ class TextData:
     reward: str | None
     labelers: tuple[str, ...]
     left_out: Mapping[str, int] = field(default_factory=dict)
+    read_as: tuple[ReadAs, ...] = ()
     rows_left_out: ClassVar = "rows without a rated step"
 
     @classmethod
@@ -148,7 +152,8 @@ class TextData:
 
     def facts(self) -> dict[str, Any]:
         """What the card of a model says of its data."""
-        return {"method": self.method, "reward": self.reward, "labelers": list(self.labelers)}
+        of_labels = {"method": self.method, "reward": self.reward, "labelers": list(self.labelers)}
+        return {**of_labels, **read_as_facts(self.read_as)}
 
 
 def _check_rewards(settings: TextTrainSettings, solutions: Sequence[Solution]) -> None:
@@ -185,12 +190,13 @@ def read_data(settings: TextTrainSettings, label: LabelSettings | None) -> TextD
     """
     paths = data_paths(settings, label)
     left_out: Counter[str] = Counter()
-    solutions = tuple(published_solutions(paths, left_out, train=True))
+    read_as: list[ReadAs] = []
+    given = published_solutions(paths, left_out, train=True, columns=settings.columns, read_as=read_as)
     cards = [_card(Path(path)) for path in paths]
     kinds = {(card.get("method"), card.get("reward")) for card in cards}
     method, reward = kinds.pop() if len(kinds) == 1 else (None, None)
     labelers = tuple(sorted({str(card["labeler"]) for card in cards if card.get("labeler")}))
-    return TextData(solutions, method, reward, labelers, dict(left_out))
+    return TextData(tuple(given), method, reward, labelers, dict(left_out), tuple(read_as))
 
 
 def split_questions(solutions: Sequence[Solution], val_split: float, seed: int) -> tuple[IntArray, IntArray]:
@@ -346,7 +352,7 @@ def _card(path: Path) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-_FREE = FREE | {"wait_for_gpu", "keep_checkpoints"}  # may be others on resume
+_FREE = FREE | {"wait_for_gpu", "keep_checkpoints", "columns"}  # may be others on resume; `data` says what was read
 
 
 class TrainingData(Protocol):

@@ -1,8 +1,8 @@
 """Scores of a judge or of a reward model against the labels that people gave: agreement, and the corrected mean.
 
-A row has CJE's columns: `oracle_label`, null or absent where no person looked, and `judge_score`, or a response that a
-reward model scores (`prompt` and `response`, or `messages`). Rows with the same `prompt_id` (else the same prompt)
-are resampled together. The label of a row of KTO (`completion`, `label`) or of HelpSteer2 (`helpfulness`) is read, too.
+A row has a label, null where no person looked (CJE's `oracle_label`, KTO's `label`, BeaverTails' `is_safe`, the
+`helpfulness` of HelpSteer2, or another by `columns`), and the score of a judge (CJE's `judge_score`) or a response that
+a reward model scores. Rows of one group, such as CJE's `prompt_id`, else with the same prompt, are resampled together.
 
     rows = read_labelled("judged.jsonl")
     section = label_figures(rows.judged(), rows.labels_N, rows.prompts, seed=0)
@@ -20,14 +20,18 @@ import krippendorff
 import numpy as np
 from numpy.typing import ArrayLike
 
-from guerdon.episodes.preferences import ATTRIBUTES, comparison, is_preference
-from guerdon.episodes.row_files import RowFields
-from guerdon.episodes.solution_files import data_rows
+from guerdon.episodes.preferences import is_preference
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.evaluation.metrics import Table, classification_metrics, figure_table, number
-from guerdon.evaluation.scoring.score_file import responses_to_score
+from guerdon.evaluation.scoring.responses import scored_responses
 from guerdon.models.scores import failure_line
+from guerdon.reading.chats import ChatError, asked_of
+from guerdon.reading.codings import MEASURED
+from guerdon.reading.plan import Plan, cell_of
+from guerdon.reading.reader import DataReading, Record, read
+from guerdon.reading.shown import shown_record
+from guerdon.reading.values import MOST_FIT, number_of
 from guerdon.statistics.classification import ratio
 from guerdon.statistics.intervals import LEVEL, Float64, Interval, bootstrap_weighted, widen_at_edge
 from guerdon.types import Failure, IntArray
@@ -203,92 +207,159 @@ def _mean_interval(parts: list[tuple[Float64, np.ndarray]]) -> Interval:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-SCORE, LABEL = "judge_score", "oracle_label"
-_WORDS = {"true": 1.0, "false": 0.0}  # of files of columns, whose cells are text
-
-
 @dataclass(frozen=True, eq=False)
 class LabelledResponses:
     """Rows of which people labelled a part.
 
     Attributes:
-        rows: place and columns.
+        reading: of the data.
+        records: the rows that are used.
         labels_N: NaN where there is none.
         prompts: rows with the same one are resampled together.
+        left_out: rows whose label cannot be read, and what is no row, by reason.
     """
 
-    rows: Sequence[tuple[str, Mapping[str, Any]]]
+    reading: DataReading
+    records: Sequence[Record]
     labels_N: Float64
     prompts: Sequence[str]
+    left_out: Mapping[str, int]
 
     def judged(self) -> list[float | Failure]:
         """The scores in the rows; a null one was not measured.
 
         Raises:
-            DataError: no row has one, or one is not a number.
+            DataError: no row has one, or more than a few are not numbers.
         """
-        if not any(row.get(SCORE) is not None for _, row in self.rows):
+        use = self.reading.plan.uses.get("reward")
+        column = "judge_score" if use is None else use.column
+        cells = [record.roles.get("reward") for record in self.records]
+        if all(cell is None for cell in cells):
             raise DataError(
-                f"no row has a {SCORE}; name the model that scores them (--model)", where=self.rows[0][0], field=SCORE
+                f"no row has a {column}; name the model that scores them (--model)",
+                where=self.records[0].where,
+                field=column,
             )
-        found = (_number(row, SCORE, where) for where, row in self.rows)
-        return [Failure("no_score", f"{SCORE} is null") if value is None else value for value in found]
+        values = [None if cell is None else MEASURED.read(cell, {}) for cell in cells]
+        _refuse_other_than_numbers(column, self.records, cells, values)
+        return [
+            Failure("no_score", f"{column} is null") if cell is None
+            else Failure("unreadable_score", f"{column} is {cell!r}"[:80]) if value is None else value
+            for cell, value in zip(cells, values, strict=True)
+        ]  # fmt: skip
 
     def responses(self) -> list[Solution | Failure]:
         """The response of each row.
 
         Raises:
-            DataError: a row has none.
+            DataError: no column is a response.
         """
-        return [responses_to_score(row, where, str(k))[0] for k, (where, row) in enumerate(self.rows)]
+        responses_of = scored_responses(self.reading)
+        return [responses_of(one.row, one.where, str(k)).found[0] for k, one in enumerate(self.records)]
+
+    @property
+    def read_as(self) -> dict[str, Any]:
+        """What the columns were taken for, as of `shown_record`."""
+        return shown_record(self.reading, used=len(self.records), left_out=self.left_out)
 
 
-def read_labelled(data: str) -> LabelledResponses:
+def read_labelled(
+    data: str, *, columns: str | Mapping[str, str] | None = None, stored: Mapping[str, str] | None = None
+) -> LabelledResponses:
     """The rows of a file, a folder or a hub data set.
 
+    Args:
+        data: as of `read`.
+        columns: as of `read`.
+        stored: as of `read`.
+
     Raises:
-        DataError: it cannot be read, a label is not a number, no row has a label, or it holds comparisons.
+        ConfigError: as `read`.
+        DataError: it cannot be read, a label could be two things, more than a few are not what the others are, no row
+            has a label, or it holds comparisons.
     """
-    rows: list[tuple[str, Mapping[str, Any]]] = []
-    labels: list[float] = []
-    prompts: list[str] = []
-    for _, _, found in data_rows(data):
-        for where, row in found:
-            if isinstance(row, DataError):
-                raise row
-            value = _label(RowFields(row, where).row, where)
-            rows.append((where, row))
-            labels.append(np.nan if value is None else value)
-            prompt = next((row[key] for key in ("prompt_id", "prompt", "question") if row.get(key) is not None), where)
-            prompts.append(str(prompt))
+    reading = read(data, columns=columns, stored=stored)
+    reading.need_rows()
+    reading.need("label")
+    column = _label_column(reading)
+    left_out = Counter(reading.bad)
+    records = list(reading.records())
+    cells = [cell_of(one.row, column) for one in records]
+    values = [_label(one, reading.plan, cell) for one, cell in zip(records, cells, strict=True)]
+    _refuse_other_than_numbers(column, records, cells, values)
+    known = [value is not None or _is_null(cell) for value, cell in zip(values, cells, strict=True)]
+    left_out.update({"unreadable_label": known.count(False)} if not all(known) else {})
+    labels = [np.nan if value is None else value for value, kept in zip(values, known, strict=True) if kept]
+    kept_records = [one for one, kept in zip(records, known, strict=True) if kept]
     if np.isnan(labels).all():
-        raise DataError(f"no row has a label of a person ({LABEL})", where=data, field=LABEL)
-    return LabelledResponses(rows, np.array(labels), prompts)
+        raise DataError(f"no row has a label of a person ({column})", where=data, field=column)
+    return LabelledResponses(reading, kept_records, np.array(labels), list(map(_group, kept_records)), left_out)
 
 
-def _label(row: Mapping[str, Any], where: str) -> float | None:
-    if LABEL in row or not is_preference(row):
-        return _number(row, LABEL, where)
-    one = comparison(row, where, "", every=True)
-    if isinstance(one, str):
-        return None
-    if len(one.responses) != 1:
+def _label_column(reading: DataReading) -> str:
+    """The column with the label of people: a label, or a rating.
+
+    Raises:
+        DataError: there is none.
+    """
+    plan = reading.plan
+    if plan.has("label"):
+        return plan.uses["label"].column
+    if plan.has("rating"):
+        return plan.uses["rating"].column
+    if plan.ratings:
+        return plan.ratings[0]
+    if is_preference(plan):
         raise DataError(
-            "a comparison of responses has no label of its own; name the file in evaluate.pairs", where=where
+            "a comparison of responses has no label of its own; name the file in evaluate.pairs", where=reading.data
         )
-    return one.attributes.get(ATTRIBUTES[0]) if one.label is None else float(one.label)
+    raise DataError(
+        "no row has a label of a person (oracle_label); name its column: --columns label=NAME", where=reading.data
+    )
 
 
-def _number(row: Mapping[str, Any], key: str, where: str) -> float | None:
-    """A number, a truth value, or either as text; None where it is null or absent."""
-    value = row.get(key)
+def _label(record: Record, plan: Plan, cell: Any) -> float | None:
+    """The label of a row as a number; None: it has none, or it cannot be read."""
+    if plan.has("label"):
+        value = record.roles["label"]
+    elif plan.has("rating"):
+        value = record.roles["rating"]
+    else:
+        value = cell
+    return number_of(value)
+
+
+def _is_null(cell: Any) -> bool:
+    return cell is None or cell != cell
+
+
+def _refuse_other_than_numbers(
+    column: str, records: Sequence[Record], cells: Sequence[Any], values: Sequence[float | None]
+) -> None:
+    """Refuse a column of which more than a few cells are not read.
+
+    Raises:
+        DataError: with the first of them.
+    """
+    filled = [k for k, cell in enumerate(cells) if not _is_null(cell)]
+    lost = [k for k in filled if values[k] is None]
+    if len(lost) > (1 - MOST_FIT) * len(filled):
+        raise DataError(
+            f"{column} must be a finite number or null, this is {str(cells[lost[0]])[:80]!r}",
+            where=records[lost[0]].where,
+            field=column,
+        )
+
+
+def _group(record: Record) -> str:
+    """What rows are resampled together by: their group, else what was asked, else each by itself."""
+    if record.roles.get("group") is not None:
+        return str(record.roles["group"])
     try:
-        found = None if value is None else float(_WORDS.get(str(value).strip().casefold(), value))
-    except (TypeError, ValueError, OverflowError):
-        found = np.nan
-    if found is not None and not np.isfinite(found):
-        raise DataError(f"{key} must be a finite number or null, this is {str(value)[:80]!r}", where=where, field=key)
-    return found
+        asked = asked_of(record.roles)
+    except ChatError:
+        asked = None
+    return record.where if asked is None else str(asked)
 
 
 def label_figures(

@@ -7,6 +7,7 @@
 | RM-Bench (2410.16184) | share of 3 x 3 pairs with chosen above | four domains; easy, normal, hard | mean of domains |
 | JudgeBench (2410.12784) | as RewardBench | sources | all pairs alike |
 | PPE (2410.14872), human preference | as RewardBench; ties between the two left out | none | all pairs alike |
+| PPE, best of K | as RewardBench 2 | subsets | their mean |
 
 Other data are measured as RewardBench, or where a prompt has more than two responses as RewardBench 2. Ties are
 counted. Every number comes over what could be measured, and with failed measurements as wrong. Intervals resample
@@ -32,18 +33,21 @@ from scipy.special import expit
 from guerdon.episodes.preferences import (
     Comparison,
     benchmark_of,
+    check_preferences,
     comparison,
     contradictions,
     label_noise,
-    prompt_of,
     read_response,
     responses_of,
 )
-from guerdon.episodes.row_files import rows_by_split
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.evaluation.metrics import figure_table
-from guerdon.processes.progress import log_line
+from guerdon.reading.chats import ChatError, asked_of
+from guerdon.reading.data_sets import data_parts, held_part
+from guerdon.reading.reader import DataReading, Record, read
+from guerdon.reading.roles import Role
+from guerdon.reading.shown import shown_record
 from guerdon.statistics.classification import ReliabilityBin, ece, ratio, reliability_bins
 from guerdon.statistics.intervals import (
     Float64,
@@ -61,7 +65,7 @@ from guerdon.types import Failure
 # A pair is a right and a wrong response to a prompt, d the value of the right one minus that of the wrong one. The
 # pairs of a prompt weigh 1 together; intervals resample prompts.
 #
-#     choices, left_out, noise = read_choices("pairs.jsonl")
+#     choices = read_choices("pairs.jsonl").choices
 #     pairs = pairs_of(choices, values)
 #     calibration(pairs, reps=1000, seed=0)["brier"].estimate         # mean of (1 - sigma(d))^2
 #     by_length(pairs, ties="wrong", reps=1000, seed=0)["length_controlled"].estimate
@@ -91,19 +95,44 @@ class ResponsePairs:
     failed: int
 
 
-def read_choices(data: str) -> tuple[list[PreferenceChoice], Counter[str], float | None]:
-    """The prompts of a file, a folder or a hub data set, what was left out of it by reason, and its label noise.
+class ReadChoices(NamedTuple):
+    """The prompts of a data set of preferences.
+
+    Attributes:
+        choices: in order.
+        left_out: rows that cannot be used, by reason.
+        label_noise: as `label_noise`.
+        read_as: what its columns were taken for, as of `shown_record`.
+    """
+
+    choices: list[PreferenceChoice]
+    left_out: Counter[str]
+    label_noise: float | None
+    read_as: Mapping[str, Any]
+
+
+def read_choices(
+    data: str, *, columns: str | Mapping[str, str] | None = None, stored: Mapping[str, str] | None = None
+) -> ReadChoices:
+    """The prompts of a file, a folder or a hub data set.
 
     Outside benchmarks, pairs that were judged in both directions are left out; their share estimates the noise.
 
+    Args:
+        data: as of `read`.
+        columns: as of `read`.
+        stored: as of `read`.
+
     Raises:
-        DataError: it cannot be read, or has no comparison that can be used.
+        ConfigError: as `read`.
+        DataError: it cannot be read, a column could be two things, or there is no comparison that can be used.
     """
-    choices, left_out = list[PreferenceChoice](), Counter[str]()
-    splits = rows_by_split(data)
-    splits = {"filtered": splits["filtered"]} if splits.get("filtered") else splits
-    for split, rows in splits.items():
-        choices += choices_from_rows(rows, data, split, left_out)
+    parts = data_parts(data)
+    parts = [one for one in parts if one.name == "filtered"] or parts
+    reading = read(data, columns=columns, stored=stored, parts=parts)
+    reading.need_rows()
+    left_out = Counter(reading.bad)
+    choices = _choices_of(reading, left_out)
     judged = {
         k: Comparison(one.id, tuple(responses), (0, 1))
         for k, one in enumerate(choices)
@@ -117,9 +146,8 @@ def read_choices(data: str) -> tuple[list[PreferenceChoice], Counter[str], float
     counted = ", ".join(f"{n} {reason}" for reason, n in sorted(left_out.items()))
     if not choices:
         raise DataError(f"there is no comparison that can be used: {counted}", where=data)
-    if left_out:
-        log_line(f"{data}: left out rows: {counted}")
-    return choices, left_out, label_noise(repeated, contradicted)
+    read_as = shown_record(reading, used=len(choices), left_out=left_out)
+    return ReadChoices(choices, left_out, label_noise(repeated, contradicted), read_as)
 
 
 def pairs_of(choices: Sequence[PreferenceChoice], values: Sequence[Value]) -> ResponsePairs:
@@ -355,7 +383,7 @@ class RewardBenchResult:
 def choices_from_rows(
     rows: Iterable[Mapping[str, Any]], path: str = "", subset: str = "", left_out: Counter[str] | None = None
 ) -> list[PreferenceChoice]:
-    """Rows of preference benchmarks, and of every other layout of preferences (`guerdon.episodes.preferences`).
+    """Rows of preference benchmarks, and of every other layout of preferences (docs/reading.md).
 
     Of RewardBench (`chosen` and `rejected` are texts), RewardBench 2 and RM-Bench (lists of texts) a prompt may be a
     list of chat messages, with `tools` next to it. A response may be one, too: the assistant's message, or a whole
@@ -370,62 +398,90 @@ def choices_from_rows(
         left_out: counts the rows that cannot be used, by reason.
 
     Raises:
-        DataError: a row has no known layout, lacks `prompt`, or a response is neither text nor messages.
+        DataError: rows have no known layout, one of a benchmark lacks a response or what was asked, or a response is
+            neither text nor messages.
     """
+    held = [(f"{path}{': ' * bool(path)}row {number + 1}", row) for number, row in enumerate(rows)]
+    reading = read(path, parts=[held_part(held, path or "rows", "rows", subset)])
+    return _choices_of(reading, Counter() if left_out is None else left_out)
+
+
+def _choices_of(reading: DataReading, left_out: Counter[str]) -> list[PreferenceChoice]:
+    """The prompts of rows that were read; the others are counted by reason."""
+    check_preferences(reading)
     choices = []
-    counts: Counter[str] = Counter() if left_out is None else left_out
-    for number, row in enumerate(rows):
-        where = f"{path}{': ' * bool(path)}row {number + 1}"
-        benchmark = benchmark_of(path, row) or ""
-        if not ({"chosen", "rejected"} & row.keys() and (benchmark or row.get("subset") is not None)):
-            one = _compared(row, where, str(number), subset, benchmark)
-            if isinstance(one, str):
-                counts[one] += 1
-            else:
-                choices.append(one)
-            continue
-        missing = [key for key in ("chosen", "rejected") if row.get(key) is None]
-        if prompt_of(row) is None and not missing and not _are_conversations(row):
-            missing = ["prompt"]
-        if missing:
-            raise DataError(
-                f"{where} has no {missing[0]}; RewardBench rows have prompt, chosen, rejected, subset", field=missing[0]
-            )
-        choices.append(_listed_choice(row, where, str(row.get("id", number)), subset, benchmark))
+    for record in reading.records():
+        benchmark = _benchmark_of(record, reading)
+        listed = reading.plan.has("chosen", "rejected") and (benchmark or record.row.get("subset") is not None)
+        one = _listed_choice(record, benchmark) if listed else _compared(record, reading, benchmark)
+        if isinstance(one, str):
+            left_out[one] += 1
+        else:
+            choices.append(one)
     return choices
 
 
-def _listed_choice(row: Mapping[str, Any], where: str, name: str, subset: str, benchmark: str) -> PreferenceChoice:
-    """A row of a benchmark with one or several responses in each of `chosen` and `rejected`."""
-    prompt = prompt_of(row)
-
-    def responses(key: str) -> tuple[Solution | Failure, ...]:
-        listed = responses_of(row[key], f"{where}: {key}")
-        return tuple(read_response(prompt, one, f"{name}-{key}-{k}", row) for k, one in enumerate(listed))
-
-    if benchmark == "RM-Bench":
-        part = str(row.get("domain") or subset.partition("_")[0] or "all")
-    else:
-        part = str(row.get("subset") or subset or "all")
-    return PreferenceChoice(name, part, responses("chosen"), responses("rejected"), benchmark)
+def _benchmark_of(record: Record, reading: DataReading) -> str:
+    """The benchmark of a row; empty: none known."""
+    if reading.plan.layout.name.startswith("PPE"):
+        return "PPE"
+    return benchmark_of(reading.data, record.row) or ""
 
 
-def _compared(row: Mapping[str, Any], where: str, name: str, subset: str, benchmark: str) -> PreferenceChoice | str:
+def _listed_choice(record: Record, benchmark: str) -> PreferenceChoice | str:
+    """A row of a benchmark with one or several responses in each of `chosen` and `rejected`; or why it is left out.
+
+    Raises:
+        DataError: a row of a benchmark lacks one of these, or what was asked.
+    """
+    roles = record.roles
+    seen = next((role for role in _BESIDE_TEXT if roles.get(role)), None)
+    if seen is not None:
+        return f"has_{seen}"
+    missing = [role for role in ("chosen", "rejected") if roles.get(role) is None]
+    try:
+        prompt = asked_of(roles)
+    except ChatError as error:
+        return error.reason
+    if prompt is None and not missing and not _are_conversations(record):
+        missing = ["prompt"]
+    if missing:
+        raise DataError(
+            f"{record.where} has no {missing[0]}; RewardBench rows have prompt, chosen, rejected, subset",
+            field=missing[0],
+        )
+    name = record.name if roles.get("id") is None else str(roles["id"])
+
+    def responses(role: str) -> tuple[Solution | Failure, ...]:
+        listed = responses_of(roles[role], f"{record.where}: {role}")
+        return tuple(read_response(prompt, one, f"{name}-{role}-{k}", roles) for k, one in enumerate(listed))
+
+    part = record.subset
+    if benchmark == "RM-Bench" and record.row.get("domain") is None:
+        part = part.partition("_")[0]
+    return PreferenceChoice(name, part or "all", responses("chosen"), responses("rejected"), benchmark)
+
+
+_BESIDE_TEXT: tuple[Role, ...] = ("images", "videos", "audio")
+
+
+def _compared(record: Record, reading: DataReading, benchmark: str) -> PreferenceChoice | str:
     """A row of another layout, or why it cannot be used."""
-    one = comparison(row, where, name, subset, every=bool(benchmark))
+    one = comparison(record, reading.plan, every=bool(benchmark))
     if isinstance(one, str):
         return one
     both = list(zip(one.responses, one.ranks, strict=True))
     chosen, rejected = (tuple(x for x, rank in both if (rank == 0) == best) for best in (True, False))
-    part = one.subset if benchmark != "PPE" else str(row.get("language") or subset)
+    part = one.subset if benchmark != "PPE" else str(record.row.get("language") or one.subset)
     if not rejected:
         return "tie" if len(one.responses) > 1 else "single_response"
     return PreferenceChoice(one.id, part, chosen, rejected, benchmark)
 
 
-def _are_conversations(row: Mapping[str, Any]) -> bool:
+def _are_conversations(record: Record) -> bool:
     """Whether each response of a row has the conversation in front of it."""
-    both = [*responses_of(row["chosen"], "chosen"), *responses_of(row["rejected"], "rejected")]
+    roles = record.roles
+    both = [*responses_of(roles["chosen"], "chosen"), *responses_of(roles["rejected"], "rejected")]
     return all(not isinstance(one, str) and len(one) > 1 for one in both)
 
 

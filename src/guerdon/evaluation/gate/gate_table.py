@@ -20,8 +20,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from guerdon.episodes.row_files import RowFields, good_rows
 from guerdon.errors import DataError
+from guerdon.reading.containers import good_rows
+from guerdon.reading.fields import RowFields
 from guerdon.statistics.intervals import Float64
 
 Effect = Literal["harms", "no effect", "helps"]

@@ -1,9 +1,8 @@
 """The rows of a file with columns of rewards: `guerdon score`.
 
-A row has the columns of preferences, a response (`response`, `completion`, `answer` or `output`) or a list `responses`
-to a `prompt` (or `question`), a conversation (`messages`), or the steps of a solution. It gets `reward`; of a pair
-`reward_chosen` and `reward_rejected`; of several responses `rewards`, in their order. A value that is missing is null,
-and `reward_failure` says why.
+What a column is for is decided by `guerdon.reading` over the whole file. A row with one response gets `reward`; one
+with a better and a worse response `reward_chosen` and `reward_rejected`; one with several `rewards`, in their order;
+that of a log `guerdon_reward`. A value that is missing is null, and `reward_failure` says why.
 
     model = load_any_text_model("runs/rm")
     print(score_file(Path("answers.jsonl"), model, Path("scored.jsonl"), name="runs/rm"))
@@ -11,35 +10,34 @@ and `reward_failure` says why.
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from guerdon.episodes import rollout_logs as logs
-from guerdon.episodes.preferences import PROMPTS, is_preference, prompt_of, read_response, responses_in
-from guerdon.episodes.row_files import json_line, write_parquet
-from guerdon.episodes.solution_files import solutions_from_rows
 from guerdon.episodes.solutions import Solution
-from guerdon.errors import DataError, boundary
+from guerdon.errors import DataError
+from guerdon.evaluation.scoring.responses import RowResponses, scored_responses
+from guerdon.evaluation.scoring.rewritten import write_rows
 from guerdon.files.append_log import AppendLog
-from guerdon.files.atomic import sha256, write_bytes
-from guerdon.files.parquet_bounds import BoundedParquet
+from guerdon.files.atomic import sha256
 from guerdon.models.judges.judge import JudgeModel
-from guerdon.models.judges.rubric import REFERENCE, RUBRIC
 from guerdon.models.load import JUDGE, TEXT, is_factory, is_rubric, load_reward_model
 from guerdon.models.scores import score_solutions, solution_value
 from guerdon.plan.estimate import readable
 from guerdon.processes.progress import ProgressBar, log_line
+from guerdon.reading.containers import endings, parts_of
+from guerdon.reading.data_sets import held_part
+from guerdon.reading.layouts import RowLayout
+from guerdon.reading.nested import FAILURE, RESCORED
+from guerdon.reading.reader import DataReading, read
+from guerdon.reading.shown import shown_lines
 from guerdon.settings.evaluate import Aggregation
 from guerdon.types import Failure, RewardModel
 
-_COLUMNS = ("reward", "reward_chosen", "reward_rejected", "rewards", "reward_failure", logs.RESCORED, logs.FAILURE)
+_COLUMNS = ("reward", "reward_chosen", "reward_rejected", "rewards", "reward_failure", RESCORED, FAILURE)
+_Row = Mapping[str, Any]
 
 
 def load_any_text_model(path: str, *, options: Mapping[str, Any] | None = None, **how: Any) -> RewardModel:
@@ -71,20 +69,13 @@ def check_files(file: Path, out: Path, *, only_failed: bool) -> None:
     """
     if not file.is_file():
         raise DataError("there is no such file", where=file)
-    if out.suffix.lower() != file.suffix.lower():
-        raise DataError(f"rows are written in the format they came in; end it in {file.suffix}", where=out)
+    wanted = endings(file.name)
+    if endings(out.name) != wanted:
+        raise DataError(f"rows are written in the format they came in; end it in {wanted}", where=out)
     if only_failed and not out.exists():
         raise DataError(f"{out} does not exist; leave out --only-failed")
     if not only_failed and out.exists():
         raise DataError(f"{out} exists; remove it, or score its rows without a reward again with --only-failed")
-
-
-class _Item(NamedTuple):
-    """Responses of a row, and in which columns their rewards stand: one value each, or a list."""
-
-    responses: list[Solution | Failure]
-    columns: tuple[str, ...]
-    counts: tuple[int | None, ...]  # values of each column; None: one value, not in a list
 
 
 def score_file(
@@ -94,6 +85,7 @@ def score_file(
     *,
     name: str,
     options: Mapping[str, Any] | None = None,
+    columns: str | Mapping[str, str] | None = None,
     only_failed: bool = False,
     aggregation: Aggregation = "min",
     batch_size: int = 64,
@@ -105,11 +97,12 @@ def score_file(
     judge costs is logged before it is called. A model that compares responses gets all rows of a prompt together.
 
     Args:
-        file: JSONL, JSON, Parquet, CSV or TSV.
+        file: any that is read, also packed.
         model: any reward model of text.
         out: the new file, with the ending of `file`.
         name: of the model, by which a resumed start is recognised, with its options.
         options: of the model.
+        columns: what columns are for, as of `read`; those that a model of guerdon was trained on are known.
         only_failed: score again the rows of `out` with a null reward; the others stay as they are.
         aggregation: of the values of steps.
         batch_size: rows per call of the model.
@@ -119,29 +112,36 @@ def score_file(
         What was done, for people; with `dry_run` what it would cost.
 
     Raises:
-        DataError: the file cannot be read, a row has nothing to score, `out` exists (or does not, with `only_failed`),
-            or an unfinished start used another model or file.
+        ConfigError: as `read`.
+        DataError: the file cannot be read, a column could be two things, `out` exists (or does not, with
+            `only_failed`), or an unfinished start used another model or file.
+        NothingToScoreError: no column is a response.
     """
     part = out.with_name(f"{out.name}.part")
     check_files(file, out, only_failed=only_failed)
     given = out if only_failed else file
-    rows = _rows(given)
+    parts = _held(given)
+    rows, counts = [pair for part in parts for pair in part], [len(part) for part in parts]
+    reading = _read(given, parts, columns, trained_columns(model))
+    responses_of = scored_responses(reading)
     failed = [k for k, (_, row) in enumerate(rows) if not only_failed or _why_failed(row)]
-    if model.info.compares:
-        items = {k: _item(row, where, f"{k}") for k, (where, row) in enumerate(rows)}
-        wanted = _with_their_prompt(items, failed)
-    else:
-        items = {k: _item(rows[k][1], rows[k][0], f"{k}") for k in failed}
-        wanted = failed
+    read_now = range(len(rows)) if model.info.compares else failed
+    items = {k: responses_of(rows[k][1], rows[k][0], f"{k}") for k in read_now}
+    wanted = _with_their_prompt(items, failed) if model.info.compares else failed
+    for line in shown_lines(reading, **_used(items.values())):
+        log_line(line)
     cost = _cost(model, [items[k] for k in wanted])
     if dry_run:
         return "\n".join([*cost, f"{len(wanted)} of {len(rows)} rows would be scored"])
     for line in cost:
         log_line(line)
     begun = {"source": sha256(given), "model": name, "aggregation": aggregation} | _identity(name, options or {})
+    begun |= {"columns": columns} if columns else {}
     asked = {k: items[k] for k in wanted}
     found = _scored_rows(asked, model, part, begun, aggregation=aggregation, batch_size=batch_size)
-    _write(out, given, [row for _, row in rows], found)
+    layout = reading.plan.layout
+    whole = [_rescored(row, found[k], layout) if k in found else row for k, (_, row) in enumerate(rows)]
+    write_rows(out, given, whole, counts, [name for name in _COLUMNS if any(name in row for row in whole)])
     part.unlink()
     return _summary(f"wrote {out}: {len(wanted)} of {len(rows)} rows scored", found.values())
 
@@ -156,24 +156,60 @@ def _summary(done: str, found: Iterable[Mapping[str, Any]]) -> str:
     return f"{done} ({reasons}); --only-failed scores them again"
 
 
-def _rows(given: Path) -> list[tuple[str, Mapping[str, Any]]]:
-    """The rows of a file, each with its place for error messages."""
-    by_line = given.suffix in (".jsonl", ".ndjson")
-    rows = []
-    for number, row in logs.log_records(given, kept=True):
-        where = f"{given}:{number}" if by_line else f"{given}: row {number}"
-        if isinstance(row, DataError):
-            raise row
-        if not isinstance(row, Mapping):
-            raise DataError("a row must be a map of columns", where=where)
-        rows.append((where, row))
-    if not rows:
+def _held(given: Path) -> list[list[tuple[str, _Row]]]:
+    """The rows of each part of a file, with their places.
+
+    Raises:
+        DataError: one cannot be read or is no map of columns, or there is none.
+    """
+    parts = list[list[tuple[str, _Row]]]()
+    for part in parts_of(given):
+        parts.append([])
+        for number, row in part.rows(kept=True):
+            if isinstance(row, DataError):
+                raise row
+            if not isinstance(row, Mapping):
+                raise DataError("a row must be a map of columns", where=part.place(number))
+            parts[-1].append((part.place(number), row))
+    if not any(parts):
         raise DataError("there is no row in it", where=given)
-    return rows
+    return parts
+
+
+def _read(
+    given: Path,
+    parts: Sequence[Sequence[tuple[str, _Row]]],
+    columns: str | Mapping[str, str] | None,
+    stored: Mapping[str, str] | None,
+) -> DataReading:
+    """What the columns of rows in memory are for."""
+    held = [held_part(rows, str(given), f"{k}") for k, rows in enumerate(parts)]
+    return read(str(given), columns=columns, stored=stored, parts=held)
+
+
+def trained_columns(model: object) -> Mapping[str, str]:
+    """What the columns of the data were for that a model of guerdon was trained on, as its card says."""
+    training = getattr(getattr(model, "card", None), "training", None)
+    found = training.get("columns") if isinstance(training, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _used(items: Iterable[RowResponses]) -> dict[str, Any]:
+    """How many rows there are, how many have a response that can be scored, and by reason how many have none."""
+    lost: Counter[str] = Counter()
+    rows = used = 0
+    for item in items:
+        rows += 1
+        failures = [one.reason for one in item.found if isinstance(one, Failure)]
+        if len(failures) < len(item.found):
+            used += 1
+        elif failures:
+            lost[failures[0]] += 1
+    return {"rows": rows, "used": used, "left_out": lost}
 
 
 def _scored_rows(
-    items: Mapping[int, _Item],
+    items: Mapping[int, RowResponses],
     model: RewardModel,
     part: Path,
     begun: Mapping[str, Any],
@@ -205,7 +241,7 @@ def _scored_rows(
 
 def _why_failed(row: Mapping[str, Any]) -> Any:
     """Why a row has no reward; nothing where it has one."""
-    return row.get(logs.FAILURE) or (None if logs.RESCORED in row else row.get("reward_failure"))
+    return row.get(FAILURE) or (None if RESCORED in row else row.get("reward_failure"))
 
 
 _ELSEWHERE = {  # options that change no value: where a model is, and how fast or expensive
@@ -224,28 +260,28 @@ def _identity(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, "rubric": sha256(Path(name))} if is_rubric(name) else found
 
 
-def _cost(model: RewardModel, items: Sequence[_Item]) -> list[str]:
+def _cost(model: RewardModel, items: Sequence[RowResponses]) -> list[str]:
     """What the calls of a judge cost, in lines."""
     if not isinstance(model, JudgeModel):
         return []
-    solutions = [one for item in items for one in item.responses if isinstance(one, Solution) and one.steps]
+    solutions = [one for item in items for one in item.found if isinstance(one, Solution) and one.steps]
     return readable(model.cost([one.as_episode() for one in solutions]))
 
 
-def _prompts(items: Mapping[int, _Item]) -> dict[int, str]:
+def _prompts(items: Mapping[int, RowResponses]) -> dict[int, str]:
     """The prompt of each row; a row of its own where it cannot be read."""
-    firsts = {k: next((s for s in item.responses if isinstance(s, Solution)), None) for k, item in items.items()}
+    firsts = {k: next((s for s in item.found if isinstance(s, Solution)), None) for k, item in items.items()}
     return {k: f"row {k}" if one is None else one.asked for k, one in firsts.items()}
 
 
-def _with_their_prompt(items: Mapping[int, _Item], chosen: Sequence[int]) -> list[int]:
+def _with_their_prompt(items: Mapping[int, RowResponses], chosen: Sequence[int]) -> list[int]:
     """The chosen rows, and all others to the same prompts."""
     prompts = _prompts(items)
     asked = {prompts[k] for k in chosen}
     return [k for k in items if prompts[k] in asked]
 
 
-def _batches(items: Mapping[int, _Item], rows: Sequence[int], size: int, *, whole: bool) -> list[list[int]]:
+def _batches(items: Mapping[int, RowResponses], rows: Sequence[int], size: int, *, whole: bool) -> list[list[int]]:
     """Rows in batches of at least `size`, rows of one prompt together where they must be."""
     prompts = _prompts({k: items[k] for k in rows}) if whole else {}
     groups: dict[Any, list[int]] = {}
@@ -259,179 +295,24 @@ def _batches(items: Mapping[int, _Item], rows: Sequence[int], size: int, *, whol
     return found
 
 
-def responses_to_score(row: Mapping[str, Any], where: str, name: str) -> list[Solution | Failure]:
-    """The responses of a row that `score_file` scores.
-
-    Raises:
-        DataError: there is none.
-    """
-    return _item(row, where, name).responses
-
-
-_REFERENCES = (REFERENCE, "reference_answer", "reference")  # columns of the true answer
-
-
-def _item(row: Mapping[str, Any], where: str, name: str) -> _Item:
-    """What is to be scored of a row, with the rubric and the true answer that it has for its prompt."""
-    found = _responses(row, where, name)
-    truth = next((row[key] for key in _REFERENCES if row.get(key) is not None), None)
-    own = {RUBRIC: row.get(RUBRIC), REFERENCE: truth}
-    meta = {key: value for key, value in own.items() if value not in (None, "", [])}
-    known = [replace(s, meta={**s.meta, **meta}) if isinstance(s, Solution) else s for s in found.responses]
-    return found._replace(responses=known)
-
-
-_ANSWERS = ("response", "completion", "answer", "output")  # columns of a response
-
-
-def _responses(row: Mapping[str, Any], where: str, name: str) -> _Item:
-    layout = logs.layout_of(row)
-    if layout.name != logs.PLAIN:
-        with boundary(DataError, f"{where}: not like {layout.name}"):
-            found = [_logged(one, layout, f"{name}-{k}") for k, one in enumerate(layout.rows(row))]
-        return _Item(found, (logs.RESCORED,), (None if layout.rescored is None else len(found),))
-    item = _plain_responses(row, where, name)
-    kept = item.columns == ("reward",) and row.get("reward") is not None and "reward_failure" not in row
-    return item._replace(columns=(logs.RESCORED,)) if kept or logs.RESCORED in row else item
-
-
-def _logged(row: Mapping[str, Any], layout: logs.LogLayout, name: str) -> Solution | Failure:
-    """The response of a row of a log, with the true answer that it has."""
-    columns = logs.columns_of(row, layout, {})
-    asked, said = logs.turns_of(row, columns)
-    if said is None or said == []:
-        return Failure("no_value", "the log has no response")
-    found, truth = read_response(asked, said, name, {}), row.get(columns.keys.get("reference", ""))
-    return found if truth is None or isinstance(found, Failure) else replace(found, meta={REFERENCE: truth})
-
-
-def _plain_responses(row: Mapping[str, Any], where: str, name: str) -> _Item:
-    prompt = prompt_of(row)
-    text = next((row[key] for key in _ANSWERS if row.get(key) is not None), None)
-    several = row.get("responses")
-    if several is None and is_preference(row):
-        return _preference(row, where, name)
-    if prompt is not None and isinstance(several, list | tuple):
-        return _listed(prompt, several, name, row)
-    if row.get("messages") is not None:
-        return _one_response(read_response(prompt, row["messages"], name, row))
-    if prompt is not None and text is not None:
-        return _one_response(read_response(prompt, text, name, row))
-    for _, solution in solutions_from_rows([(where, row)], name):
-        if isinstance(solution, Solution):
-            return _one_response(solution)
-    missing = _missing(row)
-    if missing is not None:
-        return missing
-    raise DataError(
-        f"nothing to score, found {', '.join(map(str, row))[:200]}; a row needs prompt and response (or "
-        "responses), messages, chosen and rejected, or another layout of docs/preferences.md",
-        where=where,
-    )
-
-
-def _one_response(found: Solution | Failure) -> _Item:
-    return _Item([found], ("reward",), (None,))
-
-
-def _listed(prompt: Any, several: Sequence[Any], name: str, row: Mapping[str, Any]) -> _Item:
-    """Several responses to a prompt, each a text or a map with it."""
-    texts = [one.get("response", one.get("text")) if isinstance(one, Mapping) else one for one in several]
-    found = [read_response(prompt, text, f"{name}-{k}", row) for k, text in enumerate(texts)]
-    return _Item(found, ("rewards",), (len(found),))
-
-
-def _missing(row: Mapping[str, Any]) -> _Item | None:
-    """The responses of a row that has the columns of a pair or of one response, and nulls in them."""
-    if {"chosen", "rejected"} <= row.keys():
-        lost = Failure("no_value", "chosen or rejected is null")
-        return _Item([lost, lost], ("reward_chosen", "reward_rejected"), (None, None))
-    if "messages" in row or (row.keys() & set(_ANSWERS) and row.keys() & set(PROMPTS)):
-        return _one_response(Failure("no_value", "the prompt or the response is null"))
-    return None
-
-
-def _preference(row: Mapping[str, Any], where: str, name: str) -> _Item:
-    """The responses of a comparison: a better and a worse one or several of each, or a list with ratings."""
-    responses, (better, worse) = responses_in(row, where, name)
-    if row.get("chosen") is None:
-        if len(responses) == 1:
-            return _Item(responses, ("reward",), (None,))
-        return _Item(responses, ("rewards",), (len(responses),))
-    listed = [isinstance(row[key], list | tuple) and n > 1 for key, n in (("chosen", better), ("rejected", worse))]
-    counts = (better if listed[0] else None, worse if listed[1] else None)
-    return _Item(responses, ("reward_chosen", "reward_rejected"), counts)
-
-
-def _scored(model: RewardModel, items: Sequence[_Item], aggregation: Aggregation) -> list[dict[str, Any]]:
+def _scored(model: RewardModel, items: Sequence[RowResponses], aggregation: Aggregation) -> list[dict[str, Any]]:
     """The new columns of each item."""
-    solutions = [one for item in items for one in item.responses if isinstance(one, Solution)]
+    solutions = [one for item in items for one in item.found if isinstance(one, Solution)]
     scores = iter(score_solutions(model, solutions, batch_size=max(len(solutions), 1)))
     found = []
     for item in items:
-        values = [
-            one if isinstance(one, Failure) else solution_value(next(scores), aggregation) for one in item.responses
-        ]
+        values = [one if isinstance(one, Failure) else solution_value(next(scores), aggregation) for one in item.found]
         why = next((str(v) for v in values if isinstance(v, Failure)), None)
         rewards = iter(None if isinstance(v, Failure) else v for v in values)
         row: dict[str, Any] = {}
         for column, n in zip(item.columns, item.counts, strict=True):
             row[column] = next(rewards) if n is None else [next(rewards) for _ in range(n)]
-        found.append({**row, logs.FAILURE if logs.RESCORED in row else "reward_failure": why})
+        found.append({**row, FAILURE if RESCORED in row else "reward_failure": why})
     return found
 
 
-def _rescored(row: Mapping[str, Any], new: Mapping[str, Any]) -> Mapping[str, Any]:
+def _rescored(row: _Row, new: _Row, layout: RowLayout) -> _Row:
     """A row with its new rewards, where its layout has a place for them."""
-    layout = logs.layout_of(row)
-    if layout.rescored is None:
+    if layout.rescored is None or RESCORED not in new:
         return {**row, **new}
-    return {**layout.rescored(row, new[logs.RESCORED]), logs.FAILURE: new[logs.FAILURE]}
-
-
-def _write(out: Path, given: Path, rows: Sequence[Mapping[str, Any]], found: Mapping[int, Mapping[str, Any]]) -> None:
-    """The rows with their new columns, in one piece."""
-    whole = [_rescored(row, found[k]) if k in found else row for k, row in enumerate(rows)]
-    names = [name for name in _COLUMNS if any(name in row for row in whole)]
-    ending = out.suffix.lower()
-    changed = logs.with_records(given, whole)
-    if changed is not None:
-        write_bytes(out, changed)
-    elif ending == ".parquet":
-        _write_parquet(out, given, whole, names)
-    elif ending in (".csv", ".tsv"):
-        columns = [*dict.fromkeys(key for row in rows for key in row if key not in names), *names]
-        write_bytes(out, _table_text(whole, columns, delimiter="," if ending == ".csv" else "\t").encode())
-    elif ending == ".json":
-        write_bytes(out, (json.dumps(whole, ensure_ascii=False, indent=1, allow_nan=False) + "\n").encode())
-    else:
-        write_bytes(out, b"".join(map(json_line, whole)))
-
-
-def _write_parquet(out: Path, given: Path, whole: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
-    """The table of a file with the new columns at its end; its other columns keep their types."""
-    import pyarrow as pa
-
-    with boundary(DataError, f"{given}: cannot be read as Parquet"):
-        table = BoundedParquet(given).table()
-    table = table.drop_columns([name for name in names if name in table.column_names])
-    for name in names:
-        column = [row.get(name) for row in whole]
-        if name in (logs.FAILURE, "reward_failure"):
-            kind = pa.string()
-        elif any(isinstance(value, list) for value in column):
-            kind = pa.list_(pa.float64())
-        else:
-            kind = pa.float64()
-        table = table.append_column(name, pa.array(column, kind))
-    write_parquet(out, table)
-
-
-def _table_text(whole: Sequence[Mapping[str, Any]], columns: Sequence[str], *, delimiter: str) -> str:
-    """The rows as CSV or TSV, lists in them as JSON."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, delimiter=delimiter, lineterminator="\n")
-    writer.writeheader()
-    for row in whole:
-        writer.writerow({key: json.dumps(value) if isinstance(value, list) else value for key, value in row.items()})
-    return text.getvalue()
+    return {**layout.rescored(row, new[RESCORED]), FAILURE: new[FAILURE]}

@@ -18,21 +18,18 @@ import numpy as np
 from guerdon.episodes.index import load_index
 from guerdon.episodes.layout import INFO_PATH, camera_for, load_info
 from guerdon.episodes.read import dataset_hash, read_episodes
-from guerdon.episodes.rollout_logs import RESCORED, log_files, log_records
-from guerdon.episodes.row_files import write_parquet
 from guerdon.errors import ConfigError, DataError, boundary
-from guerdon.evaluation.scoring.score_file import (
-    check_files,
-    load_any_text_model,
-    responses_to_score,
-    score_file,
-)
+from guerdon.evaluation.scoring.responses import NothingToScoreError
+from guerdon.evaluation.scoring.score_file import check_files, load_any_text_model, score_file
 from guerdon.files.append_log import AppendLog
-from guerdon.files.atomic import write_json
+from guerdon.files.atomic import write_json, write_parquet
 from guerdon.files.parquet_bounds import BoundedParquet
 from guerdon.models.load import is_factory, kind_at, load_reward_model
 from guerdon.models.scores import score_episodes
 from guerdon.processes.progress import log_line
+from guerdon.reading.containers import file_rows
+from guerdon.reading.data_sets import log_files
+from guerdon.reading.nested import RESCORED
 from guerdon.settings.evaluate import Aggregation
 from guerdon.train.rabc import by_row, row_values
 from guerdon.types import Episode, FloatArray, RewardModel
@@ -49,6 +46,7 @@ class ScoreSettings:
         options: of the model.
         only_failed: see `score_file`.
         aggregation: see `score_file`.
+        columns: see `score_file`.
     """
 
     file: Path
@@ -57,6 +55,7 @@ class ScoreSettings:
     options: Mapping[str, Any] = field(default_factory=dict)
     only_failed: bool = False
     aggregation: Aggregation = "min"
+    columns: str | Mapping[str, str] | None = None
 
 
 class ScoreStage:
@@ -94,6 +93,7 @@ class ScoreStage:
                 options=settings.options,
                 only_failed=settings.only_failed,
                 aggregation=settings.aggregation,
+                columns=settings.columns,
                 dry_run=dry_run,
             )
 
@@ -151,28 +151,31 @@ def score_path(path: Path, model: RewardModel, out: Path, **how: Any) -> str:
     if path.is_file():
         return score_file(path, model, out, **how)
     if is_data_set(path):
+        if how.get("columns"):
+            raise ConfigError(f"--columns is for rows of text; remove it for {path}, a LeRobot data set")
         return _score_data_set(path, model, out, name=how["name"], dry_run=how.get("dry_run", False))
     said = []
     for file in log_files(path):
         target = out / file.relative_to(path)
         if target.exists() and not how.get("only_failed"):
             said.append(f"{target} is there already")
-        elif _has_responses(file):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            said.append(score_file(file, model, target, **how))
         else:
-            log_line(f"{file}: left out, it has no responses")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            said += _score_if_any(file, model, target, **how)
     if not said:
         raise DataError("no file in it has responses to score; curves and returns of episodes have none", where=path)
     return "\n".join(said)
 
 
-def _has_responses(file: Path) -> bool:
+def _score_if_any(file: Path, model: RewardModel, target: Path, **how: Any) -> list[str]:
+    """What was done with a file of a folder; nothing with one that has no responses, or no rows at its beginning."""
     try:
-        first = next((row for _, row in log_records(file) if isinstance(row, Mapping)), {})
-        return bool(responses_to_score(first, str(file), ""))
-    except DataError:
-        return False
+        if isinstance(next((row for _, row in file_rows(file)), None), Mapping):
+            return [score_file(file, model, target, **how)]
+    except NothingToScoreError:
+        pass
+    log_line(f"{file}: left out, it has no responses")
+    return []
 
 
 def _score_data_set(root: Path, model: RewardModel, out: Path, *, name: str, dry_run: bool) -> str:

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from guerdon.endpoints.completions import Completer, CompletionRequest, SamplingParams
-from guerdon.episodes.chats import context_of
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError
 from guerdon.files.append_log import Cache
@@ -34,6 +33,7 @@ from guerdon.policies.batches.tokens import prompt_ids, response_ids, response_t
 from guerdon.policies.language.generate import Engine, check_room
 from guerdon.policies.language.text import TextPolicy
 from guerdon.policies.language.text_files import load_policy
+from guerdon.reading.chats import context_of
 from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.label import Splitter
 from guerdon.settings.study import Study

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from guerdon.episodes.solution_files import published_solutions
 from guerdon.errors import CheckpointError, DataError, boundary
 from guerdon.models.text.text_load import FINAL, find_text_model
+from guerdon.models.text.text_model import CARD
 from guerdon.settings.evaluate import ThirdPartySettings, judged_names
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.study import Study
@@ -31,6 +32,7 @@ class Candidate:
         folder: receives its evaluation.
         exclude: questions that it was trained on; a generated set avoids them.
         training_hashes: hashes of the questions in the model's own list of those that it was trained on.
+        columns: what the columns of its training data were for.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Candidate:
     folder: Path
     exclude: frozenset[str]
     training_hashes: frozenset[str]
+    columns: Mapping[str, str] = field(default_factory=dict)
 
 
 def candidates(study: Study, *, only: Sequence[str] = ()) -> list[Candidate]:
@@ -57,7 +60,8 @@ def candidates(study: Study, *, only: Sequence[str] = ()) -> list[Candidate]:
         if name in third:
             own = find_text_model(third[name].path)
             hashes = frozenset() if own is None else training_question_hashes(own.parent)
-            found.append(Candidate(name, third[name], third_party_folder(study, name), trained_on, hashes))
+            place = third_party_folder(study, name)
+            found.append(Candidate(name, third[name], place, trained_on, hashes, _columns_of(own)))
         else:
             settings = study.train[name]
             checkpoint = trained_checkpoint(settings.save_dir, study.label, name)
@@ -66,8 +70,25 @@ def candidates(study: Study, *, only: Sequence[str] = ()) -> list[Candidate]:
             labelled = () if of_pairs else published_solutions(settings.data_paths or labels, Counter(), train=True)
             exclude = trained_on | {solution.question for solution in labelled}
             model, folder = ThirdPartySettings(path=str(checkpoint), device=settings.device), checkpoint.parent
-            found.append(Candidate(name, model, folder, exclude, training_question_hashes(folder)))
+            hashes = training_question_hashes(folder)
+            found.append(Candidate(name, model, folder, exclude, hashes, _columns_of(checkpoint)))
     return found
+
+
+def _columns_of(folder: Path | None) -> Mapping[str, str]:
+    """What the columns of a model's training data were for, as its card says.
+
+    Args:
+        folder: of the model; None: it is none of guerdon's.
+
+    Raises:
+        CheckpointError: the card cannot be read.
+    """
+    if folder is None:
+        return {}
+    with boundary(CheckpointError, f"{folder / CARD} cannot be read"):
+        card = json.loads((folder / CARD).read_text(encoding="utf-8"))
+        return dict((card.get("training") or {}).get("columns") or {})
 
 
 def third_party_folder(study: Study, name: str) -> Path:

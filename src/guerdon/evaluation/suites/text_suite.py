@@ -55,15 +55,16 @@ from guerdon.evaluation.benchmarks.step_benchmarks import (
 from guerdon.evaluation.gate.gate_card import card_forecast, forecast_lines, gate_table, signed
 from guerdon.evaluation.gate.gate_features import text_features
 from guerdon.evaluation.metrics import Table, aligned, classification_metrics, figure_table, number
-from guerdon.evaluation.scoring.score_file import load_any_text_model
+from guerdon.evaluation.scoring.score_file import load_any_text_model, trained_columns
 from guerdon.evaluation.searching.search import sampled_requests, sampled_solutions
-from guerdon.evaluation.suites.text_candidates import candidates
+from guerdon.evaluation.suites.text_candidates import Candidate, candidates
 from guerdon.models import scores
 from guerdon.models.scores import RECORD, failure_counts, info_record, score_solutions, solution_value, write_record
 from guerdon.pages import charts
 from guerdon.plan.estimate import data_files
 from guerdon.policies.language.text_files import outline
-from guerdon.processes.progress import doing, log_line
+from guerdon.processes.progress import doing, log_line, log_once
+from guerdon.reading.shown import record_lines
 from guerdon.settings.data import DataSettings
 from guerdon.settings.evaluate import EvaluateTextSettings, GeneratedBenchSettings
 from guerdon.settings.study import Study
@@ -103,7 +104,7 @@ def evaluate_text(
     Raises:
         DataError: a file cannot be read, or holds nothing to evaluate on.
     """
-    suite = _Suite(model, settings, same, read_sets(settings) if sets is None else sets)
+    suite = _Suite(model, settings, same, read_sets(settings, trained_columns(model)) if sets is None else sets)
     suite.first_errors_of_sets(exclude)
     suite.prm_bench()
     suite.pairs()
@@ -118,7 +119,8 @@ def evaluate_text(
 class Sets:
     """The data of an evaluation: ProcessBench, PRMBench, preferences, and the samples of `best_of_n`.
 
-    `left_out` counts the rows of preferences that cannot be used, by reason; `label_noise` as `read_choices`.
+    `left_out` counts the rows of preferences that cannot be used, by reason; `label_noise` as `read_choices`; `read_as`
+    says what the columns of `pairs` and of `labels` were taken for.
     """
 
     process_bench: Sequence[Solution] = ()
@@ -128,10 +130,15 @@ class Sets:
     label_noise: float | None = None
     labelled: LabelledResponses | None = None
     samples: Sequence[Solution] = ()
+    read_as: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_sets(settings: EvaluateTextSettings) -> Sets:
+def read_sets(settings: EvaluateTextSettings, stored: Mapping[str, str] | None = None) -> Sets:
     """Read all data of an evaluation before a model is loaded.
+
+    Args:
+        settings: on what.
+        stored: what columns were for in the data that a model was trained on; used where they are there.
 
     Raises:
         DataError: a file cannot be read, `tune_on` names none of the subsets, or `best_of_n.ns` is more than there is.
@@ -139,15 +146,16 @@ def read_sets(settings: EvaluateTextSettings) -> Sets:
     s = settings
     found = Sets()
     if s.pairs is not None:
-        choices, left_out, noise = read_choices(s.pairs)
-        found = replace(found, choices=choices, left_out=left_out, label_noise=noise)
+        choices, left_out, noise, read_as = read_choices(s.pairs, columns=s.columns, stored=stored)
+        found = replace(found, choices=choices, left_out=left_out, label_noise=noise, read_as={"pairs": read_as})
     if s.process_bench:
         found = replace(found, process_bench=_published(s.process_bench))
     if s.prm_bench is not None:
         of_category = [one for one in _published([s.prm_bench]) if category_of(one) is not None]
         found = replace(found, prm_bench=of_category)
     if s.labels is not None:
-        found = replace(found, labelled=read_labelled(s.labels))
+        labelled = read_labelled(s.labels, columns=s.columns, stored=stored)
+        found = replace(found, labelled=labelled, read_as={**found.read_as, "labels": labelled.read_as})
     if s.best_of_n is not None and s.best_of_n.samples is not None:
         found = replace(found, samples=_published([s.best_of_n.samples]))
     _check_subset(s.tune_on, [str(one.meta.get("subset")) for one in found.process_bench])
@@ -182,7 +190,7 @@ def check_evaluation(study: Study) -> None:
     for path in data_files(settings):
         if not Path(path).exists():
             raise MissingDependencyError(f"the data, as {path} is not on this machine")
-    read_sets(settings)
+    _log_read_as(read_sets(settings))
     if b is not None and b.samples is None:
         sampled_requests(study, outline(study.text_policy), b.questions)
 
@@ -196,6 +204,9 @@ class _Suite:
         form = getattr(model, "form", None)  # how it reads text, where it says so
         info = info_record(model.info) | ({"form": form} if isinstance(form, str) else {})
         self.record: dict[str, Any] = {"model": info, "aggregation": settings.aggregation, **self.bootstrap}
+        if sets.read_as:
+            self.record["read_as"] = dict(sets.read_as)
+            _log_read_as(sets)
         card = getattr(model, "card", None)  # of guerdon's; without one an unbounded value is taken for a logit
         self.logits = np.isinf(model.info.range).all() and (card is None or card.loss == "bradley_terry")
         self.threshold: float | None = None  # of steps, from the first of these sets
@@ -386,6 +397,13 @@ class _Suite:
         return self.record
 
 
+def _log_read_as(sets: Sets) -> None:
+    """What the columns were taken for, once in a command."""
+    for record in sets.read_as.values():
+        for line in record_lines(record):
+            log_once(line)
+
+
 def _published(sources: Sequence[str]) -> list[Solution]:
     """Solutions of files, folders and hub data sets; a line says how many rows have no rated step."""
     left_out: Counter[str] = Counter()
@@ -436,7 +454,8 @@ def evaluate_text_study(
     torch.set_num_threads(study.runner.threads)
     settings = text_settings(study.text_evaluate, study.data)
     b, results = settings.best_of_n, {}
-    sets, models = read_sets(settings), candidates(study, only=only)
+    models = candidates(study, only=only)
+    sets = _sets_of(settings, models)
     models = models if folder is None else [replace(one, folder=folder) for one in models]
     for one in models:
         with boundary(ConfigError, f"the evaluation of {one.name} cannot be written to {one.folder}"):
@@ -453,10 +472,23 @@ def evaluate_text_study(
         with doing(f"evaluating {one.name}"):
             record = evaluate_text(
                 model, settings, one.folder, exclude=one.exclude, training_hashes=one.training_hashes,
-                samples=samples, sets=sets,
+                samples=samples, sets=sets[one.name],
             )  # fmt: skip
         results[one.name] = (record, one.folder)
     return results
+
+
+def _sets_of(settings: EvaluateTextSettings, models: Sequence[Candidate]) -> dict[str, Sets]:
+    """The data by the name of each model; those of models that were trained on the same columns are read once."""
+    found: list[tuple[Mapping[str, str], Sets]] = []
+    sets: dict[str, Sets] = {}
+    for one in models:
+        known = next((own for columns, own in found if columns == one.columns), None)
+        if known is None:
+            known = read_sets(settings, one.columns)
+            found.append((one.columns, known))
+        sets[one.name] = known
+    return sets
 
 
 def text_settings(evaluate: EvaluateTextSettings | None, data: DataSettings | None) -> EvaluateTextSettings:
@@ -504,9 +536,9 @@ def text_of(record: Mapping[str, Any]) -> str:
         lines.append(scores.failure_line(section["failures"]))
     if section := record.get("pairs"):
         lines += ["", f"== {section['benchmark']}", *preference_lines(section)]
-        lines.append(scores.failure_line(section["failures"]))
+        lines += [scores.failure_line(section["failures"]), *_read_as_lines(record, "pairs")]
     if "labels" in record:
-        lines += ["", *label_lines(record["labels"])]
+        lines += ["", *label_lines(record["labels"]), *_read_as_lines(record, "labels")]
     if record.get("bias_probes"):
         lines += ["", *probe_lines(record["bias_probes"])]
     if "best_of_n" in record:
@@ -518,6 +550,12 @@ def text_of(record: Mapping[str, Any]) -> str:
     elif "attacks" in record:
         lines += ["", "== no attacks: no question has a right and a wrong solution"]
     return "\n".join(lines) + "\n"
+
+
+def _read_as_lines(record: Mapping[str, Any], section: str) -> list[str]:
+    """What the columns of a section's data were taken for, and how many rows were used."""
+    known = record.get("read_as", {}).get(section)
+    return [] if known is None else ["read as", *(f"  {line}" for line in record_lines(known))]
 
 
 def _first_error_lines(section: Mapping[str, Any]) -> list[str]:

@@ -25,7 +25,6 @@ from pydantic import BaseModel, Field, PositiveInt
 from torch import Tensor, nn
 
 from guerdon.compute.devices import resolve_device
-from guerdon.episodes.chats import unreadable
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.network.hub import local_folder, reading
 from guerdon.policies.batches.control_tokens import control_tokens
@@ -35,6 +34,7 @@ from guerdon.policies.vla.policy import Normalization
 from guerdon.policies.vla.published import fill_exactly, without_weights
 from guerdon.policies.vla.statistics import state_statistics
 from guerdon.processes.call_queue import batched
+from guerdon.reading.chats import unreadable
 from guerdon.types import ByteArray, Episode, Failure, IntArray, RewardInfo, Score
 
 CLIP = "openai/clip-vit-base-patch32"

@@ -34,13 +34,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from guerdon.endpoints.llm_client import HttpLLMClient, LLMClient, LLMReply, LLMRequest, asked_text, reason_text
-from guerdon.episodes.chats import asked_key, unreadable
 from guerdon.errors import ConfigError, DataError
 from guerdon.files.append_log import Ledger, shared
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.models.judges.rubric import REFERENCE, RUBRIC, Rubric, read_rubric, rubric_of
 from guerdon.plan.estimate import PER_STEP_WRITTEN, call_lines
 from guerdon.processes.call_queue import alone
+from guerdon.reading.chats import asked_key, unreadable
 from guerdon.settings.reward_models import JUDGE_CACHE, JudgeMode, JudgeModelSettings
 from guerdon.tasks.replies import last_object
 from guerdon.types import Episode, Failure, RewardInfo, Score

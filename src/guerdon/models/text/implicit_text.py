@@ -27,7 +27,6 @@ from torch import Tensor, nn
 
 from guerdon.compute.devices import seeded
 from guerdon.compute.optimizers import adam_tensors, load_adam
-from guerdon.episodes.chats import asked_key
 from guerdon.errors import CheckpointError, ConfigError, NonFiniteError, boundary
 from guerdon.models.checkpoint import load_state, save_state
 from guerdon.models.text.text_inputs import Reading, as_batch, buckets, read_steps
@@ -36,6 +35,7 @@ from guerdon.models.text.text_model import TextModelCard, TextRewardModel, read_
 from guerdon.network.hub import ADAPTER
 from guerdon.policies.language.text import TextPolicy, reference
 from guerdon.processes.call_queue import alone
+from guerdon.reading.chats import asked_key
 from guerdon.types import Episode, Failure, Metrics, RewardInfo
 
 _SAMPLE = 64  # values of each tensor in the hash that identifies a model

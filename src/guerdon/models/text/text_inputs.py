@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from guerdon.episodes.chats import ChatError, beyond_question
 from guerdon.errors import DataError
 from guerdon.models.explained_score import ExplainedScore
 from guerdon.policies.batches.packing import Layout, lay_out
@@ -27,6 +26,7 @@ from guerdon.policies.batches.passes import passes
 from guerdon.policies.batches.prompt_sharing import lay_out_compact
 from guerdon.policies.batches.tokens import TokenBatch, pad_id, piece_ids, prompt_ids, token_batch
 from guerdon.policies.language.text import TextPolicy
+from guerdon.reading.chats import ChatError, beyond_question
 from guerdon.types import BoolArray, Failure, FloatArray, IntArray, Message, Score, Tool
 
 

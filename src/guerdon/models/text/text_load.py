@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from guerdon.compute.packaged import local_model
-from guerdon.episodes.chats import ChatError
 from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
 from guerdon.models.load import load_reward_model
 from guerdon.models.text.adapters import ADAPTERS, adapter_of, load_adapter, recognise
 from guerdon.models.text.text_model import CARD, TextRewardModel, is_own, read_card
 from guerdon.network.hub import ADAPTER, adapter_config, check_folder, find_model, folder_with, model_folder
 from guerdon.processes.progress import doing
+from guerdon.reading.chats import ChatError
 from guerdon.settings.remote import remote_at
 from guerdon.settings.train import TEXT_MODELS
 from guerdon.types import RewardModel

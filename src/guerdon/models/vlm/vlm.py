@@ -27,7 +27,6 @@ from pydantic import ValidationError
 
 from guerdon.compute.devices import resolve_device
 from guerdon.config.loading import validate
-from guerdon.episodes.chats import unreadable
 from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.files.atomic import sealed_folder, verify_folder
 from guerdon.models.checkpoint import read_card, write_card
@@ -52,6 +51,7 @@ from guerdon.models.vlm.vlm_prompts import (
 from guerdon.policies.batches.precision import uses_bf16
 from guerdon.policies.pretrained.chat_template import set_arguments
 from guerdon.processes.call_queue import concurrent
+from guerdon.reading.chats import unreadable
 from guerdon.settings.vlm import VLM_NAMES, VLMSettings, VLMType, implied_by
 from guerdon.types import ALL_FRAMES, ByteArray, Episode, Failure, RewardInfo, Score
 

@@ -22,8 +22,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from guerdon.episodes.chats import ChatError
 from guerdon.policies.pretrained.chat_template import render
+from guerdon.reading.chats import ChatError
 from guerdon.tasks.replies import marks_reasoning
 from guerdon.types import IntArray
 

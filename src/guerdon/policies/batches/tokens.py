@@ -23,10 +23,10 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from guerdon.episodes.chats import ChangedTextError, ChatError, check_characters
 from guerdon.errors import ConfigError, DataError, boundary
 from guerdon.policies.batches.control_tokens import ControlTokenError, ControlTokens, control_tokens, restored
 from guerdon.policies.pretrained.chat_template import render
+from guerdon.reading.chats import ChangedTextError, ChatError, check_characters
 from guerdon.tasks.replies import opened_reasoning
 from guerdon.types import BoolArray, IntArray, Message, Tool
 

@@ -21,9 +21,9 @@ from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
-from guerdon.episodes.chats import ChatError
 from guerdon.errors import CheckpointError, ConfigError, GuerdonError, boundary
 from guerdon.processes.subprocess_worker import SubprocessPool, WorkerDiedError, WorkerTimeoutError, answer_requests
+from guerdon.reading.chats import ChatError
 
 SECONDS = 3.0  # of processor time, for all short or long conversations of a template
 PATIENCE = 10  # times as long, while other programs need the processor

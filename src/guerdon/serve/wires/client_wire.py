@@ -29,14 +29,14 @@ from urllib.parse import quote
 
 import numpy as np
 
-from guerdon.episodes.chats import asked_key, chat_messages, unreadable
-from guerdon.episodes.row_files import json_line
 from guerdon.errors import ConfigError, DataError, boundary
+from guerdon.files.json_files import json_line
 from guerdon.models.explained_score import PARSE_STATUSES, ExplainedScore, JudgeOptions, ParseStatus
 from guerdon.models.frames import sample_frames
 from guerdon.models.judges.rubric import REFERENCE, RUBRIC
 from guerdon.models.scores import solution_value
 from guerdon.policies.batches.tokens import split_steps
+from guerdon.reading.chats import asked_key, chat_messages, unreadable
 from guerdon.serve.score_answer import text_in
 from guerdon.serve.update_store import UpdateId, UpdateResult
 from guerdon.serve.wires.wire_text import CutError, cutting, from_messages

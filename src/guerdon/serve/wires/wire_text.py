@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from guerdon.episodes import chats
+from guerdon.reading import chats
 from guerdon.types import Failure, Message, Tool
 
 Turn = tuple[str, str]

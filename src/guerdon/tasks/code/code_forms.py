@@ -27,13 +27,11 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
+from guerdon.reading.roles import LISTS_OF_TESTS, ROLES, TEXTS_OF_TESTS
+
 _OUTPUT = 1 << 18  # bytes that an output may have too much
 _MODULES = {"bisect", "collections", "copy", "datetime", "functools", "heapq", "itertools", "json", "math", "operator",
             "random", "re", "statistics", "string", "sys", "time", "typing"}  # fmt: skip
-_TEXTS = ("test", "test_code", "functional")
-_CASES = ("test_cases", "tests", "unit_tests")
-_COLUMNS = (*_TEXTS, *_CASES, "test_list", "public_test_cases", "private_test_cases", "input_output",
-            "verification_info")  # fmt: skip
 _BESIDE = ("entry_point", "fn_name", "metadata", "test_setup_code", "test_imports", "import_prefix", "prompt")
 _SOLUTIONS = ("code", "canonical_solution", "solution")
 _COMPRESSED = re.compile(r"\s*(?:eJ|H4sI|gAS)[A-Za-z0-9+/_=\s-]{40,}")
@@ -71,7 +69,7 @@ def tests_of_row(row: Mapping[str, Any]) -> str | None:
     stated = next((answer for answer in answers if isinstance(answer, Mapping | list) and _is_tests(answer)), None)
     if stated is not None:
         return json.dumps(stated, default=_listed)
-    found = {key: row[key] for key in _COLUMNS if row.get(key) is not None and _is_tests(_parsed(row[key]))}
+    found = {key: row[key] for key in ROLES["tests"] if row.get(key) is not None and _is_tests(_parsed(row[key]))}
     if row.get("private_test_cases"):  # also where they are packed, to say so
         found["private_test_cases"] = row["private_test_cases"]
     if isinstance(model, Mapping) or not found:
@@ -92,7 +90,7 @@ def _is_tests(given: Any) -> bool:
     if isinstance(given, str):
         return re.search(r"\bassert\b|\bself\.assert|\bdef (?:test|check)", given) is not None
     if isinstance(given, Mapping):
-        inner = [_parsed(given[key]) for key in (*_COLUMNS, "answer") if given.get(key)]
+        inner = [_parsed(given[key]) for key in (*ROLES["tests"], "answer") if given.get(key)]
         pairs = {"input", "inputs"} & given.keys() and {"output", "outputs", "results"} & given.keys()
         return bool(pairs) or any(map(_is_tests, inner))
     return isinstance(given, list | tuple) and bool(given) and all(map(_is_tests, given))
@@ -168,9 +166,11 @@ def _from_columns(given: Mapping[str, Any], beside: Mapping[str, Any]) -> list[C
     cases = [*(given.get("public_test_cases") or ()), *(hidden or ())]
     if cases:
         return [_from_case(case, beside) for case in cases]
-    for key in (*_TEXTS, "test_list", *_CASES):
+    for key in (*TEXTS_OF_TESTS, "test_list", *LISTS_OF_TESTS):
         if given.get(key):
-            return _tests(given[key], {k: v for k, v in beside.items() if k not in (*_COLUMNS, "inputs", "outputs")})
+            return _tests(
+                given[key], {k: v for k, v in beside.items() if k not in (*ROLES["tests"], "inputs", "outputs")}
+            )
     if "input" in given and "output" in given:
         return [_from_case(given, beside)]
     raise ValueError(

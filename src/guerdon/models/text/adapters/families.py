@@ -49,7 +49,6 @@ from torch import Tensor, nn
 from transformers import Qwen2Config, Qwen2Model, Qwen2PreTrainedModel
 
 from guerdon.compute.devices import resolve_device
-from guerdon.episodes.chats import check_characters
 from guerdon.errors import CheckpointError, ConfigError, DataError
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.models.text.adapters import NOTES, read_notes
@@ -74,6 +73,7 @@ from guerdon.policies.language.text_files import read_classifier, read_model, to
 from guerdon.policies.pretrained.chat_template import set_arguments
 from guerdon.policies.pretrained.reading import read_tokenizer
 from guerdon.processes.call_queue import batched, concurrent
+from guerdon.reading.chats import check_characters
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.types import Episode, Failure, FloatArray, IntArray, Message, RewardInfo, RewardModel, Score, Tool
 

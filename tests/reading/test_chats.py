@@ -4,7 +4,10 @@ import json
 
 import pytest
 
-from guerdon.episodes.chats import (
+from guerdon.episodes.solution_files import read_solutions, write_solutions
+from guerdon.episodes.solutions import Solution
+from guerdon.errors import DataError
+from guerdon.reading.chats import (
     ChatError,
     asked_key,
     beyond_question,
@@ -14,9 +17,6 @@ from guerdon.episodes.chats import (
     split_answer,
     tool_schemas,
 )
-from guerdon.episodes.solution_files import read_solutions, write_solutions
-from guerdon.episodes.solutions import Solution
-from guerdon.errors import DataError
 from tables import cases
 
 USER, ANSWER = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
@@ -65,7 +65,7 @@ def test_messages_are_brought_into_one_form():
         ([{"role": "user", "content": "x", "tool_calls": [{"name": "f"}]}], "only the assistant calls tools"),
         ([{"role": "assistant", "tool_calls": [{"function": {}}]}], "a function with a name"),
         ([{"role": "assistant", "tool_calls": "f"}], "a function with a name"),
-        ([{"role": "assistant", "content": [{"type": "tool_use", "name": "f"}]}], "type 'tool_use'"),
+        ([{"role": "assistant", "content": [{"type": "server_tool_use", "name": "f"}]}], "type 'server_tool_use'"),
         ([{"role": "assistant", "content": [{"type": "text", "text": "x"}, {"type": ["a"]}]}], "not of type"),
         ([{"role": "assistant", "content": [{"type": "text", "text": None}]}], "parts of type text"),
         ([{"role": "tool", "content": []}], "parts of type text"),
@@ -172,3 +172,26 @@ def test_a_question_may_be_chat_messages(tmp_path):
     path.write_text(json.dumps({"prompt": [USER, ANSWER], "completions": ["4"], "labels": [True]}) + "\n")
     with pytest.raises(DataError, match=r"x.jsonl:1: prompt: the messages of a question end with the user's turn"):
         read_solutions(path)
+
+
+def test_messages_of_other_apis():
+    """The Responses API and Anthropic's, in the names of Chat Completions."""
+    calls = [{"type": "function", "id": "c1", "function": {"name": "add", "arguments": {"a": 1}}}]
+    wanted = (
+        {"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": "2", "tool_call_id": "c1"}, {"role": "assistant", "content": "Two."},
+    )  # fmt: skip
+    responses = [
+        {"role": "user", "content": [{"type": "input_text", "text": "1+1?"}]},
+        {"type": "function_call", "call_id": "c1", "name": "add", "arguments": '{"a": 1}'},
+        {"type": "function_call_output", "call_id": "c1", "output": "2"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Two."}]},
+    ]
+    anthropic = [
+        {"role": "user", "content": "1+1?"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "2"}]},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "easy"}, {"type": "text", "text": "Two."}]},
+    ]
+    assert chat_messages(responses) == wanted
+    assert chat_messages(anthropic) == (*wanted[:3], {**wanted[3], "thinking": "easy"})

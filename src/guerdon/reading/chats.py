@@ -13,6 +13,7 @@ is refused, because nothing here could read it. Tools are JSON schemas of functi
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -114,7 +115,51 @@ def chat_messages(given: Any) -> tuple[Message, ...]:
     """
     if not isinstance(given, list | tuple) or not given:
         raise ChatError(f"a chat is a list of messages with role and content, this is {str(given)[:80]!r}")
-    return tuple(_message(message, f"message {k + 1}") for k, message in enumerate(given))
+    one_each = [one for message in given for one in _plain_messages(message)]
+    return tuple(_message(message, f"message {k + 1}") for k, message in enumerate(one_each))
+
+
+def _plain_messages(given: Any) -> list[Any]:
+    """A message of Chat Completions as it is; those of the Responses API and of Anthropic in its names."""
+    if not isinstance(given, Mapping):
+        return [given]
+    kind = given.get("type")
+    if kind == "function_call":
+        function = {"name": given.get("name"), "arguments": given.get("arguments")}
+        call = {"id": given.get("call_id"), "function": function}
+        return [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    if kind == "function_call_output":
+        return [{"role": "tool", "content": given.get("output"), "tool_call_id": given.get("call_id")}]
+    content = given.get("content")
+    blocks = content if isinstance(content, list | tuple) else []
+    if any(isinstance(one, Mapping) and one.get("type") in _BLOCKS for one in blocks):
+        return _of_blocks(given, blocks)
+    return [given]
+
+
+_BLOCKS = ("thinking", "redacted_thinking", "tool_use", "tool_result")
+
+
+def _of_blocks(given: Mapping[str, Any], blocks: Sequence[Any]) -> list[Any]:
+    """A message of Anthropic's API: results of tools are messages of their own, before what the user says."""
+
+    def of(kind: str) -> list[Mapping[str, Any]]:
+        return [one for one in blocks if isinstance(one, Mapping) and one.get("type") == kind]
+
+    rest = [one for one in blocks if not (isinstance(one, Mapping) and one.get("type") in _BLOCKS)]
+    results = [
+        {"role": "tool", "content": one.get("content") or "", "tool_call_id": one.get("tool_use_id")}
+        for one in of("tool_result")
+    ]
+    thought = "".join(str(one.get("thinking") or "") for one in of("thinking"))
+    calls = [
+        {"id": one.get("id"), "function": {"name": one.get("name"), "arguments": one.get("input")}}
+        for one in of("tool_use")
+    ]
+    if not (rest or calls or thought):
+        return results
+    more = {**({"thinking": thought} if thought else {}), **({"tool_calls": calls} if calls else {})}
+    return [*results, {**given, "content": rest or "", **more}]
 
 
 def _message(given: Any, where: str) -> Message:
@@ -228,6 +273,101 @@ def question_of(messages: Sequence[Message]) -> str:
     raise ChatError("there is no turn of a user")
 
 
+_TURN = re.compile(r"(?:\A|\n\n)(Human|Assistant): ?")
+
+
+def turns_of(text: str) -> Any:
+    """Messages of a text with the turns of HH-RLHF (Human: and Assistant: after a blank line); else the text itself.
+
+    The open turn of the assistant at the end of a prompt (Nectar) is not a message.
+    """
+    parts = _TURN.split(text)
+    if parts[0] or len(parts) < 4:
+        return text
+    roles = {"Human": "user", "Assistant": "assistant"}
+    found = [{"role": roles[who], "content": said} for who, said in zip(parts[1::2], parts[2::2], strict=True)]
+    return found[:-1] if not found[-1]["content"].strip() else found
+
+
+def asked_of(roles: Mapping[str, Any]) -> Any:
+    """What was asked, by roles: a text, messages, or None; earlier turns, a passage and an input are part of it.
+
+    Args:
+        roles: `prompt`, `input`, `passage`, `messages`, `history`.
+
+    Raises:
+        ChatError: turns before the question cannot be read.
+    """
+    asked, messages = roles.get("prompt"), roles.get("messages")
+    more = roles.get("input")
+    if isinstance(more, str) and more.strip() and isinstance(asked, str):
+        asked = f"{asked}\n{more}"
+    passage = roles.get("passage")
+    if passage and isinstance(asked, str):
+        asked = f"{_passage(passage)}\n\n{asked}"
+    before = [*earlier_turns(roles.get("history")), *(messages if isinstance(messages, list | tuple) else ())]
+    if isinstance(asked, str) and (place := _place_of(asked, before)) is not None:
+        return before[: place + 1]  # the turns have the question, too
+    if asked is None or not before:
+        return asked if asked is not None else before or None
+    return [*before, *([{"role": "user", "content": asked}] if isinstance(asked, str) else asked)]
+
+
+def _place_of(question: str, messages: Sequence[Any]) -> int | None:
+    """The last of these messages that is a question of a user."""
+    wanted = question.strip()
+    for place in range(len(messages) - 1, -1, -1):
+        one = messages[place]
+        said = one.get("content", one.get("value")) if isinstance(one, Mapping) else None
+        if isinstance(said, str) and said.strip() == wanted and _role_of(one) == "user":
+            return place
+    return None
+
+
+def is_answered(messages: Any) -> bool:
+    """Whether something is chat messages that end with a turn of the assistant."""
+    is_chat = isinstance(messages, list | tuple) and bool(messages) and isinstance(messages[-1], Mapping)
+    return is_chat and _role_of(messages[-1]) == "assistant"
+
+
+def _passage(given: Any) -> str:
+    """A passage, or several as retrieval gives them, as one text."""
+    texts = given if isinstance(given, list | tuple) else [given]
+    return "\n\n".join(str(one.get("text", one)) if isinstance(one, Mapping) else str(one) for one in texts)
+
+
+def earlier_turns(history: Any) -> list[dict[str, Any]]:
+    """Turns before a question as messages: pairs of question and answer, messages, or texts in turn.
+
+    Raises:
+        ChatError: it is something else.
+    """
+    if not history:
+        return []
+    if isinstance(history, str):
+        found = turns_of(history)
+        return found if isinstance(found, list) else [{"role": "user", "content": history}]
+    if all(isinstance(one, Mapping) for one in history):
+        return list(history)
+    if all(isinstance(one, list | tuple) and len(one) == 2 for one in history):
+        return [{"role": role, "content": str(text)} for pair in history
+                for role, text in zip(("user", "assistant"), pair, strict=True)]  # fmt: skip
+    if all(isinstance(one, str) for one in history):
+        return [{"role": ("user", "assistant")[k % 2], "content": text} for k, text in enumerate(history)]
+    raise ChatError(f"history holds earlier turns as pairs, messages or texts, this is {str(history)[:80]!r}")
+
+
+def cut_after(messages: Sequence[Any], turn: int) -> list[Any]:
+    """A conversation up to the assistant's answer with this number, counted from 1."""
+    answers = [k for k, one in enumerate(messages) if isinstance(one, Mapping) and _role_of(one) == "assistant"]
+    return list(messages) if not 0 < turn <= len(answers) else list(messages[: answers[turn - 1] + 1])
+
+
+def _role_of(message: Mapping[str, Any]) -> str:
+    named = str(message.get("role", message.get("from")))
+    return _ALIASES.get(named, named)
+
+
 def context_of(messages: Sequence[Message]) -> tuple[Message, ...]:
     """What `Episode.context` is of this conversation: nothing for one user's turn, which the task says already."""
     alone = [{"role": "user", "content": messages[0]["content"]}] if messages else []
@@ -264,6 +404,25 @@ def answer_text(message: Message) -> str:
     if message.get("tool_calls"):
         raise NoResponseError("the response has tool_calls, and a response is scored as text: score the answer to them")
     return str(message["content"])
+
+
+_MEDIA = ("image", "video", "audio")
+
+
+def media_in(roles: Mapping[str, Any]) -> str:
+    """What a row has besides text: `images`, `videos` or `audio`, in a column or in its messages; empty: nothing."""
+    for role in ("images", "videos", "audio"):
+        if roles.get(role):
+            return role
+    for cell in (roles.get("prompt"), roles.get("messages")):
+        turns = cell if isinstance(cell, list | tuple) else ()
+        contents = [turn.get("content") for turn in turns if isinstance(turn, Mapping)]
+        parts = [part for content in contents if isinstance(content, list | tuple) for part in content]
+        kinds = [str(part.get("type")) for part in parts if isinstance(part, Mapping)]
+        found = next((medium for medium in _MEDIA if any(medium in kind for kind in kinds)), None)
+        if found is not None:
+            return {"audio": "audio"}.get(found, f"{found}s")
+    return ""
 
 
 def beyond_question(context: Sequence[Message], tools: Sequence[Tool]) -> str:

@@ -1,0 +1,1 @@
+"""What a stranger's file means: containers, splits, values, roles, layouts and chats."""

@@ -1,0 +1,316 @@
+"""What the columns of a log are for, decided over all of its rows while the log is read once.
+
+The first rows of the files say it at once, and all rows are read by that; meanwhile `Look` counts what the cells are.
+Where all rows together say something else, the log is read again, by what all of them say.
+
+look = Look(said, layout)
+for row in rows: look.add(row, {})
+columns = look.columns("rollouts.jsonl", all_rows)
+columns.uses["reward"].column, columns.form             # "rewards", "map"
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from guerdon.errors import DataError
+from guerdon.reading.codings import NUMBER, TRUTH
+from guerdon.reading.columns import Columns
+from guerdon.reading.layouts import Row, RowLayout
+from guerdon.reading.plan import Use, is_empty, plan_of, read_as
+from guerdon.reading.roles import ROLES, Role, named, roles_of
+from guerdon.reading.values import Sketch, nested
+
+_ASKED: tuple[Role, ...] = ("prompt", "input", "messages", "history", "passage", "system")
+TEXTS: tuple[Role, ...] = (*_ASKED, "response")
+"""Roles whose cells are texts or messages."""
+_CODED: tuple[Role, ...] = ("reward", "truth")
+FLAGS: tuple[Role, ...] = ("truncated", "failed")
+REWARDS: tuple[Role, ...] = ("reward", "token_rewards")
+"""Roles that make rows those of a log."""
+NUMBERS: tuple[Role, ...] = (*_CODED, "step", "length", *FLAGS, "advantage")
+"""Roles whose cells are one number each."""
+_USED: tuple[Role, ...] = (*TEXTS, *NUMBERS, "group", "reference", "tokens", "token_rewards")
+_OWN_OF_SUMS: tuple[Role, ...] = ("reward", "length")  # no roles by name where every column of numbers is a reward
+_TOTALS = (*ROLES["reward"], "total")  # keys of a map of rewards that are the reward
+_MOST_ITEMS = 16  # of a list of rewards that have a name
+_MOST_NAMES = 900  # columns that are looked at
+_REWARD = re.compile(r"reward|score|judge|rating|grade|return", re.IGNORECASE)
+_COUNT = re.compile(r"^(num_|n_|__)|turns|index|time|seed|_id$", re.IGNORECASE)  # numbers that are no rewards
+Form = Literal["", "number", "map", "list"]
+
+
+@dataclass(frozen=True)
+class LogColumns:
+    """What the columns of a log are for.
+
+    Attributes:
+        uses: by role, of those that a log can have.
+        form: what the cells of the reward are; empty: the log has no column of it.
+        total: the key of a map of rewards that is their total; empty: the reward is their sum.
+        parsed: columns whose texts are lists or maps.
+        parts: which further columns are rewards, as of `RowLayout`.
+        maybe_reward: in sums, the column that could be a reward or the truth.
+        instead: further columns of a role, of which the first filled one counts where its own column is empty.
+    """
+
+    uses: Mapping[Role, Use]
+    form: Form
+    total: str
+    parsed: frozenset[str]
+    parts: Literal["named", "all", "sum"]
+    maybe_reward: str
+    instead: Mapping[Role, tuple[str, ...]]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What decides how rows are read."""
+        uses = {role: (use.column, use.coding and use.coding.name) for role, use in self.uses.items()}
+        return uses, self.form, self.total, self.parsed, self.maybe_reward, self.instead
+
+    @property
+    def asks(self) -> bool:
+        """Whether a column says what was asked."""
+        return any(role in self.uses for role in _ASKED)
+
+    @property
+    def only_prompt(self) -> bool:
+        """Whether no other column than that of the prompt says what was asked."""
+        return not any(role in self.uses for role in _ASKED if role != "prompt")
+
+    def cell(self, row: Row, parts: Row, role: Role) -> Any:
+        """The cell of a role in a row."""
+        use = self.uses.get(role)
+        if use is None:
+            return None
+        cell = self.value(row, parts, use.column)
+        if role not in self.instead or not is_empty(cell):
+            return cell
+        others = (self.value(row, parts, column) for column in self.instead[role])
+        return next((one for one in others if not is_empty(one)), cell)
+
+    def value(self, row: Row, parts: Row, column: str) -> Any:
+        """The cell of a column, or the key of one; texts of lists and maps are read as these."""
+        base = column if column in row or column in parts else column.partition(".")[0]
+        cell = row[base] if base in row else parts.get(base)
+        if isinstance(cell, str) and base in self.parsed:
+            cell = nested(cell)
+        for key in () if base == column else column.split(".")[1:]:
+            cell = _inside(cell, key)
+        return cell
+
+    def further(self, names: tuple[str, ...], parts: Row | None) -> list[str]:
+        """Which columns of a row with these names are further rewards; with a map `parts` they are in it."""
+        taken = {use.column for role, use in self.uses.items() if not self._is_also_reward(role, use)}
+        kept = [n for n in names if n not in taken] if parts is None else list(parts)
+        wide = parts is not None or self.parts != "named"
+        return [n for n in kept if _REWARD.search(n) or (wide and not _COUNT.search(n))]
+
+    def _is_also_reward(self, role: Role, use: Use) -> bool:
+        """Whether the truth is a reward, too: in sums, where a user says so, or where it may be one."""
+        return self.is_sum and role == "truth" and (use.source == "given" or use.column == self.maybe_reward)
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether the reward is the sum of all columns of numbers."""
+        return self.parts == "sum" and "reward" not in self.uses
+
+    @staticmethod
+    def may_be_text(column: str) -> bool:
+        """Whether a further reward may be a number written as text, as verl writes numpy's."""
+        return _REWARD.search(column) is not None
+
+
+class Look:
+    """Sketches of the columns of a log, as far as they can still say something.
+
+    A column of texts is known with its first cell that is no number and no text of a list, one without a role with its
+    first value; of rewards and truth every cell counts.
+
+    Args:
+        said: what the user said.
+        layout: of the rows.
+    """
+
+    def __init__(self, said: Columns, layout: RowLayout) -> None:
+        self.said, self.layout = said, layout
+        self.sketches: dict[str, Sketch] = {}
+        self._open: dict[str, Sketch] = {}
+        self._roles: dict[str, str] = {}  # `coded`, `talk`, `text` or nothing, by column
+        given = {use.column: role for role, use in said.uses.items()}
+        given |= {column.partition(":")[0]: role for role, column in layout.roles.items()}
+        self.given = given
+
+    def meet(self, row: Row, parts: Row) -> None:
+        """Look at the columns of a row from now on."""
+        for name in (*row, *parts):
+            if name not in self.sketches and name != "parts" and len(self.sketches) < _MOST_NAMES:
+                self.sketches[name] = self._open[name] = Sketch()
+                self._roles[name] = self._kind(name)
+
+    def _kind(self, name: str) -> str:
+        known = [role for column, role in self.given.items() if name in (column, column.partition(".")[0])]
+        roles = {*roles_of(name), *known}
+        if roles & {*_CODED}:
+            return "coded"
+        if "passage" in roles:
+            return "talk"
+        return "text" if roles & {*TEXTS} else ""
+
+    def add(self, row: Row, parts: Row) -> None:
+        """Count the cells of a row."""
+        known = []
+        for name, sketch in self._open.items():
+            if name in row:
+                cell = row[name]
+            elif name in parts:
+                cell = parts[name]
+            else:
+                continue
+            kind = self._roles[name]
+            if kind == "coded" and (type(cell) is float or type(cell) is int) and cell == cell and sketch.numbers:
+                sketch.rows += 1
+                sketch.numbers += 1
+                continue
+            sketch.add(cell)
+            is_list = kind == "coded" and (isinstance(cell, list) or (isinstance(cell, str) and cell[:1] in ("{", "[")))
+            if is_list or isinstance(cell, dict):
+                self._look_inside(name, cell)
+            if _is_known(sketch, kind):
+                known.append(name)
+        for name in known:
+            del self._open[name]
+
+    def _look_inside(self, name: str, cell: Any) -> None:
+        """The keys of a map, and the items of a list of rewards, are columns, too."""
+        inside = nested(cell) if isinstance(cell, str) else cell
+        if isinstance(inside, list):
+            inside = dict(enumerate(inside[:_MOST_ITEMS]))
+        for key, value in inside.items() if isinstance(inside, dict) else ():
+            inner = f"{name}.{key}"
+            if inner in self.sketches or len(self.sketches) < _MOST_NAMES:
+                self.sketches.setdefault(inner, Sketch()).add(value)
+
+    def columns(self, data: str, all_rows: Callable[[Callable[[Row], bool]], bool], *, all_seen: bool) -> LogColumns:
+        """What the columns are for.
+
+        Args:
+            data: what messages call the log.
+            all_rows: whether something holds for every row.
+            all_seen: these are all rows; else a column that the user said may come yet, and nothing is refused.
+
+        Raises:
+            DataError: a column that the user said is not there, or the prompt or the response could be two.
+        """
+        sketches = dict(self.sketches)
+        for column in () if all_seen else [use.column for use in self.said.uses.values()]:
+            sketches.setdefault(column, Sketch())
+        plan = plan_of(data, sketches, self.layout, all_rows, self.said, log=True)
+        unclear = next((plan.unclear[role] for role in TEXTS if role in plan.unclear), None)
+        if unclear is not None and all_seen:
+            raise DataError(unclear, where=data)
+        uses = {role: use for role, use in plan.uses.items() if role in _USED and use.column in sketches}
+        uses |= self._empty_flags(uses)
+        parts = self.layout.parts
+        is_sum = parts == "sum" and ("reward" not in uses or uses["reward"].source == "name")
+        maybe = ""
+        if is_sum:
+            uses = {role: use for role, use in uses.items() if role not in _OWN_OF_SUMS or use.source != "name"}
+            truth = uses.get("truth")
+            maybe = truth.column if truth is not None and truth.source == "name" else ""
+        for role in _CODED:
+            if role in uses and uses[role].coding is None:
+                uses[role] = uses[role]._replace(coding=_coding(sketches[uses[role].column]))
+        instead = {role: columns for role, columns in plan.instead.items() if role in uses}
+        form = _form(sketches[uses["reward"].column]) if "reward" in uses else ""
+        parsed = self._parsed(uses, sketches)
+        return LogColumns(uses, form, self._total(uses, form), parsed, parts, maybe, instead)
+
+    def _empty_flags(self, uses: Mapping[Role, Use]) -> dict[Role, Use]:
+        """Columns of flags in which nothing is: they say of every row that it did not fail, or was not cut off."""
+        taken = {use.column for use in uses.values()}
+        found: dict[Role, Use] = {}
+        for role in FLAGS:
+            empty = [
+                name for name in named(role, self.sketches) if name not in taken and not self.sketches[name].filled
+            ]
+            if role not in uses and empty:
+                found[role] = Use(role, empty[0], None, "name")
+        return found
+
+    def _total(self, uses: Mapping[Role, Use], form: Form) -> str:
+        if form != "map":
+            return ""
+        front = f"{uses['reward'].column}."
+        keys = [name.removeprefix(front) for name in self.sketches if name.startswith(front)]
+        plain = {key.casefold(): key for key in keys}
+        return next((plain[one] for one in _TOTALS if one in plain), "")
+
+    def _parsed(self, uses: Mapping[Role, Use], sketches: Mapping[str, Sketch]) -> frozenset[str]:
+        found = set()
+        for role, use in uses.items():
+            base = use.column.partition(".")[0] if self._is_key(use.column) else use.column
+            sketch = sketches[base]
+            chats = role in ("prompt", "messages", "response") and sketch.is_talk
+            if sketch.is_nested_text and (chats or role in ("history", "reward", "tokens", "token_rewards")):
+                found.add(base)
+        return frozenset(found)
+
+    def read_as(
+        self, columns: LogColumns, *, summed: Sequence[str], further: Sequence[str]
+    ) -> tuple[Mapping[str, Any], ...]:
+        """What was taken for what, as of `guerdon.reading`.
+
+        Args:
+            columns: what they are for.
+            summed: those whose sum is the reward.
+            further: other rewards.
+        """
+        own = [*columns.uses.values(), *(Use("reward", name, NUMBER, "name") for name in summed)]
+        others = [Use("reward", name, NUMBER, "name") for name in further if name not in summed]
+        used = {part for use in (*own, *others) for part in (use.column, use.column.partition(".")[0])}
+        used.update(name for names in columns.instead.values() for name in names)
+        unused = [name for name in self.sketches if name not in used and not self._is_key(name)]
+        rest = [{**one, "role": "further reward"} for one in read_as(others, (), self.sketches)]
+        return (*read_as(own, (), self.sketches), *rest, *read_as((), unused, self.sketches))
+
+    def _is_key(self, name: str) -> bool:
+        """Whether a name is that of a key of a map in a column."""
+        return name.partition(".")[0] in self.sketches and "." in name
+
+
+def _is_known(sketch: Sketch, kind: str) -> bool:
+    """Whether further cells of a column can say nothing of it: not every one is a number, or text of a list."""
+    if kind == "coded" or not sketch.filled:
+        return False
+    if kind == "talk":
+        return not sketch.is_talk
+    other = sketch.kinds["str"] - sketch.texts_of_lists + sketch.kinds["list"] + sketch.kinds["dict"]
+    return kind != "text" or other > 0
+
+
+def _inside(cell: Any, key: str) -> Any:
+    """The value of a key of a map, or of a place in a list; None where there is none."""
+    if isinstance(cell, Mapping):
+        return cell.get(key)
+    is_place = isinstance(cell, list | tuple) and key.isdecimal() and int(key) < len(cell)
+    return cell[int(key)] if is_place else None
+
+
+def _coding(sketch: Sketch) -> Any:
+    """How most cells of a column are read: as numbers, or as words for true and false."""
+    return TRUTH if sketch.words > sketch.numbers else NUMBER
+
+
+def _form(sketch: Sketch) -> Form:
+    """What most cells of a column of rewards are."""
+    maps, lists = sketch.kinds["dict"], sketch.kinds["list"] + sketch.kinds["tuple"]
+    if sketch.is_nested_text:
+        return "map" if isinstance(nested(sketch.example), Mapping) else "list"
+    for form, count in (("map", maps), ("list", lists)):
+        if count * 2 > sketch.filled:
+            return cast(Form, form)
+    return "number"

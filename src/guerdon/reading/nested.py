@@ -1,0 +1,475 @@
+"""Records that hold a row, or several, below other keys: as maps whose keys are roles.
+
+Each function takes a record as its tool writes it and gives the responses in it, with what is known of each by role;
+`parts` are further rewards by name.
+
+    inspect_sample(sample)      # [{"prompt": [...], "response": [...], "reward": 1.0, "reference": "4", ...}]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from guerdon.reading.roles import beside, named, roles_of
+from guerdon.reading.values import is_talk, number_of
+from guerdon.reading.values import nested as parsed
+
+Row = Mapping[str, Any]
+RESCORED, FAILURE = "guerdon_reward", "guerdon_failure"
+"""Columns that `guerdon score` adds to a log."""
+
+
+def a_map(value: Any) -> Row:
+    """A map, an empty one in the place of anything else."""
+    return value if isinstance(value, Mapping) else {}
+
+
+# inspect_ai's samples.
+
+
+def rescored_sample(record: Row, values: Sequence[float | None]) -> Row:
+    """A sample with the reward among its scores, where it has a value."""
+    new = {} if values[0] is None else {RESCORED: {"value": values[0]}}
+    return {**record, "scores": {**a_map(record.get("scores")), **new}}
+
+
+_GRADES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # inspect_ai's values of scores
+
+
+def inspect_sample(record: Row) -> list[Row]:
+    """A sample of inspect_ai; the first score is the reward, the first other one that is a grade is the truth."""
+    given = _named_scores(record)
+    scores = {name: _GRADES.get(value, value) if isinstance(value, str) else value for name, value in given.items()}
+    first = next((name for name in scores if name != RESCORED), "")
+    grades = [name for name, value in given.items() if name != first and isinstance(value, str) and value in _GRADES]
+    asked, said = _asked_and_said(record)
+    choice = a_map(next(iter(a_map(record.get("output")).get("choices") or ()), None))
+    usage = [a_map(used).get("output_tokens") for used in a_map(record.get("model_usage")).values()]
+    row = {
+        "prompt": asked,
+        "response": said,
+        "reward": scores.get(first),
+        "truth": scores[grades[0]] if grades else None,
+        "reference": record.get("target"),
+        "group": record.get("id"),
+        "truncated": "limit" if record.get("limit") else choice.get("stop_reason"),
+        "failed": record.get("error"),
+        "length": usage[0] if len(usage) == 1 else None,
+        "parts": scores,
+    }
+    attached = a_map(record.get("attachments"))
+    return [_attach(row, attached) if attached else row]
+
+
+def _named_scores(record: Row) -> dict[str, Any]:
+    """The scores of a sample by name; the values of a score that is a map are named `score/key`."""
+    found: dict[str, Any] = {}
+    for name, score in a_map(record.get("scores")).items():
+        value = a_map(score).get("value")
+        if isinstance(value, Mapping):
+            found |= {f"{name}/{key}": part for key, part in value.items()}
+        else:
+            found[name] = value
+    return found
+
+
+def _asked_and_said(record: Row) -> tuple[Any, Any]:
+    """The messages of a sample up to the assistant's first and from it on; where there are none, input and output."""
+    messages = [_calling(m) if m.get("tool_calls") else m for m in record.get("messages") or ()]
+    answered = next((k for k, m in enumerate(messages) if m.get("role") == "assistant"), len(messages))
+    asked = messages[:answered] or record.get("input")
+    said = messages[answered:] or a_map(record.get("output")).get("completion")
+    return asked, said or None
+
+
+def _calling(message: Row) -> Row:
+    """A message whose calls of tools are in the layout of OpenAI."""
+    calls = [{**c, "function": {"name": c["function"], "arguments": c["arguments"]}} for c in message["tool_calls"]]
+    return {**message, "tool_calls": calls}
+
+
+def _attach(value: Any, attached: Row) -> Any:
+    """A value with the texts that inspect_ai keeps apart."""
+    if isinstance(value, str) and value.startswith("attachment://"):
+        return attached.get(value.removeprefix("attachment://"), value)
+    if isinstance(value, Mapping):
+        return {k: _attach(v, attached) for k, v in value.items()}
+    return [_attach(v, attached) for v in value] if isinstance(value, list) else value
+
+
+# Traces of verifiers, which prime-rl writes, too.
+
+_LIMITS = {"max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed"}
+
+
+def _trained(record: Row) -> list[Any]:
+    """The traces of an episode that the policy is trained on; all where none is."""
+    found = record.get("traces", [record])
+    return [t for t in found if a_map(t.get("agent")).get("trainable") is not False] or found
+
+
+def traces(record: Row) -> list[Row]:
+    """An episode of verifiers or prime-rl: a row for each trace that the policy is trained on."""
+    work = a_map(a_map(record.get("run")).get("work"))
+    stamp = a_map(a_map(record.get("info")).get("prime_rl"))
+    group = a_map(record.get("group")).get("id") or stamp.get("group_id")
+    shared = {"step": work.get("step", stamp.get("step")), "group": group}
+    return [{**shared, **_trace_row(trace)} for trace in _trained(record)]
+
+
+def _trace_row(trace: Row) -> dict[str, Any]:
+    nodes = trace.get("nodes") or []
+    path, at = list[Row](), len(nodes) - 1 if nodes else None
+    while at is not None and len(path) < len(nodes):  # from the last message back to the first
+        path.insert(0, nodes[at])
+        at = nodes[at].get("parent")
+    first = next((k for k, node in enumerate(path) if node.get("sampled")), len(path))
+    given = {name: r for name, r in a_map(trace.get("rewards")).items() if isinstance(r, Mapping)}
+    values = {name: r.get("score", 0.0) * r.get("weight", 1.0) for name, r in given.items()}
+    credit = [a for node in path for a in node.get("advantages") or ()]
+    calls = [a_map(c) for c in trace.get("calls") or ()]
+    ended = next((c.get("finish_reason") for c in reversed(calls) if not c.get("error")), None)
+    return {
+        "prompt": [n.get("message") for n in path[:first]], "response": [n.get("message") for n in path[first:]],
+        "reward": sum(values.values()) if values else None, "failed": trace.get("ok") is False and not values,
+        "truncated": "length" if trace.get("stop_condition") in _LIMITS else ended,
+        "length": trace.get("num_output_tokens"), "advantage": sum(credit) / len(credit) if credit else None,
+        "parts": {name: r.get("score") for name, r in given.items()} | dict(a_map(trace.get("metrics"))),
+    }  # fmt: skip
+
+
+def rescored_trace(record: Row, values: Sequence[float | None]) -> Row:
+    """An episode whose traces have the reward among their metrics."""
+    pairs = zip(_trained(record), values, strict=True)
+    new = {id(t): {**t, "metrics": {**a_map(t.get("metrics")), RESCORED: v}} for t, v in pairs}
+    traces = [new.get(id(t), t) for t in record.get("traces", [record])]
+    return {**record, "traces": traces} if "traces" in record else traces[0]
+
+
+def results(record: Row) -> list[Row]:
+    """A row of verifiers before 0.4, whose `answer` is the reference."""
+    used, metrics = a_map(record.get("token_usage")).get("output_tokens"), a_map(record.get("metrics"))
+    row = {k: v for k, v in record.items() if k != "answer" and k not in metrics}
+    return [{**row, "reference": record.get("answer"), "length": used, "parts": metrics}]
+
+
+def gym(record: Row) -> list[Row]:
+    """A rollout of NeMo-Gym: a request and a reply of the Responses API."""
+    reply, asked = a_map(record.get("response")), a_map(record.get("responses_create_params")).get("input")
+    cut = a_map(reply.get("incomplete_details")).get("reason") == "max_output_tokens"
+    row = {k: v for k, v in record.items() if not {"prompt", "response"} & {*roles_of(k)}}
+    return [{
+        **row, **({"parts": record["reward_components"]} if "reward_components" in record else {}),
+        "prompt": [_item(one) for one in asked] if isinstance(asked, list) else asked,
+        "response": [_item(one) for one in reply.get("output") or ()],
+        "truncated": cut or record.get("truncated"), "length": a_map(reply.get("usage")).get("output_tokens"),
+        "reference": next((record[k] for k in named("reference", record) if record[k] is not None), None),
+    }]  # fmt: skip
+
+
+def _item(given: Any) -> Any:
+    """An item of the Responses API as a chat message."""
+    kind = a_map(given).get("type")
+    if kind == "function_call":
+        call = {"id": given.get("call_id"), "function": {"name": given["name"], "arguments": given.get("arguments")}}
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+    if kind == "function_call_output":
+        return {"role": "tool", "content": given.get("output"), "tool_call_id": given.get("call_id")}
+    return {"role": "assistant", "content": given.get("summary")} if kind == "reasoning" else given
+
+
+def query(record: Row) -> list[Row]:
+    """What OpenRLHF gives a reward function: the query is the prompt and its response."""
+    query, prompt = record["query"], record["prompt"]
+    whole = isinstance(query, str) and isinstance(prompt, str) and query.startswith(prompt)
+    rest = {key: value for key, value in record.items() if key != "label"}
+    truth = record.get("label", record.get("reference"))
+    return [{**rest, "response": query[len(prompt) :] if whole else query, "reference": truth}]
+
+
+def shown(record: Row) -> list[Row]:
+    """A response that guerdon shows with the rewards of its tokens; those of several sources are added."""
+    sources = {name: values for name, values in record["rewards"].items() if isinstance(values, list)}
+    return [{
+        "prompt": record.get("prompt"), "response": "".join(record["tokens"]), "reference": record.get("answer"),
+        "truth": record.get("outcome"), "tokens": record["tokens"], "step": record.get("step"),
+        "token_rewards": [sum(values) for values in zip(*sources.values(), strict=True)],
+        "reward": sum(map(sum, sources.values())) if sources else None,
+        "parts": {name: sum(values) for name, values in sources.items()},
+    }]  # fmt: skip
+
+
+def episode(record: Row) -> list[Row]:
+    """An episode of a run of guerdon; where success is unknown, the gold reward is the truth."""
+    truth = record.get("success") if record.get("success") is not None else record.get("return/gold")
+    returns = {k.removeprefix("return/"): v for k, v in record.items() if k.startswith("return/")}
+    own = {"step": record.get("step"), "length": record.get("length"), "truth": truth}
+    return [{**own, "reward": returns.pop("combined"), "parts": returns}]
+
+
+# Groups and batches of trainers.
+
+
+def atropos(record: Row) -> list[Row]:
+    """A group of Atropos: conversations of one prompt, a score for each."""
+    scores, talks = record["scores"], record["messages"]
+    credit = record.get("advantages") or [None] * len(scores)
+    return [
+        {"messages": talk, "reward": score, "advantage": _mean(own)}
+        for talk, score, own in zip(talks, scores, credit, strict=True)
+    ]
+
+
+def _mean(values: Any) -> Any:
+    """The mean of the advantages of tokens, or the one of a response."""
+    known = [v for v in values if v] if isinstance(values, list) else []
+    return sum(known) / len(known) if known else None if isinstance(values, list) else values
+
+
+def nemo_rl(record: Row) -> list[Row]:
+    """A sample of a batch of NeMo-RL, whose last content is the response."""
+    *asked, said = record["content"]
+    return [{"prompt": "\n\n".join(map(str, asked)), "response": said, "reward": record["rewards"]}]
+
+
+def listed(record: Row) -> list[Row]:
+    """A prompt with a list of completions and a reward for each."""
+    said = record["completions"] if "completions" in record else record["responses"]
+    rest = {key: value for key, value in record.items() if key not in ("completions", "responses", "rewards")}
+    return [{**rest, "response": one, "reward": reward} for one, reward in zip(said, record["rewards"], strict=True)]
+
+
+# Evaluations and traces of other tools.
+
+
+def lm_eval(record: Row) -> list[Row]:
+    """A sample of lm-eval; the first of its metrics is the reward. Choices by likelihood have no text."""
+    arguments = record.get("arguments")
+    first = next(iter(arguments.values()), {}) if isinstance(arguments, Mapping) else (arguments or [{}])[0]
+    asked = first.get("arg_0") if isinstance(first, Mapping) else (first or [None])[0]
+    said = record["resps"][0] if record["resps"] else None
+    said = said[0] if isinstance(said, list) else said
+    names = record.get("metrics") or [k for k in record if k not in _OF_LM_EVAL and number_of(record[k]) is not None]
+    parts = {name: record.get(name) for name in names}
+    return [{
+        "prompt": asked, "response": said if isinstance(said, str) else None, "reference": record["target"],
+        "reward": next(iter(parts.values()), None), "group": record["doc_id"], "parts": parts,
+    }]  # fmt: skip
+
+
+_OF_LM_EVAL = ("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "doc_hash", "prompt_hash",
+               "target_hash")  # fmt: skip
+
+
+def reasoning_gym(record: Row) -> list[Row]:
+    """A category of an evaluation of reasoning-gym: all answers to the questions of its data sets."""
+    return [
+        {"prompt": one["question"], "reference": one.get("expected_answer"), "response": said["full_model_response"],
+         "reward": said["score"], "subset": data.get("name")}
+        for data in record["datasets"] for one in data["results"] for said in one["completions"]
+    ]  # fmt: skip
+
+
+def qwen_math(record: Row) -> list[Row]:
+    """A question of the harness of Qwen2.5-Math with its samples, which are called `code`."""
+    pairs = zip(record["code"], record["score"], strict=True)
+    shared = {"prompt": record["question"], "reference": record["gt"], "group": record.get("idx")}
+    return [{**shared, "response": said, "reward": score} for said, score in pairs]
+
+
+def langfuse(record: Row) -> list[Row]:
+    """A trace of Langfuse; its first score that is a number is the reward."""
+    parts = {one.get("name"): one.get("value") for one in record["scores"] if number_of(one.get("value")) is not None}
+    return [{**_asked_and_answered(record["input"], record["output"]), **_first(parts)}]
+
+
+def langsmith(record: Row) -> list[Row]:
+    """A run of LangSmith; the mean of its first feedback is the reward."""
+    given = {name: a_map(one).get("avg") for name, one in record["feedback_stats"].items()}
+    parts = {name: value for name, value in given.items() if number_of(value) is not None}
+    return [{**_asked_and_answered(record["inputs"], record["outputs"]), **_first(parts)}]
+
+
+def phoenix(record: Row) -> list[Row]:
+    """A span of Phoenix; the score of its first evaluation is the reward."""
+    asked, said = (record[f"attributes.{side}.value"] for side in ("input", "output"))
+    evaluated = {key: value for key, value in record.items() if key.startswith("eval.") and key.endswith(".score")}
+    parts = {key.removeprefix("eval.").removesuffix(".score"): value for key, value in evaluated.items()}
+    return [{**_asked_and_answered(asked, said), **_first(parts)}]
+
+
+def _first(parts: Row) -> Row:
+    """Further rewards by name, of which the first is the reward."""
+    return {"reward": next(iter(parts.values()), None), "parts": parts}
+
+
+_ANSWERED = ("output", "answer", "content", "text", "messages", "choices")  # keys of what a call of a model gave
+
+
+def _asked_and_answered(asked: Any, said: Any) -> Row:
+    """Prompt and response of a call of a model as tracing tools keep it: texts, messages, or maps with these."""
+    asked, said = (parsed(one) if isinstance(one, str) else one for one in (asked, said))
+    if isinstance(said, Mapping) and "role" not in said:
+        said = next((said[key] for key in _ANSWERED if said.get(key)), None)
+    if isinstance(said, list) and said and isinstance(said[0], Mapping) and "message" in said[0]:
+        said = said[0]["message"]
+    if isinstance(said, Mapping):
+        said = [said]
+    if isinstance(asked, Mapping) and "role" not in asked:
+        asked = next((asked[key] for key in (*named("messages", asked), *named("prompt", asked)) if asked[key]), None)
+    return {"prompt": [asked] if isinstance(asked, Mapping) else asked, "response": said}
+
+
+# Preferences.
+
+
+def numbered(record: Row) -> list[Row]:
+    """Responses in numbered columns, and a list with a score for each."""
+    count = len(record["scores"])
+    rest = {key: value for key, value in record.items() if not key.startswith("response_")}
+    return [{**rest, "responses": [record.get(f"response_{k + 1}") for k in range(count)]}]
+
+
+def lmsys(record: Row) -> list[Row]:
+    """A battle whose turns are lists in JSON, with a column for each outcome."""
+    asked, *answers = (parsed(record[key]) for key in ("prompt", "response_a", "response_b"))
+    talks = [
+        [{"role": role, "content": text} for turn in zip(asked, own, strict=False)
+         for role, text in zip(("user", "assistant"), turn, strict=True)]
+        for own in answers
+    ]  # fmt: skip
+    a, b, tie = (number_of(record.get(f"winner_{what}")) or 0.0 for what in ("model_a", "model_b", "tie"))
+    known = a or b or tie or "winner_tie" not in record
+    return [{"id": record.get("id"), "first": talks[0], "second": talks[1], "winner": b - a if known else None}]
+
+
+def last_is_chosen(record: Row) -> list[Row]:
+    """A conversation whose last turn is the better response, and the worse one in a column of its own."""
+    *asked, said = record["messages"]
+    return [{**record, "messages": asked, "chosen": [said], "rejected": record["rejected_response"]}]
+
+
+def argilla(record: Row) -> list[Row]:
+    """A record of Argilla: the votes of its users name the better response."""
+    votes = record["preference.responses"] or []
+    first, second = next(iter(beside(record)), ("", ""))
+    signs = [(vote == second) - (vote == first) for vote in votes if vote in (first, second)]
+    return [{"id": record.get("id"), "prompt": _named(record, "prompt"), "first": record.get(first),
+             "second": record.get(second), "winner": _majority(signs)}]  # fmt: skip
+
+
+def label_studio(record: Row) -> list[Row]:
+    """A task of Label Studio: its annotations select the left or the right response."""
+    data = record["data"]
+    chosen = [
+        one for note in record["annotations"] if not note.get("was_cancelled") for one in note.get("result") or ()
+    ]
+    chosen = [one for one in chosen if one.get("type") == "pairwise"]
+    names = chosen[0]["to_name"].split(",") if chosen else ["", ""]
+    if not all(name in data for name in names):
+        names = list(next(iter(beside(data)), ("", "")))
+    signs = [{"left": -1, "right": 1}.get(one["value"].get("selected"), 0) for one in chosen]
+    return [{"id": record.get("id"), "prompt": _named(data, "prompt"), "first": data.get(names[0]),
+             "second": data.get(names[1]), "winner": _majority(signs)}]  # fmt: skip
+
+
+def _named(row: Row, role: Any) -> Any:
+    return next((row[key] for key in named(role, row)), None)
+
+
+def _majority(signs: Sequence[int]) -> float | None:
+    """The sign of the sum of votes; None: there is none."""
+    total = sum(signs)
+    return None if not signs else float((total > 0) - (total < 0))
+
+
+def oasst(rows: Iterable[Row]) -> Iterator[Row]:
+    """Messages of trees, one a row: the ranked answers to each prompt, with the conversation before it."""
+    known = _by_message(rows)
+    answers: dict[Any, list[Row]] = {}
+    for row in known.values():
+        if row["role"] == "assistant" and row.get("rank") is not None:
+            answers.setdefault(row["parent_id"], []).append(row)
+    for parent, own in answers.items():
+        path = _path_to(parent, known)
+        if path:
+            yield {"id": parent, "messages": path, "responses": [one["text"] for one in own],
+                   "ranks": [one["rank"] for one in own]}  # fmt: skip
+
+
+_OASST = {"prompter": "user"}
+
+
+def oasst_talks(rows: Iterable[Row]) -> dict[Any, list[Row]]:
+    """Messages of trees, one a row: the conversation that ends with each, by its id."""
+    known = _by_message(rows)
+    return {name: _path_to(name, known) for name in known}
+
+
+def _by_message(rows: Iterable[Row]) -> dict[Any, Row]:
+    return {row["message_id"]: row for row in rows if not row.get("deleted")}
+
+
+def _path_to(name: Any, known: Mapping[Any, Row]) -> list[Row]:
+    """The conversation from the first message of a tree to one of its messages."""
+    path, at = list[Row](), known.get(name)
+    while at is not None and len(path) <= len(known):
+        path.insert(0, {"role": _OASST.get(at["role"], at["role"]), "content": at["text"]})
+        at = known.get(at["parent_id"])
+    return path
+
+
+def oasst_tree(record: Row) -> list[Row]:
+    """A tree of OASST with its replies inside."""
+    rows, waiting = list[Row](), [(record["prompt"], None)]
+    while waiting:
+        node, parent = waiting.pop()
+        rows.append({**node, "parent_id": parent})
+        waiting += [(reply, node["message_id"]) for reply in node.get("replies") or ()]
+    return list(oasst(rows))
+
+
+def swe_agent(record: Row) -> list[Row]:
+    """A trajectory of SWE-agent: whether its patch resolves the issue is the reward."""
+    roles = {"ai": "assistant", "system": "system", "user": "user"}
+    turns = [
+        {"role": roles.get(one["role"], one["role"]), "content": one.get("text") or one.get("system_prompt") or ""}
+        for one in record["trajectory"]
+    ]
+    return [{"messages": turns, "reward": record["target"], "truth": record["target"], "group": record["instance_id"]}]
+
+
+# Steps.
+
+STEP_MARK = "ки"
+"""What ends a step of Math-Shepherd, after a space."""
+
+
+def _decoded(cell: Any) -> Any:
+    """A cell, or the list that its text is."""
+    return parsed(cell) if isinstance(cell, str) else cell
+
+
+def has_steps(record: Row) -> bool:
+    """Whether the steps of a row are a list, and not their number."""
+    return isinstance(_decoded(record.get("steps")), list | tuple)
+
+
+def has_step_labels(record: Row) -> bool:
+    """Whether a row has a list of labels beside its steps."""
+    return all(isinstance(_decoded(record.get(name)), list | tuple) for name in ("completions", "labels"))
+
+
+def has_step_marks(record: Row) -> bool:
+    """Whether the steps of a row end with the mark of Math-Shepherd."""
+    return STEP_MARK in str(record.get("input"))
+
+
+def has_signed_turns(record: Row) -> bool:
+    """Whether the turns of the assistant in a row are signs, each for the step in the user's turn before it."""
+    turns = _decoded(record.get("conversations", record.get("messages")))
+    if not is_talk(turns):
+        return False
+    said = [str(one.get("content", one.get("value"))).strip() for one in turns[1::2]]
+    return bool(said) and {*said} <= {"+", "-"}

@@ -1,0 +1,609 @@
+"""What each column of a data set is for: what was said, what a model was trained on, the layout, names and values.
+
+plan = plan_of("votes.csv", sketches, layout, all_rows, said_columns("winner=vote:1/2"))
+plan.uses["winner"].coding.name                  # "1/2"
+plan.unclear                                     # roles that could be two things, each with both in words
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+from guerdon.errors import DataError, did_you_mean
+from guerdon.reading.codings import (
+    NUMBER,
+    SIGNED,
+    TIES,
+    Coding,
+    by_columns,
+    label_codings,
+    measured_coding,
+    named_by_row,
+    said,
+    winner_codings,
+)
+from guerdon.reading.columns import NOTHING, Columns
+from guerdon.reading.layouts import Row, RowLayout
+from guerdon.reading.roles import ALL_ROLES, MODELS, NUMBER_KEYS, OUTCOMES, SCORES, Role, beside, named, plain_name
+from guerdon.reading.values import MISSING, MOST_FIT, Sketch, nested
+
+Source = Literal["given", "model", "layout", "name"]
+
+
+class Use(NamedTuple):
+    """What a column is for.
+
+    Attributes:
+        role: of the table of roles.
+        column: name, `a.b` for a key of a map.
+        coding: how its cells are read; None: as they are.
+        source: who says so.
+    """
+
+    role: Role
+    column: str
+    coding: Coding | None
+    source: Source
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the columns of a data set are for.
+
+    Attributes:
+        layout: of its rows.
+        uses: by role.
+        ratings: further columns of ratings by name.
+        unclear: roles that could be two things, each with both in words.
+        unused: columns without a role.
+        nested: columns whose texts are lists or maps, all of them.
+        listed: whether each of several responses has its rank or score in itself.
+        with_prompt: whether every better and worse text begins with the prompt, which is then cut off.
+        instead: further columns of a role, of which the first filled one counts where its own column is empty.
+    """
+
+    layout: RowLayout
+    uses: Mapping[Role, Use]
+    ratings: tuple[str, ...] = ()
+    unclear: Mapping[Role, str] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+    nested: frozenset[str] = frozenset()
+    listed: bool = False
+    with_prompt: bool = False
+    instead: Mapping[Role, tuple[str, ...]] = field(default_factory=dict)
+
+    def has(self, *roles: Role) -> bool:
+        """Whether there is a column for each of these."""
+        return all(role in self.uses for role in roles)
+
+
+def read_as(
+    uses: Iterable[Use], unused: Iterable[str], sketches: Mapping[str, Sketch], *, renamed: Mapping[str, str] = {}
+) -> list[dict[str, Any]]:
+    """What was taken for what: `column`, `role`, `coding`, `example` and `from` of each, unused columns last.
+
+    Args:
+        uses: of columns.
+        unused: columns.
+        sketches: by column.
+        renamed: names in the data of columns that a layout calls otherwise, as the user said.
+    """
+    examples = {name: sketch.shown() for name, sketch in sketches.items()}
+    used = [
+        {"column": renamed.get(use.column, use.column), "role": use.role, "coding": use.coding and use.coding.name,
+         "example": examples.get(use.column, ""), "from": "given" if use.column in renamed else use.source}
+        for use in uses
+    ]  # fmt: skip
+    rest = [
+        {"column": name, "role": None, "coding": None, "example": examples.get(name, ""), "from": None}
+        for name in unused
+    ]
+    return [*used, *rest]
+
+
+AllRows = Callable[[Callable[[Row], bool]], bool]
+"""Whether something holds for every row."""
+
+
+def plan_of(
+    data: str,
+    sketches: Mapping[str, Sketch],
+    layout: RowLayout,
+    all_rows: AllRows,
+    columns: Columns = NOTHING,
+    stored: Columns = NOTHING,
+    *,
+    log: bool = False,
+) -> Plan:
+    """What the columns of a data set are for.
+
+    Args:
+        data: what messages call it.
+        sketches: of each column, and of keys below a column as `a.b`.
+        layout: of the rows.
+        all_rows: whether something holds for every row.
+        columns: what the user said.
+        stored: what a model was trained on.
+        log: the rows have one response each, with a reward, and say nothing else of it.
+
+    Raises:
+        DataError: a column that the user said is not there.
+    """
+    return _Planner(data, sketches, layout, all_rows, columns, stored, log=log).plan()
+
+
+def cell_of(row: Row, column: str) -> Any:
+    """The cell of a column, or the value of a key below it."""
+    if column in row or "." not in column:
+        return row.get(column)
+    cell: Any = row
+    for key in column.split("."):
+        cell = cell.get(key) if isinstance(cell, Mapping) else None
+    return cell
+
+
+def _begins_with(prompt: str, chosen: str, rejected: str, row: Row) -> bool:
+    """Whether two texts of a row begin with a third; those that are missing do."""
+    asked = cell_of(row, prompt)
+    texts = [text for text in (cell_of(row, chosen), cell_of(row, rejected)) if text is not None]
+    return isinstance(asked, str) and all(isinstance(text, str) and text.startswith(asked) for text in texts)
+
+
+def _has_texts(column: str, others: Sequence[str], row: Row) -> bool:
+    """Whether the texts of other columns stand in one, which may be chat messages."""
+    whole = cell_of(row, column)
+    text = whole if isinstance(whole, str) else repr(whole)
+    return all(_stands_in(cell_of(row, other), text) for other in others)
+
+
+def _stands_in(cell: Any, text: str) -> bool:
+    """Whether a text stands in another one, or in how Python writes it; one that is missing does."""
+    if cell is None:
+        return True
+    return isinstance(cell, str) and (cell in text or repr(cell)[1:-1] in text)
+
+
+def _has_at_most_one(columns: Sequence[str], row: Row) -> bool:
+    """Whether no two of these columns are filled in a row."""
+    return sum(not is_empty(cell_of(row, column)) for column in columns) < 2
+
+
+def is_empty(cell: Any) -> bool:
+    """Whether nothing is in a cell: it is null, not a number, or a text of blanks."""
+    return cell is None or cell != cell or (isinstance(cell, str) and not cell.strip())
+
+
+class _Planner:
+    """Decides what each column is for: what was said, then what the layout says, then names and values.
+
+    Args: as of `plan_of`.
+    """
+
+    def __init__(
+        self,
+        data: str,
+        sketches: Mapping[str, Sketch],
+        layout: RowLayout,
+        all_rows: AllRows,
+        columns: Columns,
+        stored: Columns,
+        *,
+        log: bool,
+    ) -> None:
+        self.data, self.sketches, self.layout, self.all_rows = data, sketches, layout, all_rows
+        self.columns, self.stored, self.log = columns, stored, log
+        self.uses: dict[Role, Use] = {}
+        self.ignored: list[str] = []  # columns that repeat what others say
+        self.ratings: list[str] = []  # of HelpSteer2, some of whose names are otherwise those of a truth
+        self.unclear: dict[Role, str] = {}
+        self.instead: dict[Role, tuple[str, ...]] = {}
+
+    def plan(self) -> Plan:
+        """What each column is for.
+
+        Raises:
+            DataError: a column that the user said is not there.
+        """
+        self._take_said()
+        self._take_layout()
+        if self.columns.function is not None or self.layout.unwrap or self.layout.whole:
+            self._take_roles()
+        if self.columns.function is None:
+            self._take_named()
+        ratings = tuple(self.ratings) or tuple(filter(self._has_numbers, named("rating", self._free())))
+        taken = {part for use in self.uses.values() for part in (use.column, use.column.partition(".")[0])}
+        unused = tuple(n for n in self.sketches if n not in taken and n not in ratings and not self._is_inner(n))
+        texts = frozenset(use.column for use in self.uses.values() if self._is_nested(use))
+        several = self.uses.get("responses")
+        listed = several is not None and bool(self.sketches[several.column].item_keys & {*NUMBER_KEYS})
+        self._take_further()
+        begins = self._begins_with_prompt()
+        return Plan(self.layout, self.uses, ratings, self.unclear, unused, texts, listed, begins, self.instead)
+
+    def _begins_with_prompt(self) -> bool:
+        """Whether every better and worse text begins with the prompt."""
+        if not {*_PROMPT_AND_BOTH} <= self.uses.keys():
+            return False
+        prompt, chosen, rejected = (self.uses[role].column for role in _PROMPT_AND_BOTH)
+        return self.all_rows(partial(_begins_with, prompt, chosen, rejected))
+
+    def _is_nested(self, use: Use) -> bool:
+        """Whether texts are lists or maps to read; an answer in JSON is a text, unless all are chat messages."""
+        sketch = self.sketches.get(use.column)
+        return sketch is not None and sketch.is_nested_text and (use.role not in _TEXTS or sketch.is_talk)
+
+    def _is_inner(self, name: str) -> bool:
+        """Whether a name is that of a key below a column."""
+        return "." in name and name.partition(".")[0] in self.sketches
+
+    def _take_further(self) -> None:
+        """Columns that count where the first of their role is empty, as in data put together from several sets."""
+        for role in _ANSWERS:
+            if role in self.uses and self.uses[role].source == "name":
+                others = tuple(named(role, self._free()))
+                self.instead |= {role: others} if others else {}
+
+    def _take_said(self) -> None:
+        for role, said_column in self.columns.uses.items():
+            if said_column.column not in self.sketches:
+                near = did_you_mean(said_column.column, self.sketches) or f"; found {', '.join(self.sketches)[:200]}"
+                raise DataError(
+                    f"--columns {role}={said_column.column}: there is no such column{near}",
+                    where=self.data,
+                    field=said_column.column,
+                )
+            self._use(role, said_column.column, said_column.coding, "given")
+        for name, column in self.columns.renamed.items():
+            if name not in self.sketches:
+                near = did_you_mean(column, self.sketches)
+                raise DataError(f"columns: {name}={column}: no such column{near}", where=self.data, field=column)
+        for role, stored in self.stored.uses.items():
+            if role not in self.uses and stored.column in self.sketches:
+                self._use(role, stored.column, stored.coding, "model")
+
+    def _take_layout(self) -> None:
+        for role, column in self.layout.roles.items():
+            name, _, coding = column.partition(":")
+            if role not in self.uses and not name:
+                self.ignored += named(role, self.sketches)
+            elif role not in self.uses and name in self.sketches:
+                self._use(role, name, self._coding_of_layout(role, name, coding), "layout")
+
+    def _coding_of_layout(self, role: Role, column: str, coding: str) -> Coding | None:
+        """The coding that a layout names; its labels that may be any number are good or bad where all are 0 and 1."""
+        if role == "label" and coding == NUMBER.name:
+            return measured_coding(self.sketches[column])
+        return said(coding, role) if coding else _USUAL.get(role)
+
+    def _take_roles(self) -> None:
+        """Rows that a function made: their keys are roles."""
+        taken = {use.column for use in self.uses.values()}
+        for name in self.sketches:
+            role = ALL_ROLES.get(name)
+            if role is None or role in self.uses or name in taken or (self.log and role in _JUDGED):
+                continue
+            self._use(role, name, SIGNED if role == "winner" else None, "layout")
+        self._code("winner", "label")
+
+    def _use(self, role: Role, column: str, coding: Coding | None, source: Source) -> None:
+        self.uses[role] = Use(role, column, coding, source)
+
+    def _free(self, *, filled: bool = True) -> list[str]:
+        """Columns without a role, in which something is; keys below a column are none."""
+        taken = {*(use.column for use in self.uses.values()), *self.ratings}
+        return [
+            name
+            for name, sketch in self.sketches.items()
+            if name not in taken | {*self.ignored} and (sketch.filled or not filled) and not self._is_inner(name)
+        ]
+
+    def _take_named(self) -> None:
+        """Roles by the names of columns, and by what is in them."""
+        self._take_question()
+        if self.log:
+            self._take_response()
+        elif self.layout.kind != "steps":
+            self._take_answers()
+        if self.layout.kind == "steps" or (self._has_steps() and not self.log):
+            self.ignored += [name for name in self._free() if plain_name(name) in _OF_STEPS]
+        if "response" in self.uses and not self.log and named("rating", self._free())[:1] == ["helpfulness"]:
+            self.ratings = [name for name in named("rating", self._free()) if self._has_numbers(name)]
+        for role in _FURTHER:
+            if role not in self.uses:
+                self._take_first(role)
+        for name in named("id", self.sketches)[:1]:  # it may also be the column of groups
+            if "id" not in self.uses and self.sketches[name].filled:
+                self._use("id", name, None, "name")
+
+    def _take_answers(self) -> None:
+        """What was answered: steps with labels, two responses, several, or one."""
+        if self._take_steps():
+            return
+        if self._take_chosen():
+            self._take_other_pairs()
+        elif not self._take_pair() and not self._take_list():
+            self._take_response()
+
+    def _take_other_pairs(self) -> None:
+        """Two responses side by side in the rows that have no better and worse one."""
+        better = self.uses["chosen"].column
+        sides = beside(self._free())
+        if sides and self.all_rows(partial(_has_at_most_one, [better, sides[0][0]])):
+            self._take_pair()
+
+    def _has_numbers(self, name: str) -> bool:
+        """Whether nearly all cells of a column are numbers, or are written as one."""
+        return self.sketches[name].numbers >= MOST_FIT * self.sketches[name].filled > 0
+
+    def _take_first(self, role: Role) -> None:
+        """The first column with a name of a role."""
+        for name in named(role, self._free())[:1]:
+            self._use(role, name, None, "name")
+
+    def _take_alone(self, role: Role, columns: Sequence[str]) -> bool:
+        """The one column of a role; of several the first, which is unclear. Whether there is one."""
+        if role in self.uses or not columns:
+            return role in self.uses
+        self._use(role, columns[0], None, "name")
+        if len(columns) > 1 and self.all_rows(partial(_has_at_most_one, columns)):
+            self.instead[role] = tuple(columns[1:])
+        elif len(columns) > 1:
+            readings = " or ".join(f"{name} ({self.sketches[name].shown()!r})" for name in columns)
+            choices = " or ".join(f"--columns {role}={name}" for name in columns)
+            self.unclear[role] = f"the {role} could be {readings}; say which: {choices}"
+        return True
+
+    def _take_question(self) -> None:
+        """What was asked: the prompt, turns before it, and what belongs to it."""
+        plain = {plain_name(name): name for name in self._free()}
+        if "prompt" not in self.uses and {"instruction", "input"} <= plain.keys():
+            self._use("prompt", plain["instruction"], None, "name")  # Alpaca: two columns are one prompt
+            self._use("input", plain["input"], None, "name")
+        elif "input" in plain and {"output"} <= plain.keys() and "instruction" in plain:
+            self._use("input", plain["input"], None, "name")
+        asked = [self._text_in(name) for name in self._texts("prompt")]
+        asked = [name for name in asked if name]
+        if "prompt" not in self.uses and asked:
+            self._take_alone("prompt", self._widest(asked))
+        for name in named("passage", self._free()):
+            if self.sketches[name].is_talk and "messages" not in self.uses:
+                self._use("messages", name, None, "name")
+            elif "prompt" not in self.uses:
+                self._use("prompt", name, None, "name")
+            elif "passage" not in self.uses:
+                self._use("passage", name, None, "name")
+        self._take_alone("messages", named("messages", self._free()))
+        for name in named("history", self._free()):
+            self._use("history" if "prompt" in self.uses else "prompt", name, None, "name")
+
+    def _texts(self, role: Role) -> list[str]:
+        """The columns with a name of a role that are no numbers; in a log, whose prompts may be numbers, else those."""
+        found = named(role, self._free())
+        texts = [name for name in found if not self.sketches[name].is_number]
+        return texts or (found if self.log else [])
+
+    def _text_in(self, name: str) -> str:
+        """A column, or the key of its maps that has a text; empty: its maps have none."""
+        if not self.sketches[name].kinds["dict"]:
+            return name
+        return next((inner for key in _TEXT_KEYS if (inner := f"{name}.{key}") in self.sketches), "")
+
+    def _widest(self, columns: list[str]) -> list[str]:
+        """The column whose text has those of the others in it, in every row; all where there is none."""
+        if len(columns) == 1:
+            return columns
+        for widest in columns:
+            others = [name for name in columns if name != widest]
+            if self.all_rows(partial(_has_texts, widest, others)):
+                return [widest]
+        return columns
+
+    def _take_steps(self) -> bool:
+        """The steps of a solution, in a list with a list of labels beside it."""
+        beside_it: dict[Role, list[str]] = {
+            role: [name for name in named(role, self._free()) if self.sketches[name].is_list] for role in _STEPS
+        }
+        if not self.uses.keys() & set(_STEPS) and not all(beside_it.values()):
+            return False
+        for role, names in beside_it.items():
+            if role not in self.uses and names:
+                self._use(role, names[0], None, "name")
+        use = self.uses.get("step_labels")
+        if use is not None and use.coding is None:
+            self._code_steps(use.column)
+        return True
+
+    def _code_steps(self, column: str) -> None:
+        """The coding of labels in lists; probabilities are as they are."""
+        sketch = Sketch()
+
+        def look(row: Row) -> bool:
+            cell = cell_of(row, column)
+            labels = nested(cell) if isinstance(cell, str) else cell
+            for label in labels if isinstance(labels, list | tuple) else ():
+                sketch.add(label)
+            return True
+
+        self.all_rows(look)
+        if not sketch.filled:
+            return
+        is_share = sketch.numbers == sketch.filled and sketch.low >= 0 and sketch.high <= 1
+        self._decide("step_labels", [NUMBER] if is_share else label_codings(sketch))
+
+    def _take_chosen(self) -> bool:
+        """A better and a worse response, by name."""
+        if {"chosen", "rejected"} <= self.uses.keys():
+            return True
+        better, worse = (named(role, self._free(filled=False)) for role in _PROMPT_AND_BOTH[1:])
+        if not (better and worse):
+            return False
+        self._take_alone("chosen", better)
+        self._take_alone("rejected", worse)
+        for role in ("margin", "chosen_score", "rejected_score"):
+            self._take_first(role)
+        return True
+
+    def _take_pair(self) -> bool:
+        """Two responses side by side, and a column that says which is better."""
+        if not {"first", "second"} <= self.uses.keys():
+            pairs = [pair for pair in beside(self._free()) if not any(self.sketches[n].is_number for n in pair)]
+            if not pairs:
+                return False
+            self._use("first", pairs[0][0], None, "name")
+            self._use("second", pairs[0][1], None, "name")
+        self._take_winner(self.uses["first"].column, self.uses["second"].column)
+        return True
+
+    def _take_winner(self, first: str, second: str) -> None:
+        """The column that says which of two is better; columns for each; or a score for each."""
+        if "winner" in self.uses:
+            self._code("winner")
+            return
+        free = self._free()
+        for a, b in beside(free, OUTCOMES):
+            self._use("winner", a, by_columns(a, b), "name")
+            return
+        found = {
+            name: codings for name in named("winner", free) if (codings := self._winner_codings(name, first, second))
+        }
+        if self._take_alone("winner", list(found)):
+            self._decide("winner", found[self.uses["winner"].column])
+            return
+        for a, b in beside(free, SCORES):
+            self._use("first_score", a, NUMBER, "name")
+            self._use("second_score", b, NUMBER, "name")
+            return
+        for name in named("winner", free)[:1]:  # what it says cannot be read
+            self._use("winner", name, None, "name")
+            self._decide("winner", [])
+
+    def _winner_codings(self, name: str, first: str, second: str) -> list[Coding]:
+        found = winner_codings(self.sketches[name], (first, second))
+        if found:
+            return found
+        for a, b in beside(self.sketches, MODELS):
+            names = {*(self.sketches[a].values or ()), *(self.sketches[b].values or ())}
+            values = {value for value in self.sketches[name].values or () if value not in MISSING}
+            if values and len(values - names - TIES) <= (1 - MOST_FIT) * len(values):
+                return [named_by_row(a, b)]
+        return []
+
+    def _code(self, *roles: Role) -> None:
+        """Find the coding of columns whose role is known."""
+        for role in roles:
+            use = self.uses.get(role)
+            if use is None or use.coding is not None:
+                continue
+            sketch = self.sketches[use.column]
+            if role == "winner":
+                pair = tuple(self.uses[one].column for one in _PAIR if one in self.uses)
+                self._decide(role, self._winner_codings(use.column, *(pair if len(pair) == 2 else ("first", "second"))))
+            else:
+                self._decide(role, label_codings(sketch))
+
+    def _decide(self, role: Role, codings: Sequence[Coding]) -> None:
+        """The one coding of a column; of none or two its role is unclear."""
+        use = self.uses[role]
+        if len(codings) == 1:
+            self.uses[role] = use._replace(coding=codings[0])
+            return
+        values = self.sketches[use.column].shown_values()
+        if codings:
+            choices = " or ".join(f"--columns {role}={use.column}:{one.name}" for one in codings)
+            meaning = " or ".join(map(_meaning(role), codings))
+            self.unclear[role] = f"{use.column} holds {values}, which is {meaning}; say which: {choices}"
+        else:
+            self.unclear[role] = (
+                f"{use.column} holds {values}, which is no known coding of a {role}; say how it is read, as in "
+                f"--columns {role}={use.column}:{_EXAMPLES.get(role, 'yes/no')}"
+            )
+
+    def _take_list(self) -> bool:
+        """A list of responses, with a rank or a score for each: inside, or in a list beside it."""
+        lists = [name for name in named("responses", self._free()) if self.sketches[name].is_list]
+        if "responses" not in self.uses and not lists:
+            return False
+        self._take_alone("responses", lists)
+        for role in ("ranks", "scores"):
+            beside_it = [name for name in named(role, self._free()) if self.sketches[name].is_list]
+            if beside_it:
+                self._use(role, beside_it[0], None, "name")
+                break
+        return True
+
+    def _take_response(self) -> None:
+        """One response, and whether it is good."""
+        found = self._texts("response")
+        others = [name for name in found if plain_name(name) not in ("answer", "text")]
+        if others:
+            found = others
+        elif found and (self._is_gold(found[0]) or (self._has_steps() and not self.log)):
+            found = []
+        self._take_alone("response", found)
+        if self.log:
+            return
+        if "label" in self.uses:
+            self._code("label")
+        elif not named("reward", self._free()):
+            coded = {n: codings for n in named("label", self._free()) if (codings := label_codings(self.sketches[n]))}
+            if self._take_alone("label", list(coded)):
+                self._decide("label", coded[self.uses["label"].column])
+
+    def _has_steps(self) -> bool:
+        """Whether there is a list of steps, whose last one has the answer in it."""
+        return any(self.sketches[name].is_list for name in named("steps", self._free()))
+
+    def _is_gold(self, column: str) -> bool:
+        """Whether all rows of a prompt have the same answer: it is the true one, and no response.
+
+        In a log, whose rewards are for something, only where a prompt comes again.
+        """
+        asked = self.uses.get("prompt")
+        answers: dict[int, int] = {}
+        rows = 0
+
+        def same(row: Row) -> bool:
+            nonlocal rows
+            rows += 1
+            answer = hash(repr(row.get(column)))
+            return answers.setdefault(hash(repr(cell_of(row, asked.column))) if asked else 0, answer) == answer
+
+        return asked is not None and self.all_rows(same) and (not self.log or rows > len(answers))
+
+
+_TEXT_KEYS = ("full_text", "raw", "text", "content", "problem", "question")  # of a question that is a map
+_OF_STEPS = ("answer", "label")  # columns that say something of the steps beside them, and not what is true
+_USUAL: Mapping[Role, Coding] = {"first_score": NUMBER, "second_score": NUMBER}
+_PROMPT_AND_BOTH: tuple[Role, ...] = ("prompt", "chosen", "rejected")
+_PAIR: tuple[Role, ...] = ("first", "second")
+_TEXTS: tuple[Role, ...] = (
+    "prompt", "input", "system", "response", "chosen", "rejected", "first", "second", "reference",
+    "solution", "tests",
+)  # fmt: skip
+_STEPS: tuple[Role, ...] = ("steps", "step_labels")
+_JUDGED: tuple[Role, ...] = ("winner", "label")  # in a log such a column is a true answer, or nothing
+_ANSWERS: tuple[Role, ...] = ("reference", "solution")
+_FURTHER: tuple[Role, ...] = (
+    "system", "tools", "images", "videos", "audio", "turn", "margin", "steps", "step_labels", "reward", "truth",
+    "reference", "tests", "rubric", "solution", "options", "token_rewards", "advantage", "step", "group", "tokens",
+    "length", "truncated", "failed", "split", "subset", "model", "person", "weight",
+)  # fmt: skip
+_EXAMPLES = {"winner": "A/B/tie", "label": "yes/no", "rating": "1..5"}
+
+
+def _meaning(role: Role) -> Callable[[Coding], str]:
+    """What a coding says, in words."""
+
+    def words(coding: Coding) -> str:
+        low, sign, high = coding.name.partition("..")
+        if sign:
+            return f"{low} for the first and {high} for the second"
+        first, _, second = coding.name.partition("/")
+        if role == "winner":
+            return f"{first} for the first and {second} for the second"
+        return f"{first} for good and {second} for bad"
+
+    return words

@@ -1,0 +1,384 @@
+"""The rows of a data set, read: which column is for what was decided once over all of them, and is shown.
+
+reading = read("votes.csv", columns="winner=vote:1/2")
+reading.read_as()                       # [{"column": "question", "role": "prompt", "coding": null, ...}, ...]
+for record in reading.records():        # a row by roles, or why it is left out
+    print(record.roles["prompt"], record.roles["winner"])
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+from guerdon.errors import DataError, boundary
+from guerdon.files.bounds import BadRecord
+from guerdon.reading.codings import (
+    Coding,
+)
+from guerdon.reading.columns import NOTHING, Columns, said_columns
+from guerdon.reading.data_sets import DataPart, data_parts, split_word
+from guerdon.reading.layouts import LAYOUTS, PLAIN, Row, RowLayout, columns_of, layout_of
+from guerdon.reading.plan import Use, cell_of, is_empty, plan_of, read_as
+from guerdon.reading.roles import PAIRS_OF_NAMES, Role
+from guerdon.reading.values import MISSING, Sketch, canonical, nested
+
+USUAL_NAMES = frozenset(key for layout in LAYOUTS for key in layout.keys) | PAIRS_OF_NAMES
+_LOOKED_AT = 100  # rows from whose columns a first layout is taken
+_DEEP_KEYS = 64  # keys of a map in a cell that count as columns
+
+
+class Record(NamedTuple):
+    """A row that was read.
+
+    Attributes:
+        where: its place.
+        row: as it is in the file.
+        roles: values by role.
+        name: of its part, and its number there.
+        subset: its part of the data; empty: it has none.
+        left_out: why it cannot be used; empty: it can.
+        part: of the data that it is in.
+        error: of a row that cannot be read, which has neither columns nor roles.
+    """
+
+    where: str
+    row: Row
+    roles: Mapping[str, Any]
+    name: str
+    subset: str = ""
+    left_out: str = ""
+    part: DataPart | None = None
+    error: DataError | None = None
+
+
+class DataReading:
+    """A data set whose columns are understood.
+
+    Args:
+        data: what messages call it.
+        parts: of the data.
+        columns: what the user said.
+        stored: what a model was trained on: columns by role, with codings.
+        train: whether rows whose column `split` names another split than `train` are left out, where one names it, and
+            rows that stand in several parts count once.
+
+    Attributes:
+        plan: what each column is for.
+        sketches: of each column.
+        rows: how many there are, unwrapped.
+        several: whether a record of the data holds more rows than one.
+        bad: records that are no rows, by reason.
+
+    Raises:
+        DataError: there is no row, or a column that the user said is not there.
+    """
+
+    def __init__(
+        self,
+        data: str,
+        parts: Sequence[DataPart],
+        columns: Columns = NOTHING,
+        stored: Columns = NOTHING,
+        *,
+        train: bool = False,
+    ) -> None:
+        self.data, self.parts, self.train = data, parts, train
+        self.bad: Counter[str] = Counter()
+        self.rows = 0
+        self.several = False
+        self.sketches: dict[str, Sketch] = {}
+        self.columns, self._layout = _layout_said(parts, columns, stored)
+        self._look(self._layout)
+        if self._layout is PLAIN and columns.function is None:
+            self._layout = self._later_layout()
+        self.plan = plan_of(data, self.sketches, self._layout, self.all_rows, self.columns, stored)
+
+    def _later_layout(self) -> RowLayout:
+        """The layout of all columns, whose first cells may be null; one that unwraps rows shows in its first ones."""
+        found = layout_of({name for name, sketch in self.sketches.items() if sketch.filled})
+        return PLAIN if found.unwrap or found.whole or found.refused else found
+
+    def _look(self, layout: RowLayout) -> None:
+        """Count what the cells of every row are."""
+        previous = ""
+        for _, _, record, row in self._mapped(layout, self.bad):
+            self.several = self.several or record == previous
+            previous = record
+            for name, cell in row.items():
+                sketch = self.sketches.get(name)
+                if sketch is None:
+                    sketch = self.sketches[name] = Sketch()
+                sketch.add(cell)
+                if type(cell) is dict and len(cell) <= _DEEP_KEYS:
+                    self._look_inside(name, cell)
+            self.rows += 1
+
+    def _look_inside(self, name: str, cell: Row) -> None:
+        """The keys of a map in a cell are columns, too."""
+        for key, value in cell.items():
+            inner = f"{name}.{key}"
+            if inner not in self.sketches:
+                self.sketches[inner] = Sketch()
+            self.sketches[inner].add(value)
+
+    def _mapped(self, layout: RowLayout, bad: Counter[str] | None = None) -> Iterator[tuple[DataPart, str, str, Row]]:
+        """Part, place, name and columns of every row that can be read, unwrapped where the layout says so.
+
+        Args:
+            layout: of the rows.
+            bad: counts the records that are no rows, by reason.
+        """
+        for part, where, name, row in self._all(layout, bad):
+            if not isinstance(row, DataError):
+                yield part, where, name, row
+
+    def _all(
+        self, layout: RowLayout, bad: Counter[str] | None = None
+    ) -> Iterator[tuple[DataPart, str, str, Row | DataError]]:
+        """As `_mapped`; a row that cannot be read is an error in its place."""
+        bad = Counter() if bad is None else bad
+        for part in self.parts:
+            if layout.whole is not None:
+                rows = layout.whole([one for _, one in self._maps(part, bad) if not isinstance(one, DataError)])
+                yield from ((part, part.where, f"{part.name}-{number}", row) for number, row in enumerate(rows))
+                continue
+            for number, (where, record) in enumerate(self._maps(part, bad)):
+                if isinstance(record, DataError):
+                    yield part, where, f"{part.name}-{number}", record
+                    continue
+                for row in self._unwrapped(layout, record, bad):
+                    yield part, where, f"{part.name}-{number}", row
+
+    def _maps(self, part: DataPart, bad: Counter[str]) -> Iterator[tuple[str, Row | DataError]]:
+        """The rows of a part; those that cannot be read are counted."""
+        for where, record in part.rows(kept=False):
+            if isinstance(record, Mapping):
+                yield where, record
+                continue
+            bad[record.why if isinstance(record, BadRecord) else "a row that is no map of columns"] += 1
+            kind = type(record).__name__
+            no_map = DataError(f"a row must be a map of keys, this is {kind}", where=where)
+            yield where, record if isinstance(record, DataError) else no_map
+
+    def _unwrapped(self, layout: RowLayout, record: Row, bad: Counter[str]) -> Sequence[Row]:
+        """The rows in a record; none of one that is not like its layout, which is counted."""
+        try:
+            return rows_in(record, layout, self.columns)
+        except (TypeError, AttributeError, LookupError, ValueError):
+            if layout.unwrap is None:
+                raise
+            bad[f"a row that is not like {layout.name}"] += 1
+            return []
+
+    def records_in(self, row: Row, where: str, name: str) -> list[Record]:
+        """What stands in one row of the data: itself, or those that it unwraps to; none where a function gives None.
+
+        Args:
+            row: as it is in the data.
+            where: its place.
+            name: of its records.
+
+        Raises:
+            DataError: it is not like the layout of the data.
+        """
+        layout, rows = self.plan.layout, [row]
+        if layout.unwrap is not None or self.columns.function is not None or self.columns.renamed:
+            with boundary(DataError, f"{where}: not like {layout.name}"):
+                rows = list(rows_in(row, layout, self.columns))
+        found = ((one, *self._roles(one)) for one in rows)
+        return [Record(where, one, roles, name, left_out=left_out) for one, roles, left_out in found]
+
+    def records(self, *, bad: bool = False) -> Iterator[Record]:
+        """The rows by roles, in order; those that cannot be used have a reason.
+
+        Args:
+            bad: with the rows that cannot be read, which have an error.
+        """
+        own = "subset" in self.plan.uses
+        has_train = self._has_train()
+        seen: dict[int, DataPart] = {}  # the part in which a row was seen first
+        for part, where, name, row in self._all(self.plan.layout):
+            subset = part.subset or ""
+            if isinstance(row, DataError):
+                if bad:
+                    yield Record(where, {}, {}, name, subset, "unreadable", part, row)
+                continue
+            roles, left_out = self._roles(row)
+            if self.train and _is_of_other_split(roles.get("split"), has_train=has_train):
+                continue
+            if self.train and len(self.parts) > 1 and seen.setdefault(hash(repr(row)), part) is not part:
+                continue
+            subset = str(roles["subset"]) if own and roles.get("subset") else subset
+            yield Record(where, row, roles, name, subset, left_out, part)
+
+    def _has_train(self) -> bool:
+        """Whether the column `split` names the split to train on."""
+        use = self.plan.uses.get("split")
+        values = self.sketches[use.column].values if use else None
+        return any(split_word(value) == "train" for value in values or ())
+
+    def _roles(self, row: Row) -> tuple[dict[str, Any], str]:
+        """The values of a row by role, and why it is left out."""
+        found: dict[str, Any] = {}
+        left_out = ""
+        for role, use in self.plan.uses.items():
+            cell = cell_of(row, use.column)
+            if role in self.plan.instead and is_empty(cell):
+                cell = self._instead(role, row)
+            if role == "step_labels" and use.coding is not None:
+                cell = _coded_list(use.coding, nested(cell) if isinstance(cell, str) else cell, row)
+            elif use.coding is not None:
+                value = None if _is_missing(cell) else use.coding.read(cell, row)
+                if value is None and not _is_missing(cell):
+                    left_out = left_out or f"{role}: no value of {use.coding.name}"
+                cell = value
+            elif use.column in self.plan.nested and isinstance(cell, str):
+                cell = nested(cell)
+            found[role] = cell
+        return found, left_out
+
+    def _instead(self, role: Role, row: Row) -> Any:
+        """The cell of the first further column of a role that is filled; None: there is none."""
+        cells = (cell_of(row, column) for column in self.plan.instead.get(role, ()))
+        return next((cell for cell in cells if not is_empty(cell)), None)
+
+    def all_rows(self, holds: Callable[[Row], bool]) -> bool:
+        """Whether something holds for every row."""
+        return all(holds(row) for _, _, _, row in self._mapped(self._layout))
+
+    def read_as(self) -> list[dict[str, Any]]:
+        """As the function `read_as`."""
+        ratings = [Use("rating", name, None, "name") for name in self.plan.ratings]
+        return read_as(
+            [*self.plan.uses.values(), *ratings], self.plan.unused, self.sketches, renamed=self.columns.renamed
+        )
+
+    def mapping(self) -> dict[str, str]:
+        """What `read` takes as `stored`: a column by role, or by the name that a layout has for it, with its coding."""
+        found = dict(self.columns.renamed)
+        for role, use in self.plan.uses.items():
+            if use.column not in found and role not in found:
+                coding = "" if use.coding is None or use.coding.of_row else f":{use.coding.name}"
+                found[role] = f"{use.column}{coding}"
+        return found
+
+    def need_rows(self) -> None:
+        """Refuse data without a row.
+
+        Raises:
+            DataError: with what stands there instead.
+        """
+        if self.rows:
+            return
+        first = next((row for part in self.parts for _, row in part.rows()), None)
+        if isinstance(first, DataError):
+            raise first
+        why = ", ".join(f"{n} x {reason}" for reason, n in self.bad.items())
+        raise DataError(f"no row can be read: {why}" if why else "there is no row in it", where=self.data)
+
+    def need(self, *roles: Role) -> None:
+        """Refuse data in which one of these could be two things.
+
+        Raises:
+            DataError: with both, and the `--columns` for each.
+        """
+        for role in roles:
+            if role in self.plan.unclear:
+                raise DataError(self.plan.unclear[role], where=self.data, field=role)
+
+
+def read(
+    data: str,
+    *,
+    columns: str | Mapping[str, str] | None = None,
+    stored: Mapping[str, str] | None = None,
+    train: bool = False,
+    parts: Sequence[DataPart] | None = None,
+) -> DataReading:
+    """Read a data set.
+
+    Args:
+        data: a file, a folder, PATH:SPLIT or a hub id.
+        columns: as of `said_columns`.
+        stored: the same, of the data that a model was trained on; of columns that are not there nothing is taken.
+        train: without the parts of other splits than `train`.
+        parts: of the data, where some are wanted, or they are in memory; None: all.
+
+    Raises:
+        ConfigError: as `said_columns`.
+        DataError: as `data_parts` and `DataReading`.
+    """
+    said_by_user, by_model = (said_columns(one or None, usual=USUAL_NAMES) for one in (columns, stored))
+    wanted = data_parts(data, train=train) if parts is None else parts
+    return DataReading(data, wanted, said_by_user, by_model, train=train)
+
+
+def rows_in(record: Row, layout: RowLayout, columns: Columns) -> Sequence[Row]:
+    """The rows in a record, with the names of columns that the layout has.
+
+    Raises:
+        AttributeError, LookupError, TypeError, ValueError: it is not like the layout.
+    """
+    if columns.renamed:
+        own = {column: name for name, column in columns.renamed.items()}
+        record = {own.get(name, name): cell for name, cell in record.items()}
+    if columns.function is not None:
+        found = columns.function(record)
+        return [] if found is None else [found]
+    return [record] if layout.unwrap is None else layout.unwrap(record)
+
+
+def _is_of_other_split(value: Any, *, has_train: bool) -> bool:
+    """Whether a row is of another split than the one that is trained on."""
+    if not isinstance(value, str) or not value.strip():
+        return False
+    split = split_word(value)
+    return has_train if split is None else split != "train"
+
+
+def _coded_list(coding: Coding, cell: Any, row: Row) -> Any:
+    """The values of a list; one that is not of the coding stays as it is, for its reader to refuse."""
+    if not isinstance(cell, list | tuple):
+        return cell
+    values = [None if _is_missing(one) else coding.read(one, row) for one in cell]
+    return [one if value is None and not _is_missing(one) else value for one, value in zip(cell, values, strict=True)]
+
+
+def _is_missing(cell: Any) -> bool:
+    """Whether a cell of a coded column says nothing."""
+    return cell is None or cell != cell or (isinstance(cell, str) and canonical(cell) in MISSING)
+
+
+def _first_layout(parts: Sequence[DataPart], columns: Columns) -> RowLayout:
+    """The layout of the columns that the first rows have together."""
+    if columns.function is not None:
+        return PLAIN
+    own = {column: name for name, column in columns.renamed.items()}
+    first = [{own.get(name, name): cell for name, cell in one.items()} for one in islice(_records(parts), _LOOKED_AT)]
+    found = layout_of(columns_of(first), first)
+    if found.refused:
+        raise DataError(f"{found.name}: {found.refused}", where=parts[0].where)
+    return found
+
+
+def _layout_said(parts: Sequence[DataPart], columns: Columns, stored: Columns) -> tuple[Columns, RowLayout]:
+    """The layout of the first rows, and the columns with the names that it is recognised by.
+
+    A role that was said, by the user or when a model was trained, may be the name of a layout's column: `label=x`.
+    """
+    layout = _first_layout(parts, columns)
+    for one in (columns, columns.over(stored)):
+        names = one.as_names(USUAL_NAMES)
+        if layout is PLAIN and names.renamed != columns.renamed:
+            layout = _first_layout(parts, names)
+            own = one.as_names(layout.keys)
+            uses = {role: said for role, said in columns.uses.items() if role in own.uses}
+            columns = columns if layout is PLAIN else Columns(uses, own.renamed)
+    return columns, layout
+
+
+def _records(parts: Iterable[DataPart]) -> Iterator[Row]:
+    return (record for part in parts for _, record in part.rows(kept=False) if isinstance(record, Mapping))

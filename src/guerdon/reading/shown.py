@@ -1,0 +1,118 @@
+"""What a reading took for what, in lines for people and as values for JSON files.
+
+for line in shown_lines(reading, used=98, left_out={"no_value": 2}): log_line(line)
+# pairs.csv: vote is the winner (1/2, for example '2')
+# pairs.csv: 100 rows read, 98 used, 2 left out (2 no_value)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from guerdon.processes.progress import log_once
+from guerdon.reading.plan import Plan
+from guerdon.reading.reader import DataReading
+
+_SOURCES = {"given": ", as you said", "model": ", as in the data that the model was trained on"}
+
+
+class ReadAs(NamedTuple):
+    """What a command keeps of a data set.
+
+    Attributes:
+        columns: as of `DataReading.mapping`.
+        record: as of `shown_record`.
+    """
+
+    columns: Mapping[str, str]
+    record: Mapping[str, Any]
+
+
+def told(reading: DataReading, *, used: int, left_out: Mapping[str, int]) -> ReadAs:
+    """What is kept of a reading, after its lines were written to standard error, each once."""
+    kept = ReadAs(reading.mapping(), shown_record(reading, used=used, left_out=left_out))
+    for line in record_lines(kept.record):
+        log_once(line)
+    return kept
+
+
+def stored_columns(read_as: Iterable[ReadAs]) -> dict[str, str]:
+    """What a model that was trained on data sets stores of their columns: the roles on which all agree."""
+    mappings = [one.columns for one in read_as]
+    every = {role: column for mapping in mappings for role, column in mapping.items()}
+    return {role: column for role, column in every.items() if all(m.get(role, column) == column for m in mappings)}
+
+
+def read_as_facts(read_as: Iterable[ReadAs]) -> dict[str, Any]:
+    """What the card of a model says of its data sets: `columns`, which `read` takes as `stored`, and `read_as`."""
+    known = tuple(read_as)
+    return {"columns": stored_columns(known), "read_as": [dict(one.record) for one in known]}
+
+
+def shown_record(
+    reading: DataReading, *, used: int, left_out: Mapping[str, int], rows: int | None = None
+) -> dict[str, Any]:
+    """What a command keeps of its reading: `columns`, `rows`, `used`, and `left_out` by reason.
+
+    Args:
+        reading: of the data.
+        used: rows that were used.
+        left_out: rows that were not, by reason.
+        rows: how many there are, where those that hold several responses are counted once; None: each response is one.
+    """
+    rows = reading.rows + reading.bad.total() if rows is None else rows
+    return {
+        "data": reading.data, "layout": reading.plan.layout.name, "columns": reading.read_as(), "rows": rows,
+        "used": used, "left_out": dict(left_out),
+    }  # fmt: skip
+
+
+def record_lines(record: Mapping[str, Any]) -> list[str]:
+    """A line for each column, and one for the rows, of `shown_record`."""
+    data = record["data"]
+    lines = [f"{data}: {_column_line(one)}" for one in record["columns"] if one["role"] is not None]
+    unused = ", ".join(one["column"] for one in record["columns"] if one["role"] is None)
+    lines += [f"{data}: not used: {unused}"] * bool(unused)
+    reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(record["left_out"].items()))
+    lost = f", {sum(record['left_out'].values()):,} left out ({reasons})" if reasons else ""
+    return [*lines, f"{data}: {record['rows']:,} rows read, {record['used']:,} used{lost}"]
+
+
+def _column_line(one: Mapping[str, Any]) -> str:
+    coding = f"{one['coding']}, " if one["coding"] else ""
+    return (
+        f"{one['column']} is the {one['role']} ({coding}for example {one['example']!r}){_SOURCES.get(one['from'], '')}"
+    )
+
+
+def shown_lines(reading: DataReading, *, used: int, left_out: Mapping[str, int], rows: int | None = None) -> list[str]:
+    """The lines of `shown_record`, which a command writes to standard error."""
+    return record_lines(shown_record(reading, used=used, left_out=left_out, rows=rows))
+
+
+def commands(plan: Plan) -> dict[str, str]:
+    """The commands that could use such rows, and what of them."""
+    answers = plan.has("response") or plan.has("chosen", "rejected") or plan.has("first", "second")
+    answers = answers or plan.has("responses") or plan.has("messages")
+    asks = plan.has("prompt") or plan.has("messages")
+    rewarded = plan.has("reward") or plan.has("token_rewards") or plan.layout.parts == "sum"
+    found = {
+        "audit": "the rewards of a log" if rewarded else "",
+        "score": "its responses" if answers or plan.has("steps") else "",
+        "evaluate": _judged(plan),
+        "train": _judged(plan),
+        "run, search, label": "its prompts" if asks else "",
+    }
+    return {command: what for command, what in found.items() if what}
+
+
+def _judged(plan: Plan) -> str:
+    """What the rows say of responses; empty: nothing."""
+    if plan.has("steps", "step_labels") or plan.layout.kind == "steps":
+        return "labels of steps"
+    compared = plan.has("winner") or plan.has("first_score", "second_score")
+    ranked = plan.has("responses") and (plan.listed or plan.has("ranks") or plan.has("scores"))
+    if plan.has("chosen", "rejected") or (plan.has("first", "second") and compared) or ranked:
+        return "preferences"
+    return "labels of responses" if plan.has("label") or plan.has("rating") or plan.ratings else ""

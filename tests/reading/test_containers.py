@@ -1,0 +1,184 @@
+"""Rows of every container: the same rows are read the same, and what is too large or damaged is one line."""
+
+import bz2
+import contextlib
+import gzip
+import io
+import json
+import zipfile
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from guerdon.errors import DataError
+from guerdon.reading.containers import Part, file_rows, good_rows, parts_of
+
+ROWS = [{"prompt": "q", "n": 1, "chat": [{"role": "user", "content": "a"}]}, {"prompt": "r", "n": None, "chat": []}]
+TEXTS = [{"a": "007", "b": "x,y"}, {"a": None, "b": "NA"}]  # what a table of text can hold
+
+
+def lines(rows):
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def parquet(rows):
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), sink)
+    return sink.getvalue()
+
+
+def arrow(rows, writer=pa.ipc.new_stream, compression=None):
+    table, sink = pa.Table.from_pylist(rows), io.BytesIO()
+    with writer(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as out:
+        out.write_table(table)
+    return sink.getvalue()
+
+
+def table(rows, delimiter):
+    quoted = [[f'"{v}"' if v and delimiter in v else v or "" for v in row.values()] for row in rows]
+    return "".join(delimiter.join(cells) + "\n" for cells in [list(rows[0]), *quoted]).encode()
+
+
+CONTAINERS = {
+    "rows.jsonl": lines, "rows.ndjson": lines,
+    "rows.json": lambda rows: json.dumps(rows).encode(),
+    "object.json": lambda rows: json.dumps({"run": "x", "deep": {"er": rows}, "empty": []}).encode(),
+    "wandb.json": lambda rows: json.dumps(
+        {"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}
+    ).encode(),
+    "rows.parquet": parquet, "stream.arrow": arrow,
+    "file.arrow": lambda rows: arrow(rows, pa.ipc.new_file),
+    "zstd.arrow": lambda rows: arrow(rows, pa.ipc.new_file, "zstd"),
+    "lz4.arrow": lambda rows: arrow(rows, compression="lz4"),
+}  # fmt: skip
+PACKED = {
+    "": lambda data: data, ".gz": gzip.compress, ".bz2": bz2.compress,
+    ".zst": lambda data: pa.Codec("zstd").compress(data, asbytes=True),
+}  # fmt: skip
+
+
+def archive(path, members):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as out:
+        for name, data in members.items():
+            out.writestr(name, data)
+    return path
+
+
+@pytest.mark.parametrize("packing", PACKED)
+def test_the_same_rows_in_every_container(tmp_path, packing):
+    wrong = {}
+    for name, written in CONTAINERS.items():
+        path = tmp_path / f"{name}{packing}"
+        path.write_bytes(PACKED[packing](written(ROWS)))
+        for rows in (
+            list(good_rows(path)),
+            list(good_rows(archive(tmp_path / f"{name}.zip", {path.name: path.read_bytes()}))),
+        ):
+            if [row for _, row in rows] != ROWS:
+                wrong[path.name] = rows
+    for ending, delimiter in ((".csv", ","), (".tsv", "\t")):
+        path = tmp_path / f"table{ending}{packing}"
+        path.write_bytes(PACKED[packing](table(TEXTS, delimiter)))
+        if [row for _, row in good_rows(path)] != TEXTS:
+            wrong[path.name] = list(good_rows(path))
+    assert not wrong
+
+
+def test_places_name_the_line_or_the_row_and_the_member(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'\n{"x": 1}\n')
+    (tmp_path / "b.json").write_bytes(b'[{"x": 1}]')
+    packed = archive(
+        tmp_path / "c.zip", {"in/a.jsonl": b'{"x": 1}\n', "in/": b"", "notes.txt": b"", "__MACOSX/a.jsonl": b"no"}
+    )
+    assert [where for where, _ in good_rows(tmp_path / "a.jsonl")] == [f"{tmp_path}/a.jsonl:2"]
+    assert [where for where, _ in good_rows(tmp_path / "b.json")] == [f"{tmp_path}/b.json: row 0"]
+    assert [where for where, _ in good_rows(packed)] == [f"{tmp_path}/c.zip/in/a.jsonl:1"]
+
+
+def test_a_member_is_called_by_its_folder(tmp_path):
+    part = Part(tmp_path / "x" / "c.zip", "in/train.jsonl.gz")
+    assert (part.name, part.stem, part.ending, part.by_line) == ("train.jsonl.gz", "train", ".jsonl", True)
+    assert part.relative_to(tmp_path) == "x/c.zip/in/train.jsonl.gz"
+    assert part.relative_to(part.path) == "c.zip/in/train.jsonl.gz"
+
+
+def refused(path):
+    with pytest.raises(DataError) as error:
+        list(good_rows(path))
+    said = str(error.value)
+    assert "\n" not in said
+    return said
+
+
+def test_an_object_with_several_lists_names_them(tmp_path):
+    path = tmp_path / "two.json"
+    path.write_text(json.dumps({"a": [{"x": 1}], "b": {"c": [{"y": 1}, {"y": 2}]}}))
+    assert "a (1 rows); b.c (2 rows)" in refused(path)
+    path.write_text(json.dumps({"simulations": [{"x": 1}], "tasks": [{"y": 2}]}))  # of tau2-bench, which is known
+    assert [row for _, row in good_rows(path)] == [{"x": 1}]
+    path.write_text(json.dumps({"a": 1, "b": ["x"]}))
+    assert "without a list of rows, found a, b" in refused(path)
+
+
+@pytest.mark.hostile("files")
+def test_files_that_unpack_to_gigabytes_end_early(tmp_path):
+    """Ten gigabytes of zeros in three ways; one line each, which says what to do."""
+    piece = bytes(1 << 24)
+    packed = gzip.compress(piece, compresslevel=9)
+    (tmp_path / "zeros.jsonl.gz").write_bytes(packed * 640)
+    with (
+        zipfile.ZipFile(tmp_path / "zeros.zip", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as out,
+        out.open("rows.jsonl", "w", force_zip64=True) as member,
+    ):
+        for _ in range(40):
+            member.write(piece)
+    wide = pa.table({"x": pa.nulls(80_000_000, pa.int64()).fill_null(0)})
+    with pa.ipc.new_file(
+        tmp_path / "zeros.arrow", wide.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")
+    ) as out:
+        out.write_table(wide)
+    for name in ("zeros.jsonl.gz", "zeros.zip"):
+        with pytest.raises(DataError, match="unpacks to more than"):
+            list(file_rows(tmp_path / name))
+    assert "a batch unpacks to more than 576 MiB" in refused(tmp_path / "zeros.arrow")
+
+
+@pytest.mark.hostile("files")
+def test_names_of_members_lead_nowhere_else(tmp_path):
+    for name in ("../out.jsonl", "/out.jsonl", "a/../../out.jsonl", "..\\out.jsonl"):
+        said = refused(archive(tmp_path / "odd.zip", {name: b'{"x": 1}\n'}))
+        assert "leads out of the archive" in said
+    assert not list(tmp_path.parent.glob("out.jsonl"))
+
+
+@pytest.mark.hostile("files")
+@pytest.mark.parametrize(
+    "name", ["a.jsonl.gz", "a.csv.bz2", "a.jsonl.zst", "a.arrow", "a.zip", "a.parquet.gz", "a.eval"]
+)
+def test_damaged_files_are_one_line(tmp_path, name):
+    path = tmp_path / name
+    whole = {"a.jsonl.gz": gzip.compress(lines(ROWS * 99)), "a.csv.bz2": bz2.compress(table(TEXTS * 99, ",")),
+             "a.jsonl.zst": PACKED[".zst"](lines(ROWS * 99)), "a.arrow": arrow(ROWS * 99),
+             "a.parquet.gz": gzip.compress(parquet(ROWS * 99))}.get(name, b"PK\x03\x04" * 99)  # fmt: skip
+    path.write_bytes(whole[: len(whole) // 2])
+    assert str(path) in refused(path)
+
+
+@given(st.binary(max_size=300), st.sampled_from(["a.arrow", "a.zip", "a.jsonl.gz", "a.jsonl.zst", "a.json.bz2"]))
+def test_any_bytes_are_rows_or_one_line(tmp_path_factory, data, name):
+    path = tmp_path_factory.mktemp("any") / name
+    path.write_bytes(data)
+    with contextlib.suppress(DataError):
+        assert all(where.startswith(str(path)) for where, _ in file_rows(path))
+
+
+def test_what_is_no_file_of_rows_is_said(tmp_path):
+    (tmp_path / "a.xlsx").write_bytes(b"")
+    assert "rows are read from .jsonl" in refused(tmp_path / "a.xlsx")
+    assert "there is no such file" in refused(tmp_path / "none.jsonl.gz")
+    assert "no file with rows" in refused(archive(tmp_path / "model.zip", {"policy.pth": b"x"}))
+    two = archive(tmp_path / "two.zip", {"b.csv": b"x\n1\n", "a.jsonl": b"{}"})
+    assert [part.member for part in parts_of(two)] == ["b.csv", "a.jsonl"]
