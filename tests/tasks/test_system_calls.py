@@ -17,7 +17,7 @@ CALLS = re.findall(r"\b([a-z]\w+) (\d+|-) (\d+|-)(?=[,\n\"])", LISTS)
 def numbers(path):
     """Numbers of a header by name; `__NR3264_x` has one number for both sizes of a word."""
     lines = re.findall(r"#define __NR(?:3264)?_(\w+) (\d+)\b", path.read_text(encoding="utf-8"))
-    return {name: number for name, number in lines}
+    return dict(lines)
 
 
 @pytest.mark.parametrize(("path", "place", "other"), [(AARCH64, 2, {"newfstatat": "fstatat"}), (X86_64, 1, {})])
