@@ -90,7 +90,6 @@ README = {  # the page is kept short: why these are not run
     ". .venv/bin/activate": "as above",
     "pytest": "it is the tests",
     "apt-get install libegl1 libegl-mesa0 libgl1-mesa-dri": "it changes the system",
-    "guerdon read votes.csv": "tests/reading/test_reader.py runs it on such a file",
 }
 
 
