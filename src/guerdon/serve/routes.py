@@ -99,25 +99,6 @@ class RewardItem(StrictBody, FrameFields):
         "row, of what a model of states looks at",
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _names_of_the_table(cls, given: Any) -> Any:
-        """Fields by the other names that files have for them (docs/reading.md): `response` for `completion`.
-
-        Raises:
-            TwoNames: two names for one field.
-        """
-        if not isinstance(given, dict) or given.keys() <= cls.model_fields.keys():
-            return given
-        named: dict[str, str] = {}
-        for name in given:
-            field = name if name in cls.model_fields else _field_of(name, given)
-            if field in named and given[name] is not None and given[named[field]] is not None:
-                raise TwoNames(f"{named[field]} and {name} are two names for {field}; give one of them", param=name)
-            if field not in named or given[named[field]] is None:
-                named[field] = name
-        return {field: given[name] for field, name in named.items()}
-
 
 class OptionFields(StrictBody):
     """Options for all items of a request."""
@@ -143,6 +124,21 @@ class ItemsRequest(ReloadRequest):
     aggregation: Aggregation | None = Field(
         None, description="how step scores become one score; null: the model's own total"
     )
+
+    @classmethod
+    def by_own_names(cls, body: Any) -> Any:
+        """A body whose items have the fields of `RewardItem` for the other names that files have for them.
+
+        None: there are no such names. Bodies are read so only after they were refused, which costs the others nothing.
+
+        Raises:
+            TwoNames: two names for one field.
+        """
+        items = body.get("items") if isinstance(body, dict) else None
+        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+            return None
+        named = [_with_own_names(item) for item in items]
+        return None if named == items else {**body, "items": named}
 
 
 class RewardsRequest(ItemsRequest):
@@ -279,6 +275,22 @@ _FIELDS: Mapping[Role, str] = {
     "reference": "label", "rubric": "rubric",
 }  # fmt: skip
 """The field of an item for each role of the table of names."""
+
+
+def _with_own_names(item: Mapping[str, Any]) -> dict[str, Any]:
+    """An item by its own fields (docs/reading.md has their other names): `completion` of `response`.
+
+    Raises:
+        TwoNames: two names for one field.
+    """
+    named: dict[str, str] = {}
+    for name in item:
+        field = name if name in RewardItem.model_fields else _field_of(name, item)
+        if field in named and item[name] is not None and item[named[field]] is not None:
+            raise TwoNames(f"{named[field]} and {name} are two names for {field}; give one of them", param=name)
+        if field not in named or item[named[field]] is None:
+            named[field] = name
+    return {field: item[name] for field, name in named.items()}
 
 
 def _field_of(name: str, item: Mapping[str, Any]) -> str:

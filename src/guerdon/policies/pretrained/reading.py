@@ -105,7 +105,8 @@ def refuse_undescribed(model: Any, path: str, unused: Collection[str], where: st
     Raises:
         CheckpointError: a weight is so stored.
     """
-    if quantization_of(model.config) is not None or (folder := model_folder(path)) is None:
+    folder = model_folder(path)
+    if folder is None or (quantization_of(model.config) is not None and _describes_storage(folder)):
         return
     ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     buffers = {name.rpartition(".")[2] for name, _ in model.named_buffers()}
@@ -118,6 +119,12 @@ def refuse_undescribed(model: Any, path: str, unused: Collection[str], where: st
     if stored:
         name, form = next(iter(stored.items()))
         raise CheckpointError(stored_narrow(where, len(stored), name, form))
+
+
+def _describes_storage(folder: Path) -> bool:
+    """Whether the configuration of a folder says how its weights are stored; a model may also be made 4-bit here."""
+    said = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return any(said.get(key) for key in ("quantization_config", "compression_config"))
 
 
 def stored_forms(folder: Path) -> dict[str, str]:

@@ -168,14 +168,26 @@ async def read_body(request: Request, shape: type[M], *, empty: M | None = None)
         try:
             return shape.model_validate_json(body)
         except ValidationError:
-            if (found := _with_surrogates(body)) is None:
-                raise
-        return shape.model_validate(found)
+            if (found := _with_surrogates(body)) is not None:
+                return shape.model_validate(found)
+            if (found := _by_own_names(shape, body)) is not None:
+                return shape.model_validate_json(json.dumps(found))
+            raise
 
     try:
         return await run_long(len(body), read)
     except ValidationError as error:
         raise validation_error(error, shape) from error
+
+
+def _by_own_names(shape: type[BaseModel], body: bytes) -> Any:
+    """The parsed body by the field names of its type, where that knows other names for them; else None."""
+    rename = getattr(shape, "by_own_names", None)
+    if rename is None:
+        return None
+    with suppress(ValueError, RecursionError):
+        return rename(json.loads(body))
+    return None
 
 
 def _with_surrogates(body: bytes) -> Any:
