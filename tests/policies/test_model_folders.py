@@ -36,7 +36,7 @@ from guerdon.policies.language.tiny_text import byte_tokenizer
 from guerdon.policies.pretrained import adapter_files, chat_template
 from guerdon.policies.pretrained.chat_template import check_templates
 from guerdon.policies.pretrained.pickled import import_model
-from guerdon.policies.pretrained.reading import map_pretrained, read_pretrained, read_tokenizer
+from guerdon.policies.pretrained.reading import map_pretrained, read_pretrained, read_tokenizer, refuse_undescribed
 from guerdon.reading.chats import ChatError
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings
 from guerdon.types import Episode
@@ -739,6 +739,20 @@ def test_weights_in_a_form_that_nothing_describes_are_refused(dtype, tmp_path):
             map_pretrained(AutoModelForCausalLM, str(folder), "the language model")
         with pytest.raises(CheckpointError, match=wrong):
             load_weights(file)
+
+
+@pytest.mark.hostile("models")
+def test_making_a_model_4_bit_describes_no_weights_of_its_files(model):
+    """The configuration of the model then says how it is held in memory, that of the folder how it is stored."""
+    file = model / "model.safetensors"
+    narrow = {name: v.to(torch.int8) if name.endswith("q_proj.weight") else v for name, v in load_file(file).items()}
+    save_file(narrow, file, {"format": "pt"})
+    held = tiny_policy().base.model
+    held.config.quantization_config = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    with pytest.raises(CheckpointError, match=r"q_proj\.weight, are stored as"):
+        refuse_undescribed(held, str(model), (), "the language model")
+    edited(model / "config.json", quantization_config=held.config.quantization_config)
+    refuse_undescribed(held, str(model), (), "the language model")
 
 
 @cases("dtype", (torch.float16, torch.bfloat16, torch.float64))
