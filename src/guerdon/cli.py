@@ -344,8 +344,8 @@ def read_(
         return _say(json.dumps(whole, ensure_ascii=False))
     for line in record_lines(record):
         _say(line)
-    for role, why in reading.plan.unclear.items():
-        _say(f"{role}: {why}")
+    for why in reading.plan.unclear.values():
+        _say(f"{data}: {why}")
     for name, what in commands(reading.plan).items():
         _say(f"guerdon {name}: {what}")
     return None

@@ -163,6 +163,28 @@ def test_the_command_shows_what_a_file_is_taken_for(tmp_path, capsys):
     assert "did you mean vote" in err
 
 
+def test_a_further_column_of_a_reference_is_shown_as_used(tmp_path, capsys):
+    rows = [
+        {"question": "1+1?", "ground_truth": "2", "answer": "3"},
+        {"question": "2+2?", "ground_truth": None, "answer": "4"},
+    ]
+    path = written(tmp_path, "rows.jsonl", [{**row, "response": "r"} for row in rows])
+    reading = read(path)
+    assert [record.roles["reference"] for record in reading.records()] == ["2", "4"]
+    further = next(one for one in reading.read_as() if one["column"] == "answer")
+    assert (further["role"], further["where_empty"]) == ("reference", "ground_truth")
+    _, out, _ = run(capsys, "read", path)
+    assert "answer is the reference (for example '3'), where ground_truth is empty" in out
+    assert "not used" not in out
+
+
+def test_the_command_says_what_has_to_be_said_first(tmp_path, capsys):
+    rows = [{"prompt": f"q{k}", "response_a": "a", "response_b": "b", "winner": k % 2} for k in range(6)]
+    _, out, _ = run(capsys, "read", written(tmp_path, "rows.jsonl", rows))
+    assert "guerdon train: preferences, after --columns says what winner means" in out
+    assert "--columns winner=winner:0/1 or --columns winner=winner:1/0" in out
+
+
 def test_what_a_model_was_trained_on_is_used_where_its_columns_are_there(tmp_path):
     rows = [{"prompt": f"q{k}", "response_a": "a", "response_b": "b", "winner": k % 2} for k in range(6)]
     path = written(tmp_path, "rows.jsonl", rows)

@@ -275,7 +275,8 @@ class Look:
         used.update(name for names in columns.instead.values() for name in names)
         unused = [name for name in self.sketches if name not in used and not self._is_key(name)]
         rest = [{**one, "role": "further reward"} for one in read_as(others, (), self.sketches)]
-        return (*read_as(own, (), self.sketches), *rest, *read_as((), unused, self.sketches))
+        of_roles = read_as(own, (), self.sketches, instead=columns.instead)
+        return (*of_roles, *rest, *read_as((), unused, self.sketches))
 
     def _is_key(self, name: str) -> bool:
         """Whether a name is that of a key of a map in a column."""

@@ -222,9 +222,13 @@ def atropos(record: Row) -> list[Row]:
 
 
 def _mean(values: Any) -> Any:
-    """The mean of the advantages of tokens, or the one of a response."""
-    known = [v for v in values if v] if isinstance(values, list) else []
-    return sum(known) / len(known) if known else None if isinstance(values, list) else values
+    """The mean of the advantages of tokens, or the one of a response; tokens that are not trained on have a 0."""
+    if not isinstance(values, list):
+        return values
+    trained = [value for value in values if value]
+    if trained:
+        return sum(trained) / len(trained)
+    return 0.0 if values else None
 
 
 def nemo_rl(record: Row) -> list[Row]:
@@ -245,17 +249,21 @@ def listed(record: Row) -> list[Row]:
 
 def lm_eval(record: Row) -> list[Row]:
     """A sample of lm-eval; the first of its metrics is the reward. Choices by likelihood have no text."""
-    arguments = record.get("arguments")
-    first = next(iter(arguments.values()), {}) if isinstance(arguments, Mapping) else (arguments or [{}])[0]
-    asked = first.get("arg_0") if isinstance(first, Mapping) else (first or [None])[0]
-    said = record["resps"][0] if record["resps"] else None
-    said = said[0] if isinstance(said, list) else said
+    request = _first_item(record.get("arguments"))
+    asked = request.get("arg_0") if isinstance(request, Mapping) else _first_item(request)
+    said = _first_item(record["resps"])
+    said = _first_item(said) if isinstance(said, list) else said
     names = record.get("metrics") or [k for k in record if k not in _OF_LM_EVAL and number_of(record[k]) is not None]
     parts = {name: record.get(name) for name in names}
     return [{
         "prompt": asked, "response": said if isinstance(said, str) else None, "reference": record["target"],
-        "reward": next(iter(parts.values()), None), "group": record["doc_id"], "parts": parts,
+        "reward": _first_item(parts), "group": record["doc_id"], "parts": parts,
     }]  # fmt: skip
+
+
+def _first_item(values: Any) -> Any:
+    """The first item of a list, or the first value of a map; None: there is none."""
+    return next(iter(values.values() if isinstance(values, Mapping) else values or ()), None)
 
 
 _OF_LM_EVAL = ("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "doc_hash", "prompt_hash",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from guerdon.errors import DataError, did_you_mean
@@ -81,27 +82,42 @@ class Plan:
 
 
 def read_as(
-    uses: Iterable[Use], unused: Iterable[str], sketches: Mapping[str, Sketch], *, renamed: Mapping[str, str] = {}
+    uses: Iterable[Use],
+    unused: Iterable[str],
+    sketches: Mapping[str, Sketch],
+    *,
+    renamed: Mapping[str, str] = {},
+    instead: Mapping[Role, Sequence[str]] = {},
 ) -> list[dict[str, Any]]:
     """What was taken for what: `column`, `role`, `coding`, `example` and `from` of each, unused columns last.
+
+    A column that counts only where another one is empty has that one as `where_empty`.
 
     Args:
         uses: of columns.
         unused: columns.
         sketches: by column.
         renamed: names in the data of columns that a layout calls otherwise, as the user said.
+        instead: further columns of a role, see `Plan`.
     """
+    uses = list(uses)
     examples = {name: sketch.shown() for name, sketch in sketches.items()}
     used = [
         {"column": renamed.get(use.column, use.column), "role": use.role, "coding": use.coding and use.coding.name,
          "example": examples.get(use.column, ""), "from": "given" if use.column in renamed else use.source}
         for use in uses
     ]  # fmt: skip
+    further = [
+        {"column": name, "role": use.role, "coding": use.coding and use.coding.name, "example": examples.get(name, ""),
+         "from": "name", "where_empty": use.column}
+        for use in uses
+        for name in instead.get(use.role, ())
+    ]  # fmt: skip
     rest = [
         {"column": name, "role": None, "coding": None, "example": examples.get(name, ""), "from": None}
         for name in unused
     ]
-    return [*used, *rest]
+    return [*used, *further, *rest]
 
 
 AllRows = Callable[[Callable[[Row], bool]], bool]
@@ -214,12 +230,13 @@ class _Planner:
         if self.columns.function is None:
             self._take_named()
         ratings = tuple(self.ratings) or tuple(filter(self._has_numbers, named("rating", self._free())))
-        taken = {part for use in self.uses.values() for part in (use.column, use.column.partition(".")[0])}
+        self._take_further()
+        columns = [use.column for use in self.uses.values()]
+        taken = {*columns, *(column.partition(".")[0] for column in columns), *chain(*self.instead.values())}
         unused = tuple(n for n in self.sketches if n not in taken and n not in ratings and not self._is_inner(n))
         texts = frozenset(use.column for use in self.uses.values() if self._is_nested(use))
         several = self.uses.get("responses")
         listed = several is not None and bool(self.sketches[several.column].item_keys & {*NUMBER_KEYS})
-        self._take_further()
         begins = self._begins_with_prompt()
         return Plan(self.layout, self.uses, ratings, self.unclear, unused, texts, listed, begins, self.instead)
 
@@ -293,11 +310,11 @@ class _Planner:
 
     def _free(self, *, filled: bool = True) -> list[str]:
         """Columns without a role, in which something is; keys below a column are none."""
-        taken = {*(use.column for use in self.uses.values()), *self.ratings}
+        taken = {*(use.column for use in self.uses.values()), *self.ratings, *self.ignored}
         return [
             name
             for name, sketch in self.sketches.items()
-            if name not in taken | {*self.ignored} and (sketch.filled or not filled) and not self._is_inner(name)
+            if name not in taken and (sketch.filled or not filled) and not self._is_inner(name)
         ]
 
     def _take_named(self) -> None:
@@ -513,7 +530,7 @@ class _Planner:
         values = self.sketches[use.column].shown_values()
         if codings:
             choices = " or ".join(f"--columns {role}={use.column}:{one.name}" for one in codings)
-            meaning = " or ".join(map(_meaning(role), codings))
+            meaning = " or ".join(_meaning(role, one) for one in codings)
             self.unclear[role] = f"{use.column} holds {values}, which is {meaning}; say which: {choices}"
         else:
             self.unclear[role] = (
@@ -594,16 +611,12 @@ _FURTHER: tuple[Role, ...] = (
 _EXAMPLES = {"winner": "A/B/tie", "label": "yes/no", "rating": "1..5"}
 
 
-def _meaning(role: Role) -> Callable[[Coding], str]:
+def _meaning(role: Role, coding: Coding) -> str:
     """What a coding says, in words."""
-
-    def words(coding: Coding) -> str:
-        low, sign, high = coding.name.partition("..")
-        if sign:
-            return f"{low} for the first and {high} for the second"
-        first, _, second = coding.name.partition("/")
-        if role == "winner":
-            return f"{first} for the first and {second} for the second"
-        return f"{first} for good and {second} for bad"
-
-    return words
+    low, sign, high = coding.name.partition("..")
+    if sign:
+        return f"{low} for the first and {high} for the second"
+    first, _, second = coding.name.partition("/")
+    if role == "winner":
+        return f"{first} for the first and {second} for the second"
+    return f"{first} for good and {second} for bad"

@@ -15,9 +15,7 @@ from typing import Any, NamedTuple
 
 from guerdon.errors import DataError, boundary
 from guerdon.files.bounds import BadRecord
-from guerdon.reading.codings import (
-    Coding,
-)
+from guerdon.reading.codings import Coding
 from guerdon.reading.columns import NOTHING, Columns, said_columns
 from guerdon.reading.data_sets import DataPart, data_parts, split_word
 from guerdon.reading.layouts import LAYOUTS, PLAIN, Row, RowLayout, columns_of, layout_of
@@ -253,7 +251,11 @@ class DataReading:
         """As the function `read_as`."""
         ratings = [Use("rating", name, None, "name") for name in self.plan.ratings]
         return read_as(
-            [*self.plan.uses.values(), *ratings], self.plan.unused, self.sketches, renamed=self.columns.renamed
+            [*self.plan.uses.values(), *ratings],
+            self.plan.unused,
+            self.sketches,
+            renamed=self.columns.renamed,
+            instead=self.plan.instead,
         )
 
     def mapping(self) -> dict[str, str]:

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 from guerdon.processes.progress import log_once
 from guerdon.reading.plan import Plan
 from guerdon.reading.reader import DataReading
+from guerdon.reading.roles import Role
 
+_JUDGMENTS: tuple[Role, ...] = ("winner", "label", "step_labels")
 _SOURCES = {"given": ", as you said", "model": ", as in the data that the model was trained on"}
 
 
@@ -81,9 +83,10 @@ def record_lines(record: Mapping[str, Any]) -> list[str]:
 
 def _column_line(one: Mapping[str, Any]) -> str:
     coding = f"{one['coding']}, " if one["coding"] else ""
-    return (
-        f"{one['column']} is the {one['role']} ({coding}for example {one['example']!r}){_SOURCES.get(one['from'], '')}"
-    )
+    source = _SOURCES.get(one["from"], "")
+    if "where_empty" in one:
+        source = f", where {one['where_empty']} is empty"
+    return f"{one['column']} is the {one['role']} ({coding}for example {one['example']!r}){source}"
 
 
 def shown_lines(reading: DataReading, *, used: int, left_out: Mapping[str, int], rows: int | None = None) -> list[str]:
@@ -108,7 +111,14 @@ def commands(plan: Plan) -> dict[str, str]:
 
 
 def _judged(plan: Plan) -> str:
-    """What the rows say of responses; empty: nothing."""
+    """What the rows say of responses, and what has to be said first; empty: nothing."""
+    unclear = next((role for role in _JUDGMENTS if role in plan.unclear), None)
+    first = f", after --columns says what {plan.uses[unclear].column} means" if unclear else ""
+    found = _judgments(plan)
+    return found + first if found else ""
+
+
+def _judgments(plan: Plan) -> str:
     if plan.has("steps", "step_labels") or plan.layout.kind == "steps":
         return "labels of steps"
     compared = plan.has("winner") or plan.has("first_score", "second_score")
