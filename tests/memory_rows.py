@@ -11,7 +11,7 @@ def reading_of(rows, name="x", *, columns=None, where="{name}:{number}"):
     Args:
         rows: maps, or what else stands in their place.
         name: of the data.
-        columns: as of `guerdon.reading.reader.read`.
+        columns: see `guerdon.reading.reader.read`.
         where: of a row.
     """
 

@@ -118,7 +118,7 @@ def audit(
         path: a log: a file or a folder.
         columns: names of columns by what they hold, where they are not recognised: `{"reward": "score"}`.
         second: another reward of the same rows, or reference data.
-        judge: a model as of `score`, whose marks of a sample are the second reward.
+        judge: a model, see `score`, whose marks of a sample are the second reward.
         sample: rows that the judge marks, at most; None: 400.
         output: the page; by default NAME.audit.html in the working directory.
         seed: of samples and permutations.

@@ -112,7 +112,7 @@ def audit_log(
 
     Args:
         path: a file or a folder.
-        columns: what columns are for, as of `read_log`.
+        columns: what columns are for, see `read_log`.
         second: another reward of the same rows, or reference data.
         judge: a model whose marks of a sample are the second reward.
         options: more keys of the judge.

@@ -44,7 +44,7 @@ def audit(
         Path | None, typer.Option(help="Another reward of the same rows to compare, or reference data: drift.")
     ] = None,
     judge: Annotated[
-        str | None, typer.Option(help="A model as of `guerdon score`, whose marks of a sample are a second reward.")
+        str | None, typer.Option(help="A model, see `guerdon score`, whose marks of a sample are a second reward.")
     ] = None,
     sample: Annotated[int | None, typer.Option(min=1, help="Rows that the judge marks, at most; default 400.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write findings, clean and unchecked as JSON.")] = False,

@@ -368,7 +368,7 @@ def read_log(
 
     Args:
         path: a file or a folder of files.
-        columns: as of `guerdon.reading.columns.said_columns`, where they are not recognised.
+        columns: see `guerdon.reading.columns.said_columns`, where they are not recognised.
         sample: rows whose texts are kept, at most.
         seed: of the sample.
 

@@ -48,7 +48,7 @@ def judge_sample(rows: Rows, model: str, options: Mapping[str, Any], *, most: in
 
     Args:
         rows: of the log, with texts.
-        model: as of `load_any_text_model`.
+        model: see `load_any_text_model`.
         options: more keys of the model, such as `judge.model` and `max_usd`.
         most: rows that are judged, at most.
         seed: of the sample.
@@ -167,7 +167,7 @@ def read_second(
     Args:
         rows: of the log.
         path: the same log with another reward (of `guerdon score`), or rows of its own.
-        columns: as of `read_log`.
+        columns: see `read_log`.
         seed: of samples.
 
     Raises:

@@ -144,7 +144,7 @@ class RayRewardModels(RewardModels):
 
     Args:
         load: from a source to its model; importable on every node.
-        shards: as of `RewardModels`.
+        shards: see `RewardModels`.
         sources: of the run, by name.
         cluster: the `cluster` section.
         threads: `runner.threads`.

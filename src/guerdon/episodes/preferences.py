@@ -38,7 +38,7 @@ from guerdon.reading.containers import has_rows
 from guerdon.reading.plan import Plan, cell_of
 from guerdon.reading.reader import DataReading, Record, read
 from guerdon.reading.roles import NUMBER_KEYS, TEXT_KEYS, Role
-from guerdon.reading.shown import ReadAs, told
+from guerdon.reading.shown import ReadAs, log_reading
 from guerdon.reading.values import number_of
 from guerdon.types import Failure
 
@@ -117,7 +117,7 @@ class JudgedRow(NamedTuple):
         prompt: what was asked, as text or messages; None: the responses have it in front of them.
         responses: texts or messages.
         ranks: of each, 0 is best.
-        margin, label, attributes: as of `Comparison`.
+        margin, label, attributes: see `Comparison`.
     """
 
     prompt: Any
@@ -132,7 +132,7 @@ class Given(NamedTuple):
     """The responses of a row, whatever it says of them.
 
     Attributes:
-        prompt: as of `JudgedRow`.
+        prompt: see `JudgedRow`.
         responses: texts or messages, in the order of the row.
         better: how many of them, the first ones, stand in a column of better ones.
     """
@@ -411,9 +411,9 @@ def read_preferences(
     """The comparisons of a file, a folder or a hub data set.
 
     Args:
-        data: as of `read`.
-        columns: as of `read`.
-        stored: as of `read`.
+        data: see `read`.
+        columns: see `read`.
+        stored: see `read`.
         train: of several splits, only `train`.
         read_as: of a command: receives what the data was read as, which is also said on standard error.
 
@@ -436,7 +436,7 @@ def read_preferences(
     kept = [one for place, one in enumerate(found) if place not in gone]
     left_out.update({"contradicted": len(gone)} if gone else {})
     if read_as is not None:
-        read_as.append(told(reading, used=len(kept), left_out=left_out))
+        read_as.append(log_reading(reading, used=len(kept), left_out=left_out))
     if not kept:
         why = f": {', '.join(f'{n} {reason}' for reason, n in left_out.items())}" if left_out else ""
         raise DataError(f"there is no comparison that can be used{why}", where=data)

@@ -28,7 +28,7 @@ from guerdon.reading.layouts import PLAIN, RowLayout, columns_of, layout_of
 from guerdon.reading.plan import Plan
 from guerdon.reading.reader import DataReading, Record, read
 from guerdon.reading.roles import ROLES, Role
-from guerdon.reading.shown import ReadAs, told
+from guerdon.reading.shown import ReadAs, log_reading
 from guerdon.reading.values import nested, number_of
 
 Format = Literal["seed", "training", "trl", "prm800k", "math_shepherd", "process_bench", "prmbench"]
@@ -161,7 +161,7 @@ def read_solutions(
 
     Args:
         path: a file of rows.
-        columns: as of `guerdon.reading.reader.read`.
+        columns: see `guerdon.reading.reader.read`.
         bad: receives a line per bad row, with its place and the reason; without it the first one is an error.
 
     Raises:
@@ -231,7 +231,7 @@ def published_solutions(
         paths: files and folders in any format that is read, and hub ids.
         left_out: counts the rows that have no label for any step, by reason (`bad_problem`, for instance).
         train: of several splits, only `train`.
-        columns: as of `guerdon.reading.reader.read`.
+        columns: see `guerdon.reading.reader.read`.
         stored: as of the same.
         read_as: receives what each path was read as.
 
@@ -251,7 +251,7 @@ def published_solutions(
                 subset = _subset(record, reading.plan)
                 solutions.append(one if subset is None else replace(one, meta={"subset": subset, **one.meta}))
         left_out.update(unlabelled)
-        known = told(reading, used=len(solutions) - before, left_out=unlabelled)
+        known = log_reading(reading, used=len(solutions) - before, left_out=unlabelled)
         if read_as is not None:
             read_as.append(known)
         if len(solutions) == before:

@@ -90,7 +90,7 @@ class Solution:
         return -1 if self.labels else None
 
     def as_episode(self, group: str | None = None) -> Episode:
-        """What a reward model scores: the question as the task, a row per step; `group` as of `Episode`.
+        """What a reward model scores: the question as the task, a row per step; `group`, see `Episode`.
 
         Raises:
             DataError: there is no step.

@@ -36,7 +36,7 @@ def kind_of(data: str, columns: str | Mapping[str, str] | None = None) -> Kind:
 
     Args:
         data: a path or a hub id.
-        columns: as of `read`.
+        columns: see `read`.
 
     Raises:
         ConfigError: as `read`.
@@ -93,7 +93,7 @@ def study_of(
         data: of any layout that is recognised.
         overrides: dotted, of the sections of a study.
         labels: responses with labels of people.
-        columns: what the columns of the data are for, as of `read`.
+        columns: what the columns of the data are for, see `read`.
 
     Raises:
         ConfigError: the model is of another side than the data, or an override is wrong.

@@ -76,7 +76,7 @@ class BadRecord(DataError):
     Args:
         said: the message.
         why: the reason in a few words, by which such rows are counted.
-        where: as of `DataError`.
+        where: see `DataError`.
 
     Attributes:
         why: as given.

@@ -217,10 +217,10 @@ class CopyRewards(StepRewards):
     """Rewards of the copies of a vector environment, whose frames are taken when they are needed.
 
     Args:
-        model: as of `StepRewards`.
+        model: see `StepRewards`.
         frames: where they come from; None: `render`.
         render: draws copies as they stand; called once per moment.
-        **rewards: as of `StepRewards`.
+        **rewards: see `StepRewards`.
     """
 
     def __init__(
@@ -250,9 +250,9 @@ class CopyRewards(StepRewards):
             observations: of all copies, after a reset where the step made one.
             ends: copies that another episode followed within the step: their terminal observations, and the pictures
                 that `KeepTerminalFrame` drew (None where there is none).
-            acted: as of `step`.
-            terminated: as of `step`.
-            truncated: as of `step`.
+            acted: see `step`.
+            terminated: see `step`.
+            truncated: see `step`.
             begins: (B,) bool, copies that were reset.
         """
         wanted = self.wanted(acted, (terminated | truncated) & acted)

@@ -124,7 +124,7 @@ class TextScorer:
     def rewards(
         self, prompts: Sequence[Text], responses: Sequence[Text], tools: Sequence[Any] | None = None
     ) -> list[float | Failure]:
-        """One number per response, in order, or why there is none; arguments as of `score`.
+        """One number per response, in order, or why there is none; arguments, see `score`.
 
         Raises:
             DataError: not as many prompts, or tools, as responses.
@@ -193,7 +193,7 @@ def exchange(prompt: Text, response: Text, *, id: str = "", tools: Any = None) -
     results before it belong to the conversation that it answers.
 
     Args:
-        prompt, id, tools: as of `as_prompt`.
+        prompt, id, tools: see `as_prompt`.
         response: text, or chat messages; one without a role is the assistant's.
 
     Raises:

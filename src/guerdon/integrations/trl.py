@@ -191,10 +191,10 @@ class TokenAdvantageTrainer(_TokenAdvantages, GRPOTrainer):  # type: ignore[misc
     from the loss only: they are scored, and belong to their group.
 
     Args:
-        *args: as of `trl.GRPOTrainer`.
+        *args: see `trl.GRPOTrainer`.
         sources: of rewards at tokens (`step_source`), by distinct names. They do not learn.
         algorithm: the estimator; see `guerdon.integrations.text.token_advantages`.
-        **kwargs: as of `trl.GRPOTrainer`.
+        **kwargs: see `trl.GRPOTrainer`.
 
     Raises:
         ConfigError: more than one process, sources that learn, names that are taken.
@@ -215,10 +215,10 @@ class TokenRLOOTrainer(_TokenAdvantages, RLOOTrainer):  # type: ignore[misc]
     key of the same name in `algorithm` over tokens.
 
     Args:
-        *args: as of `trl.RLOOTrainer`.
+        *args: see `trl.RLOOTrainer`.
         sources: of rewards at tokens (`step_source`), by distinct names. They do not learn.
         algorithm: the estimator; see `guerdon.integrations.text.token_advantages`.
-        **kwargs: as of `trl.RLOOTrainer`.
+        **kwargs: see `trl.RLOOTrainer`.
 
     Raises:
         ConfigError: more than one process, sources that learn, names that are taken, `reward_clip_range`.

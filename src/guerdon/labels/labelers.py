@@ -176,7 +176,7 @@ class ContinuationSampler:
         Args:
             prefixes: prompts, and what the policy has already written.
             k: completions of each.
-            purpose: as of `Completer.complete`.
+            purpose: see `Completer.complete`.
         """
         tokenizer = self._completer.policy.tokenizer
         requests = [CompletionRequest(prompt_ids(tokenizer, p.messages, p.tools), prefix) for p, prefix in prefixes]

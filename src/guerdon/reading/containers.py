@@ -130,7 +130,7 @@ class Part:
     def rows(self, *, kept: bool = False) -> Iterator[tuple[int, Any]]:
         """The rows with their numbers: lines are counted from 1, other rows from 0.
 
-        A row that cannot be read is a `DataError` in its place. Reading can begin anew.
+        A row that cannot be read is a `DataError` in its place. It can be read again from its start.
 
         Args:
             kept: whether the caller keeps all rows in memory, of which `Unpacked` allows less.

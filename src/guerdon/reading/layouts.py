@@ -69,7 +69,7 @@ def layout_of(columns: Collection[str], rows: Sequence[Row] = (), *, kind: Kind 
 
     Args:
         columns: names, and those of keys of maps behind a dot.
-        rows: the first of the data; without them no layout is found that is told by more than columns.
+        rows: the first of the data; without them no layout is found that more than its columns identify.
         kind: of the layout; None: of any.
     """
     known = (one for one in LAYOUTS if kind in (None, one.kind))

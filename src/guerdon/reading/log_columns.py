@@ -52,7 +52,7 @@ class LogColumns:
         form: what the cells of the reward are; empty: the log has no column of it.
         total: the key of a map of rewards that is their total; empty: the reward is their sum.
         parsed: columns whose texts are lists or maps.
-        parts: which further columns are rewards, as of `RowLayout`.
+        parts: which further columns are rewards, see `RowLayout`.
         maybe_reward: in sums, the column that could be a reward or the truth.
         instead: further columns of a role, of which the first filled one counts where its own column is empty.
     """
@@ -139,7 +139,7 @@ class Look:
         self.said, self.layout = said, layout
         self.sketches: dict[str, Sketch] = {}
         self._open: dict[str, Sketch] = {}
-        self._roles: dict[str, str] = {}  # `coded`, `talk`, `text` or nothing, by column
+        self._roles: dict[str, str] = {}  # `coded`, `chat`, `text` or nothing, by column
         given = {use.column: role for role, use in said.uses.items()}
         given |= {column.partition(":")[0]: role for role, column in layout.roles.items()}
         self.given = given
@@ -157,7 +157,7 @@ class Look:
         if roles & {*_CODED}:
             return "coded"
         if "passage" in roles:
-            return "talk"
+            return "chat"
         return "text" if roles & {*TEXTS} else ""
 
     def add(self, row: Row, parts: Row) -> None:
@@ -254,7 +254,7 @@ class Look:
         for role, use in uses.items():
             base = use.column.partition(".")[0] if self._is_key(use.column) else use.column
             sketch = sketches[base]
-            chats = role in ("prompt", "messages", "response") and sketch.is_talk
+            chats = role in ("prompt", "messages", "response") and sketch.is_chat
             if sketch.is_nested_text and (chats or role in ("history", "reward", "tokens", "token_rewards")):
                 found.add(base)
         return frozenset(found)
@@ -262,7 +262,7 @@ class Look:
     def read_as(
         self, columns: LogColumns, *, summed: Sequence[str], further: Sequence[str]
     ) -> tuple[Mapping[str, Any], ...]:
-        """What was taken for what, as of `guerdon.reading`.
+        """What was taken for what, see `guerdon.reading`.
 
         Args:
             columns: what they are for.
@@ -287,8 +287,8 @@ def _is_known(sketch: Sketch, kind: str) -> bool:
     """Whether further cells of a column can say nothing of it: not every one is a number, or text of a list."""
     if kind == "coded" or not sketch.filled:
         return False
-    if kind == "talk":
-        return not sketch.is_talk
+    if kind == "chat":
+        return not sketch.is_chat
     other = sketch.kinds["str"] - sketch.texts_of_lists + sketch.kinds["list"] + sketch.kinds["dict"]
     return kind != "text" or other > 0
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from guerdon.reading.roles import beside, named, roles_of
-from guerdon.reading.values import is_talk, number_of
+from guerdon.reading.values import is_chat, number_of
 from guerdon.reading.values import nested as parsed
 
 Row = Mapping[str, Any]
@@ -213,11 +213,11 @@ def episode(record: Row) -> list[Row]:
 
 def atropos(record: Row) -> list[Row]:
     """A group of Atropos: conversations of one prompt, a score for each."""
-    scores, talks = record["scores"], record["messages"]
+    scores, chats = record["scores"], record["messages"]
     credit = record.get("advantages") or [None] * len(scores)
     return [
-        {"messages": talk, "reward": score, "advantage": _mean(own)}
-        for talk, score, own in zip(talks, scores, credit, strict=True)
+        {"messages": chat, "reward": score, "advantage": _mean(own)}
+        for chat, score, own in zip(chats, scores, credit, strict=True)
     ]
 
 
@@ -342,14 +342,22 @@ def numbered(record: Row) -> list[Row]:
 def lmsys(record: Row) -> list[Row]:
     """A battle whose turns are lists in JSON, with a column for each outcome."""
     asked, *answers = (parsed(record[key]) for key in ("prompt", "response_a", "response_b"))
-    talks = [
-        [{"role": role, "content": text} for turn in zip(asked, own, strict=False)
-         for role, text in zip(("user", "assistant"), turn, strict=True)]
-        for own in answers
-    ]  # fmt: skip
+    first, second = (_alternating(asked, own) for own in answers)
     a, b, tie = (number_of(record.get(f"winner_{what}")) or 0.0 for what in ("model_a", "model_b", "tie"))
-    known = a or b or tie or "winner_tie" not in record
-    return [{"id": record.get("id"), "first": talks[0], "second": talks[1], "winner": b - a if known else None}]
+    known = a or b or tie
+    return [{"id": record.get("id"), "first": first, "second": second, "winner": b - a if known else None}]
+
+
+def _alternating(asked: Sequence[Any], answered: Sequence[Any]) -> list[Row]:
+    """Questions and answers in turn, as chat messages.
+
+    Raises:
+        ValueError: there are not as many answers as questions.
+    """
+    messages: list[Row] = []
+    for question, answer in zip(asked, answered, strict=True):
+        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return messages
 
 
 def last_is_chosen(record: Row) -> list[Row]:
@@ -477,7 +485,7 @@ def has_step_marks(record: Row) -> bool:
 def has_signed_turns(record: Row) -> bool:
     """Whether the turns of the assistant in a row are signs, each for the step in the user's turn before it."""
     turns = _decoded(record.get("conversations", record.get("messages")))
-    if not is_talk(turns):
+    if not is_chat(turns):
         return False
     said = [str(one.get("content", one.get("value"))).strip() for one in turns[1::2]]
     return bool(said) and {*said} <= {"+", "-"}

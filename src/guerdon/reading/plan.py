@@ -195,7 +195,7 @@ def is_empty(cell: Any) -> bool:
 class _Planner:
     """Decides what each column is for: what was said, then what the layout says, then names and values.
 
-    Args: as of `plan_of`.
+    Args: see `plan_of`.
     """
 
     def __init__(
@@ -250,7 +250,7 @@ class _Planner:
     def _is_nested(self, use: Use) -> bool:
         """Whether texts are lists or maps to read; an answer in JSON is a text, unless all are chat messages."""
         sketch = self.sketches.get(use.column)
-        return sketch is not None and sketch.is_nested_text and (use.role not in _TEXTS or sketch.is_talk)
+        return sketch is not None and sketch.is_nested_text and (use.role not in _TEXTS or sketch.is_chat)
 
     def _is_inner(self, name: str) -> bool:
         """Whether a name is that of a key below a column."""
@@ -386,7 +386,7 @@ class _Planner:
         if "prompt" not in self.uses and asked:
             self._take_alone("prompt", self._widest(asked))
         for name in named("passage", self._free()):
-            if self.sketches[name].is_talk and "messages" not in self.uses:
+            if self.sketches[name].is_chat and "messages" not in self.uses:
                 self._use("messages", name, None, "name")
             elif "prompt" not in self.uses:
                 self._use("prompt", name, None, "name")

@@ -304,7 +304,7 @@ def read(
 
     Args:
         data: a file, a folder, PATH:SPLIT or a hub id.
-        columns: as of `said_columns`.
+        columns: see `said_columns`.
         stored: the same, of the data that a model was trained on; of columns that are not there nothing is taken.
         train: without the parts of other splits than `train`.
         parts: of the data, where some are wanted, or they are in memory; None: all.

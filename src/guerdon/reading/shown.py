@@ -23,15 +23,15 @@ class ReadAs(NamedTuple):
     """What a command keeps of a data set.
 
     Attributes:
-        columns: as of `DataReading.mapping`.
-        record: as of `shown_record`.
+        columns: see `DataReading.mapping`.
+        record: see `shown_record`.
     """
 
     columns: Mapping[str, str]
     record: Mapping[str, Any]
 
 
-def told(reading: DataReading, *, used: int, left_out: Mapping[str, int]) -> ReadAs:
+def log_reading(reading: DataReading, *, used: int, left_out: Mapping[str, int]) -> ReadAs:
     """What is kept of a reading, after its lines were written to standard error, each once."""
     kept = ReadAs(reading.mapping(), shown_record(reading, used=used, left_out=left_out))
     for line in record_lines(kept.record):

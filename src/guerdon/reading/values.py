@@ -46,13 +46,13 @@ class Sketch:
         words: texts that are a word for a truth value.
         low, high: of these numbers.
         texts_of_lists: texts that are JSON, or Python's way to write it, of a list or a map.
-        talks: cells that are chat messages, or texts of such.
+        chats: cells that are chat messages, or texts of such.
         item_keys: keys of the maps in lists, of the first in each.
         example: the first filled cell.
     """
 
     def __init__(self) -> None:
-        self.rows = self.missing = self.numbers = self.words = self.texts_of_lists = self.talks = 0
+        self.rows = self.missing = self.numbers = self.words = self.texts_of_lists = self.chats = 0
         self.kinds: Counter[str] = Counter()
         self.values: Counter[str] | None = Counter()
         self.low, self.high = float("inf"), float("-inf")
@@ -80,7 +80,7 @@ class Sketch:
             self._add_number(cell)
         else:
             self.values = None
-            self.talks += is_talk(cell)
+            self.chats += is_chat(cell)
             if kind == "list" and len(self.item_keys) < _DISTINCT:
                 self.item_keys.update(next((one for one in cell if isinstance(one, Mapping)), ()))
 
@@ -105,7 +105,7 @@ class Sketch:
         elif self.texts_of_lists == self.kinds["str"] - 1 and cell[:1] in ("[", "{"):
             found = nested(cell)  # only while every text before was one
             self.texts_of_lists += isinstance(found, list | Mapping)
-            self.talks += is_talk(found)
+            self.chats += is_chat(found)
 
     def _add_value(self, value: str) -> None:
         assert self.values is not None
@@ -119,9 +119,9 @@ class Sketch:
         return 0 < self.filled == self.texts_of_lists
 
     @property
-    def is_talk(self) -> bool:
+    def is_chat(self) -> bool:
         """Whether every filled cell is chat messages, or a text of such."""
-        return 0 < self.filled == self.talks
+        return 0 < self.filled == self.chats
 
     @property
     def is_number(self) -> bool:
@@ -214,7 +214,7 @@ def nested(text: str) -> Any:
     return found if isinstance(found, list | dict) else text
 
 
-def is_talk(cell: Any) -> bool:
+def is_chat(cell: Any) -> bool:
     """Whether a cell is chat messages: a list of maps with a role and a content, in the names of any API."""
     return (
         isinstance(cell, list | tuple)

@@ -148,7 +148,7 @@ class RefittedReward(ControlReward):
 
         Args:
             rows_N: steps since their episodes began.
-            seen_N: what the model looks at, as of `seen`.
+            seen_N: what the model looks at, see `seen`.
         """
         scores = self._score([episode for _, episode in self._asked(0, None, "", rows_N, seen_N)])
         return np.array([np.nan if one.steps is None else float(one.steps[0]) for one in scores])

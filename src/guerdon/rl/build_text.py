@@ -171,7 +171,7 @@ class Learning(NamedTuple):
 
 
 def build_learning(study: Study, *, fresh: bool) -> Learning:
-    """The policy, the models that learn with it, the reference and the learner; arguments as of `text_parts`."""
+    """The policy, the models that learn with it, the reference and the learner; arguments, see `text_parts`."""
     assert study.data is not None
     algorithm, runner = study.text_algorithm, study.runner
     torch.set_num_threads(runner.threads)

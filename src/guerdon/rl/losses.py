@@ -145,9 +145,9 @@ class SlopedTerms(NamedTuple):
     """What the `slope` of a policy loss returns: arrays shaped as the log-probabilities.
 
     Attributes:
-        terms: as of `PolicyTerms`.
+        terms: see `PolicyTerms`.
         slope: derivative of each term by its own log-probability.
-        numbers: as of `PolicyTerms`.
+        numbers: see `PolicyTerms`.
     """
 
     terms: np.ndarray

@@ -178,7 +178,7 @@ def run_reward_models(
     """What loads the reward models of a run, and scores with them.
 
     Args:
-        cluster, runner: as of `run_collector`.
+        cluster, runner: see `run_collector`.
         load: loads the model of a source; importable on every node.
         shards: `reward.scoring_shards`.
         sources: of the run, by name.

@@ -40,7 +40,7 @@ from guerdon.reading.data_sets import DataPart, Rows, split_and_subset
 from guerdon.reading.plan import Plan
 from guerdon.reading.reader import DataReading, Record, read
 from guerdon.reading.roles import ROLES, Role, named
-from guerdon.reading.shown import ReadAs, told
+from guerdon.reading.shown import ReadAs, log_reading
 from guerdon.settings.data import (
     VERIFIERS,
     DataSettings,
@@ -203,11 +203,11 @@ def read_prompts(
     """The prompts of a file, a folder, PATH:SPLIT or a hub id.
 
     Args:
-        path: as of `guerdon.reading.reader.read`.
+        path: see `guerdon.reading.reader.read`.
         answered: every row must have a true answer; otherwise those without one get an empty `ground_truth`, and a row
             of preferences without a prompt of its own asks what its responses answer.
         data: names the verifier; rows whose true answer it cannot read are skipped too.
-        columns: as of `guerdon.reading.reader.read`.
+        columns: see `guerdon.reading.reader.read`.
         train: without the rows of other splits than `train`.
         read_as: receives what the data was read as.
 
@@ -358,7 +358,7 @@ def prompts_in(
             f"(rows {numbers}{more}); the first: {skipped[0][1]}"
         )
     left_out.update({"no_true_answer": len(skipped)} if skipped else {})
-    known = told(reading, used=len(prompts), left_out=left_out) if reading.rows else None
+    known = log_reading(reading, used=len(prompts), left_out=left_out) if reading.rows else None
     if read_as is not None and known is not None:
         read_as.append(known)
     if not prompts:

@@ -143,7 +143,7 @@ def own_part(text: str, material: Sequence[str] = ()) -> str | Failure:
 
     Args:
         text: the whole reply.
-        material: as of `last_object`.
+        material: see `last_object`.
 
     Returns:
         The text; or as `behind_reasoning`.

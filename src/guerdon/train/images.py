@@ -156,8 +156,8 @@ class FrameNetwork(nn.Module):
         scorer: the network.
         normalize: see `to_input`.
         augment: shift training frames randomly.
-        weights: of a scorer on torch's device `meta`, as of `Shards`.
-        offload: as of `Shards`.
+        weights: of a scorer on torch's device `meta`, see `Shards`.
+        offload: see `Shards`.
     """
 
     def __init__(
@@ -740,7 +740,7 @@ class FrameTrainer(BaseTrainer):
         frames: training and held-out frames.
         settings: everything the user chose.
         folder: receives Trainer's checkpoints; TensorBoard's events go to `tensorboard/` in its parent.
-        weights: of a scorer on `meta`, as of `FrameNetwork`.
+        weights: of a scorer on `meta`, see `FrameNetwork`.
 
     Raises:
         ConfigError: `fsdp` without several processes.

@@ -346,7 +346,7 @@ class PreferenceTrainer(RewardTrainer):
         train: lessons to train on.
         val: lessons held out; may be empty.
         settings: everything the user chose.
-        folder: as of `RewardTrainer`.
+        folder: see `RewardTrainer`.
 
     Raises:
         DataError: there is nothing to train on.

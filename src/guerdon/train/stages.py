@@ -129,7 +129,7 @@ class ImageTraining:
 
 @dataclass(frozen=True)
 class VLMTraining:
-    """Fine-tune a vision-language model into a reward; attributes as of `ImageTraining`."""
+    """Fine-tune a vision-language model into a reward; attributes, see `ImageTraining`."""
 
     name: str
     resume: bool = False
@@ -161,7 +161,7 @@ class VLMTraining:
 
 @dataclass(frozen=True)
 class TextTraining:
-    """Train a reward model of text, whatever its head; attributes as of `ImageTraining`."""
+    """Train a reward model of text, whatever its head; attributes, see `ImageTraining`."""
 
     name: str
     resume: bool = False

@@ -538,7 +538,7 @@ def start_model(
         settings: of `train`.
         study_policy: the study's policy.
         separator: what ends a step of the data.
-        device: instead of the one of the settings; `meta`: as of `outline`.
+        device: instead of the one of the settings; `meta`: see `outline`.
 
     Raises:
         CheckpointError: the language model cannot be read.

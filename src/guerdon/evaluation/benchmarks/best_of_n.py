@@ -144,8 +144,8 @@ def check_samples(solutions: Iterable[Solution], ns: Sequence[int] | None) -> No
     """Refuse samples that are too few to choose from; no scores are needed.
 
     Args:
-        solutions: as of `best_of_n`.
-        ns: as of `best_of_n`.
+        solutions: see `best_of_n`.
+        ns: see `best_of_n`.
 
     Raises:
         DataError: no sample has a known truth, or n is larger than every question's number of samples.

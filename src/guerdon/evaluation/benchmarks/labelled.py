@@ -259,7 +259,7 @@ class LabelledResponses:
 
     @property
     def read_as(self) -> dict[str, Any]:
-        """What the columns were taken for, as of `shown_record`."""
+        """What the columns were taken for, see `shown_record`."""
         return shown_record(self.reading, used=len(self.records), left_out=self.left_out)
 
 
@@ -269,9 +269,9 @@ def read_labelled(
     """The rows of a file, a folder or a hub data set.
 
     Args:
-        data: as of `read`.
-        columns: as of `read`.
-        stored: as of `read`.
+        data: see `read`.
+        columns: see `read`.
+        stored: see `read`.
 
     Raises:
         ConfigError: as `read`.

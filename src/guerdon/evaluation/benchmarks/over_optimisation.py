@@ -155,9 +155,9 @@ def best_of_n_record(
         values: of the reward model; a solution without one, or without a gold reward, is left out and counted, and its
             question with it where fewer than the largest n are left.
         golds: gold rewards.
-        ns: as of `best_of_n_gold`; None: powers of two up to the smallest number of solutions to a question.
-        reps: as of `best_of_n_gold`.
-        seed: as of `best_of_n_gold`.
+        ns: see `best_of_n_gold`; None: powers of two up to the smallest number of solutions to a question.
+        reps: see `best_of_n_gold`.
+        seed: see `best_of_n_gold`.
     """
     drawn = Counter(one.asked for one in solutions)
     pairs: dict[str, list[tuple[float, float]]] = {asked: [] for asked in drawn}

@@ -102,7 +102,7 @@ class ReadChoices(NamedTuple):
         choices: in order.
         left_out: rows that cannot be used, by reason.
         label_noise: as `label_noise`.
-        read_as: what its columns were taken for, as of `shown_record`.
+        read_as: what its columns were taken for, see `shown_record`.
     """
 
     choices: list[PreferenceChoice]
@@ -119,9 +119,9 @@ def read_choices(
     Outside benchmarks, pairs that were judged in both directions are left out; their share estimates the noise.
 
     Args:
-        data: as of `read`.
-        columns: as of `read`.
-        stored: as of `read`.
+        data: see `read`.
+        columns: see `read`.
+        stored: see `read`.
 
     Raises:
         ConfigError: as `read`.
@@ -155,7 +155,7 @@ def pairs_of(choices: Sequence[PreferenceChoice], values: Sequence[Value]) -> Re
 
     Args:
         choices: prompts.
-        values: of all responses, as of `reward_bench`.
+        values: of all responses, see `reward_bench`.
     """
     rows: list[tuple[float, float, float]] = []
     prompts: list[str] = []
@@ -548,8 +548,8 @@ def pooled_bench(
 
     Args:
         choices: one chosen and one rejected response each.
-        values: as of `reward_bench`.
-        ties: as of `reward_bench`. JudgeBench's own script takes a tie as a choice of the second response.
+        values: see `reward_bench`.
+        ties: see `reward_bench`. JudgeBench's own script takes a tie as a choice of the second response.
         reps: bootstrap resamples.
         seed: of the bootstrap.
 
@@ -587,7 +587,7 @@ def rm_bench(
 
     Args:
         choices: with the domain as subset; `safety-refuse` and `safety-response` are one domain.
-        values: as of `reward_bench`.
+        values: see `reward_bench`.
         reps: bootstrap resamples.
         seed: of the bootstrap.
 
@@ -631,9 +631,9 @@ def preference_figures(
     """The benchmark that choices belong to, and its figures; of choices of several, or of none, RewardBench's rules.
 
     Args:
-        choices: as of `reward_bench`.
-        values: as of `reward_bench`.
-        ties: as of `reward_bench`, where the rules are.
+        choices: see `reward_bench`.
+        values: see `reward_bench`.
+        ties: see `reward_bench`, where the rules are.
         reps: bootstrap resamples.
         seed: of the bootstrap.
 

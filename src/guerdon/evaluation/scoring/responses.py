@@ -241,12 +241,12 @@ def _logged(record: Record, plan: Plan) -> Solution | Failure:
     return _with_truth(read_response(asked, said, record.name, record.roles), record)
 
 
-def _of_message(talks: Mapping[Any, Sequence[_Row]], row: _Row, where: str, name: str) -> RowResponses:
+def _of_message(chats: Mapping[Any, Sequence[_Row]], row: _Row, where: str, name: str) -> RowResponses:
     """An answer in a tree of messages, to the conversation before it."""
-    talk = talks.get(row.get("message_id"), ())
+    chat = chats.get(row.get("message_id"), ())
     found: Solution | Failure = Failure("no_response", "the message is none of the assistant, or was deleted")
-    if is_answered(talk):
-        found = read_response(None, talk, name, {})
+    if is_answered(chat):
+        found = read_response(None, chat, name, {})
     return RowResponses([found], ("reward",), (None,))
 
 

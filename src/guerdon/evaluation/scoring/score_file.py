@@ -46,7 +46,7 @@ def load_any_text_model(path: str, *, options: Mapping[str, Any] | None = None, 
     Args:
         path: where it is.
         options: more keys of `reward.model`; of a factory its `params`. A judge without a rubric file is `judge`.
-        how: as of `load_text_model`.
+        how: see `load_text_model`.
 
     Raises:
         CheckpointError: as `load_text_model`.
@@ -102,7 +102,7 @@ def score_file(
         out: the new file, with the ending of `file`.
         name: of the model, by which a resumed start is recognised, with its options.
         options: of the model.
-        columns: what columns are for, as of `read`; those that a model of guerdon was trained on are known.
+        columns: what columns are for, see `read`; those that a model of guerdon was trained on are known.
         only_failed: score again the rows of `out` with a null reward; the others stay as they are.
         aggregation: of the values of steps.
         batch_size: rows per call of the model.

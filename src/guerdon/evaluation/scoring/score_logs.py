@@ -140,7 +140,7 @@ def score_path(path: Path, model: RewardModel, out: Path, **how: Any) -> str:
         path: what is scored.
         model: any reward model; of a data set one of robots.
         out: the copy.
-        how: as of `score_file`.
+        how: see `score_file`.
 
     Returns:
         What was done, for people.

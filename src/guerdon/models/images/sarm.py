@@ -292,7 +292,7 @@ def load_sarm(
         checkpoint_path: the folder (`pretrained_model`).
         head: `sparse`, or `dense` where it was trained with dense stages.
         clip_path: folder or hub id of the CLIP model of the training; None: `clip` in the folder, else `CLIP`.
-        device: as of `SarmModel`.
+        device: see `SarmModel`.
 
     Raises:
         ConfigError: it does not have this head.

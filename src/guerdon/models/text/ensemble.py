@@ -64,7 +64,7 @@ class Ensemble(TextRewardModel):
             kind: of the members.
             policy: the first adapter.
             card: of all of them together, with an output per member.
-            fresh: as of `TextRewardModel.start`.
+            fresh: see `TextRewardModel.start`.
             lora: of the other adapters.
 
         Raises:

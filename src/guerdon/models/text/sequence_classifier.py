@@ -55,7 +55,7 @@ class SequenceClassifier:
     """A reward model of whole responses.
 
     Attributes:
-        form: how it reads, as of `TextModelCard`.
+        form: how it reads, see `TextModelCard`.
 
     Args:
         path: folder or hub id.

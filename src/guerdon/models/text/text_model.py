@@ -238,7 +238,7 @@ class TextRewardModel:
         Args:
             question: the last user's turn.
             steps: the steps of the solution.
-            **conversation: `context` and `tools`, as of `read_steps`, of kinds that have `reads_conversations`, where
+            **conversation: `context` and `tools`, see `read_steps`, of kinds that have `reads_conversations`, where
                 there is more than the question.
         """
         return read_steps(self.tokenizer, question, steps, closed=not self.per_step, **conversation)

@@ -159,7 +159,7 @@ def reads_masks(
         body: the part that gives last hidden states.
         in_layers: a layout's mask as the network takes it.
         attention: the implementation that takes it.
-        bf16: as of `packs`.
+        bf16: see `packs`.
     """
     ids, device = _some_ids(model, 7)
     text, endings, end = 4, (2, 3), 2  # the endings follow the second token

@@ -149,7 +149,7 @@ def lay_out_compact(
         places: tokens of each sequence.
         window: how many tokens a local layer sees; None: there is no such layer.
         device: where the layout is used.
-        eager: as of `lay_out_shared`.
+        eager: see `lay_out_shared`.
 
     Returns:
         The layout, and the places in its flattened ids, one sequence after the other.

@@ -451,8 +451,8 @@ def _written(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool],
     """A chat as its template writes it, and the control tokens in it that are not the template's.
 
     Raises:
-        ConfigError: as of `chat_text`.
-        ChatError: as of `chat_text`.
+        ConfigError: see `chat_text`.
+        ChatError: see `chat_text`.
         ControlTokenError: the template writes something else where a message has a control token.
     """
     text = chat_text(tokenizer, messages, tools, answered=answered)

@@ -209,7 +209,7 @@ def read_model(path: str, *, template: bool = True) -> tuple[Any, Any]:
 
     Args:
         path: folder, `package:<name>` or hub id.
-        template: as of `read_tokenizer`.
+        template: see `read_tokenizer`.
 
     Raises:
         CheckpointError: it cannot be read, was altered, or lacks weights.
@@ -275,7 +275,7 @@ def written_bytes(policy: TextPolicy, *, merged: bool = False, checkpoint: bool 
 
     Args:
         policy: as it will be written.
-        merged: as of `save_policy`.
+        merged: see `save_policy`.
         checkpoint: whether it is trained with AdamW, whose two moments are in a checkpoint.
     """
     trained = 4 * sum(p.numel() for p in policy.parameters())
@@ -422,7 +422,7 @@ def read_under(folder: Path, *, template: bool = True) -> tuple[Any, Any]:
 
     Args:
         folder: of the adapter.
-        template: as of `read_tokenizer`.
+        template: see `read_tokenizer`.
 
     Raises:
         CheckpointError: one of them cannot be read.

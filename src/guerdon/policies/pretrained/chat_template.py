@@ -52,7 +52,7 @@ def render(tokenizer: Any, messages: Sequence[Any], tools: Sequence[Any] | None 
         tokenizer: of transformers, with a chat template that `check_templates` let pass.
         messages: of the conversation.
         tools: functions that can be called.
-        **how: as of `apply_chat_template`.
+        **how: see `apply_chat_template`.
 
     Raises:
         ChatError: the template refuses the conversation, writes more than `LONGEST` characters and `MOST` for each of

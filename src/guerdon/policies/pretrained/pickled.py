@@ -83,7 +83,7 @@ def _pickles(origin: Path) -> dict[Path, str]:
 
 
 def _copy_rest(origin: Path, folder: Path, *, whole: bool) -> None:
-    """Copy what belongs to the weights; of a whole model without their index, which is written anew."""
+    """Copy what belongs to the weights; of a whole model without their index, which is written again."""
     for file in sorted(origin.rglob("*")):
         if file.is_file() and file.suffix in _KEPT and not (whole and file.name.endswith(".index.json")):
             place = folder / file.relative_to(origin)

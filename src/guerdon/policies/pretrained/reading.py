@@ -244,7 +244,7 @@ def as_transformers_names(model: Any, stored: Mapping[str, Tensor], quantizer: A
     Args:
         model: of transformers; its values are not used.
         stored: of the folder, by the names in its files. Those that belong to no weight keep their names.
-        quantizer: as of `dequantizer`.
+        quantizer: see `dequantizer`.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
@@ -328,7 +328,7 @@ def meta_model(kind: Any, path: str, what: str, *, buffers: bool) -> Any:
     Args:
         kind: a class with `from_config`.
         path: folder, `package:<name>` or hub id, on this machine.
-        what: as of `read_pretrained`.
+        what: see `read_pretrained`.
         buffers: whether its buffers have values; otherwise they are on torch's device `meta`, as all weights are.
 
     Raises:
@@ -353,7 +353,7 @@ def map_pretrained(kind: Any, path: str, what: str) -> tuple[Any, dict[str, Tens
     Args:
         kind: a class with `from_config`.
         path: folder or `package:<name>`.
-        what: as of `read_pretrained`.
+        what: see `read_pretrained`.
 
     Returns:
         None where a weight is missing, or belongs to a layer that the configuration does not have.
@@ -423,8 +423,8 @@ def read_config(path: str, what: str) -> Any:
     """The configuration of a model of transformers.
 
     Args:
-        path: as of `read_pretrained`.
-        what: as of `read_pretrained`.
+        path: see `read_pretrained`.
+        what: see `read_pretrained`.
 
     Raises:
         CheckpointError: it cannot be read.
