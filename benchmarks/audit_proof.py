@@ -1,10 +1,13 @@
-"""Recall and false alarms of `guerdon audit` on the sets of `audit_sets.py`, for docs/results.md.
+"""Recall and false alarms of `guerdon audit` on sets with and without faults, for docs/results.md.
 
     python benchmarks/audit_proof.py --half=0 --clean=200 --faulty=20 --jobs=2      # where thresholds are set
     python benchmarks/audit_proof.py --half=1 --clean=200 --faulty=20 --out=proof.json
+    python benchmarks/audit_proof.py --sets=50 --first=5000 --clean=0 --faulty=0    # honest runs of twenty shapes
 
-A fault is found where a finding has one of its names (`NAMES`); a false alarm is a clean set with any finding at all.
-Intervals are Clopper and Pearson's, at 95 %.
+A fault (`audit_sets.py`) is found where a finding has one of its names (`NAMES`); a false alarm is a clean set with any
+finding at all. In honest runs (`audit_honest.py`) a finding is false unless it states a fact of the run, as an `info`.
+Intervals are Clopper and Pearson's, at 95 %. Seeds below 1,000 are for setting thresholds, those from 5,000 on are read
+once.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from audit_honest import SHAPES, honest_set
 from audit_sets import FAULTS, STRENGTHS, clean_set, faulty_set
 from scipy.special import betaincinv
 
@@ -26,24 +30,49 @@ NAMES = {"drift": {"drift", "truth"}}  # a reward that rises given the truth has
 
 
 class Case(NamedTuple):
-    """One set to audit; `fault` is empty for a clean one."""
+    """One set to audit; `fault` is empty for a clean one, and `shape` but for an honest run."""
 
     fault: str
     strength: int
     half: int
     number: int
     gsm8k: Path | None
+    shape: str = ""
 
 
-def findings(case: Case) -> tuple[Case, int, list[str], float]:
-    """The case, its rows, the names of the findings, and the seconds of computing."""
+class Result(NamedTuple):
+    """What was found in a set: `false` are findings that state no fact of an honest run, with their severity."""
+
+    case: Case
+    rows: int
+    names: list[str]
+    seconds: float
+    false: list[tuple[str, str, str]] = []
+    undecided: list[str] = []
+
+
+def findings(case: Case) -> Result:
+    """Audit one set."""
+    if case.shape:
+        return honest_findings(case)
     if case.fault:
         rows = faulty_set(case.fault, strength=case.strength, half=case.half, number=case.number, gsm8k=case.gsm8k)
     else:
         rows = clean_set(half=case.half, number=case.number, gsm8k=case.gsm8k)
     start = time.process_time()
     found = audit(rows)
-    return case, len(rows), [one.name for one in found.findings], time.process_time() - start
+    return Result(case, len(rows), [one.name for one in found.findings], time.process_time() - start)
+
+
+def honest_findings(case: Case) -> Result:
+    """Audit one honest run."""
+    honest = honest_set(case.shape, case.number, case.gsm8k)
+    start = time.process_time()
+    found = audit(honest.rows)
+    seconds = time.process_time() - start
+    false = [(one.name, one.severity, one.title) for one in found.findings if not honest.allows(one.name, one.severity)]
+    undecided = list(getattr(found, "undecided", ()))
+    return Result(case, len(honest.rows), [one.name for one in found.findings], seconds, false, undecided)
 
 
 def clopper_pearson(successes: int, n: int) -> tuple[float, float]:
@@ -55,12 +84,42 @@ def clopper_pearson(successes: int, n: int) -> tuple[float, float]:
 
 def cases(args: argparse.Namespace) -> list[Case]:
     """All sets that the arguments ask for."""
-    made = [Case("", 0, args.half, args.first + k, args.gsm8k) for k in range(args.clean)]
+    numbers = range(args.first, args.first + max(args.clean, args.faulty, args.sets))
+    made = [Case("", 0, args.half, k, args.gsm8k) for k in numbers[: args.clean]]
     for fault in args.faults or FAULTS:
-        made += [
-            Case(fault, s, args.half, args.first + k, args.gsm8k) for s in args.strengths for k in range(args.faulty)
-        ]
+        made += [Case(fault, s, args.half, k, args.gsm8k) for s in args.strengths for k in numbers[: args.faulty]]
+    for shape in args.shapes or SHAPES:
+        made += [Case("", 0, 0, k, args.gsm8k, shape) for k in numbers[: args.sets]]
     return made
+
+
+def honest_table(results: list[Result], *, show: bool) -> dict[str, object]:
+    """Print how many honest runs of each shape have a false finding, and return it."""
+    record: dict[str, object] = {}
+    print(
+        "| shape | runs | with a false finding | with an `error` | false findings |\n| --- | ---: | ---: | ---: | --- |"
+    )
+    for shape in (*dict.fromkeys(one.case.shape for one in results), "all"):
+        of = [one for one in results if shape in (one.case.shape, "all")]
+        wrong = [one for one in of if one.false]
+        errors = [one for one in of if "error" in [severity for _, severity, _ in one.false]]
+        names = Counter(name for one in of for name in {name for name, _, _ in one.false})
+        low, high = clopper_pearson(len(wrong), len(of))
+        listed = ", ".join(f"{name} {count}" for name, count in names.most_common())
+        share = f"{len(wrong)}: {len(wrong) / len(of):.3f} [{low:.3f}, {high:.3f}]"
+        print(f"| {shape} | {len(of)} | {share} | {len(errors)} | {listed} |")
+        record[shape] = {
+            "runs": len(of),
+            "false": len(wrong),
+            "errors": len(errors),
+            "low": low,
+            "high": high,
+            "names": names,
+        }
+        for one in wrong if show and shape != "all" else ():
+            for name, severity, title in one.false:
+                print(f"    {shape} {one.case.number}, {one.rows} rows: {severity} {name}: {title}")
+    return record
 
 
 def main() -> None:
@@ -71,6 +130,8 @@ def main() -> None:
     parser.add_argument("--clean", type=int, default=200)
     parser.add_argument("--faulty", type=int, default=20)
     parser.add_argument("--faults", nargs="*", choices=list(FAULTS))
+    parser.add_argument("--sets", type=int, default=0, help="honest runs of each shape")
+    parser.add_argument("--shapes", nargs="*", choices=list(SHAPES))
     parser.add_argument("--strengths", nargs="*", type=int, default=[0, 1, 2])
     parser.add_argument("--gsm8k", type=Path, help="example_model_solutions.jsonl of openai/grade-school-math")
     parser.add_argument("--jobs", type=int, default=1)
@@ -80,6 +141,10 @@ def main() -> None:
     with ProcessPoolExecutor(args.jobs) as pool:
         results = list(pool.map(findings, cases(args), chunksize=4))
     record: dict[str, object] = {"half": args.half, "seconds": sum(one[3] for one in results)}
+    honest = [one for one in results if one.case.shape]
+    if honest:
+        record["honest"] = honest_table(honest, show=args.show)
+    results = [one for one in results if not one.case.shape]
     clean = [one for one in results if not one[0].fault]
     if clean:
         alarms = [one for one in clean if one[2]]
@@ -91,7 +156,7 @@ def main() -> None:
         print("by name:", dict(Counter(name for one in alarms for name in one[2])))
         record["clean"] = {"sets": len(clean), "alarms": len(alarms), "low": low, "high": high}
         if args.show:
-            for case, rows, names, _ in alarms:
+            for case, rows, names, *_ in alarms:
                 print("  alarm", case.number, rows, names)
     table: dict[str, dict[str, object]] = {}
     for fault in FAULTS:
@@ -110,7 +175,7 @@ def main() -> None:
                 "high": high,
             }
             if args.show and strength == 1:
-                for case, rows, names, _ in of:
+                for case, rows, names, *_ in of:
                     if not set(names) & NAMES.get(fault, {fault}):
                         print("  missed", fault, case.number, rows, names)
         if line:

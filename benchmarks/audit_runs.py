@@ -374,10 +374,10 @@ class RobotDraft:
 
 
 def robots(rng: np.random.Generator, half: int, needs: dict[str, Any]) -> RobotDraft:
-    """Episodes of an arm that reaches for something; `sparse` in needs: only success is rewarded."""
+    """Episodes of an arm that reaches for something; `reward` in needs: which of four."""
     count, width = int(rng.integers(20, 120)), int(rng.integers(3, 9))
     longest = int(rng.integers(25, 120))
-    reward_kind = "sparse" if needs.get("sparse") else str(rng.choice(["sparse", "cost", "progress", "distance"]))
+    reward_kind = str(needs.get("reward") or rng.choice(["sparse", "cost", "progress", "distance"]))
     noise = 0.0 if half == 0 else float(rng.choice([1e-4, 1e-3]))
     grainy = bool(rng.random() < 0.3)  # the camera's noise makes every picture another one
     waiting, idle = int(rng.integers(0, 8)), bool(rng.random() < 0.5)

@@ -426,8 +426,8 @@ FAULTS: dict[str, tuple[Callable, str, dict[str, object]]] = {
     "hard_coded": (_trick("hard_coded"), "text", CODE),
     "early_exit": (_trick("early_exits"), "text", CODE),
     "motionless": (motionless, "robots", {}),
-    "first_frame": (first_frame, "robots", {"sparse": True}),
-    "early_end": (early_end, "robots", {"sparse": True}),
+    "first_frame": (first_frame, "robots", {"reward": "sparse"}),
+    "early_end": (early_end, "robots", {"reward": "sparse"}),
 }
 
 

@@ -45,6 +45,81 @@ def test_sets_repeat_and_the_halves_share_no_text(sets):
         assert not set(getattr(first, name)) & set(getattr(second, name))
 
 
+@pytest.fixture(scope="module")
+def honest(sets):
+    """The generator of honest runs."""
+    return importlib.import_module("audit_honest")
+
+
+def test_honest_runs_repeat_and_differ_by_their_seed(honest):
+    for shape in honest.SHAPES:
+        one, again, other = honest.honest_set(shape, 2), honest.honest_set(shape, 2), honest.honest_set(shape, 3)
+        assert one.facts == again.facts
+        assert (one.rows.reward_N == again.rows.reward_N).all(), shape
+        assert one.rows.texts is None or one.rows.texts.responses == again.rows.texts.responses
+        assert len(one.rows) != len(other.rows) or (one.rows.reward_N != other.rows.reward_N).any(), shape
+        assert 40 <= len(one.rows) <= 20_000
+
+
+def test_equal_responses_of_honest_runs_have_one_reward(honest):
+    for shape in honest.TEXT_SHAPES:
+        rows, rewards = honest.honest_set(shape, 4).rows, {}
+        for prompt, response, reward in zip(rows.texts.prompts, rows.texts.responses, rows.reward_N, strict=True):
+            rewards.setdefault((prompt, response), set()).add(reward)
+        assert {len(one) for one in rewards.values()} == {1}, shape
+
+
+def residual(values, group):
+    """Values minus the mean of their group."""
+    return values - (np.bincount(group, values) / np.maximum(np.bincount(group), 1))[group]
+
+
+def test_the_reward_of_honest_runs_is_explained_by_truth_and_not_by_length(honest):
+    r = []
+    for seed in range(12):
+        draft, _ = honest.honest_draft("reward_model", seed)
+        whole = ~draft.truncated
+        if len(draft) < 3 * len(set(draft.prompt)):
+            continue  # no more than one response per prompt
+        lengths = residual(np.log([len(one) for one in draft.responses]), draft.prompt)
+        rewards = residual(draft.reward - draft.scale * draft.truth, draft.prompt)
+        r.append(np.corrcoef(lengths[whole], rewards[whole])[0, 1] * np.sqrt(whole.sum()))
+    assert len(r) >= 6
+    assert abs(np.mean(r)) < 4 / np.sqrt(len(r))  # the mean of standard normals
+    draft, _ = honest.honest_draft("binary", 8)
+    assert ((draft.reward > draft.reward.min()) == (draft.truth > 0.5)).mean() > 0.95
+    assert not draft.truth[draft.truncated].any()
+
+
+def test_facts_of_honest_runs_hold(honest):
+    seen = set()
+    for shape in honest.SHAPES:
+        for seed in range(3):
+            made = honest.honest_set(shape, seed)
+            rows, reward = made.rows, made.rows.reward_N
+            seen |= made.facts
+            if "groups of equal rewards" in made.facts:
+                groups = [reward[rows.group_N == g] for g in np.unique(rows.group_N)]
+                assert np.mean([len(set(one)) == 1 for one in groups]) >= 0.1
+            if rows.group_N is not None and "groups of equal rewards" not in made.facts:
+                groups = [reward[rows.group_N == g] for g in np.unique(rows.group_N)]
+                assert np.mean([len(set(one)) == 1 for one in groups if len(one) > 1]) < 0.1
+            if "copies" in made.facts:
+                assert len(set(rows.texts.responses)) < 0.95 * len(rows)
+            if "the truth is the reward" in made.facts:
+                right = rows.truth_N > 0.5
+                assert reward[right].min() > reward[~right].max()
+            if "truncated" in made.facts and rows.truncated_N is not None:
+                assert rows.truncated_N.mean() >= 0.02
+            if "late rewards are equal" in made.facts:
+                late = reward[len(rows) // 2 :]
+                assert max(np.unique(late, return_counts=True)[1]) >= 0.7 * len(late)
+    assert seen >= set(honest.ALLOWED) - {"success is constant"}
+    assert honest.Honest(rows, frozenset(honest.ALLOWED)).allows("length", "info")
+    assert not honest.Honest(rows, frozenset(honest.ALLOWED)).allows("length", "warning")
+    assert not honest.Honest(rows, frozenset()).allows("length", "info")
+
+
 def test_sets_are_written_as_rows_that_people_log(sets, tmp_path):
     made, _ = sets
     rows = made.faulty_set("truncated", strength=1, half=0, number=0)
