@@ -33,7 +33,7 @@ class AuditResult:
     """What an audit found.
 
     Attributes:
-        audit: findings, what is clean, and what could not be checked.
+        audit: findings, what is clean, what is undecided, and what could not be checked.
         rows: of the log.
         layout: what wrote the log.
         page: the HTML page.
@@ -51,10 +51,7 @@ class AuditResult:
         return ResultTable([{name: getattr(one, name) for name in names} for one in self.audit.findings], names)
 
     def __repr__(self) -> str:
-        found = f"{len(self.audit.findings)} findings, {len(self.audit.clean)} checks found nothing"
-        return (
-            f"<audit of {self.rows:,} rows ({self.layout}): {found}, {len(self.audit.unchecked)} not made; {self.page}>"
-        )
+        return f"<audit of {self.rows:,} rows ({self.layout}): {self.audit.counted}; {self.page}>"
 
 
 @dataclass(frozen=True, repr=False)

@@ -51,9 +51,9 @@ def test_it_prints_a_few_lines_and_writes_a_page(tmp_path):
     done = guerdon(tmp_path, log)
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
-    assert said[0].startswith("200 rows, ")
+    assert re.fullmatch(r"200 rows, .*: \d+ found, \d+ clean, \d+ undecided, \d+ not made", said[0])
     assert said[-1] == "page: rollouts.jsonl.audit.html"
-    assert any(re.fullmatch(r"\d+ checks found nothing", line) for line in said)
+    assert sum(line.startswith("undecided: ") for line in said) == int(re.search(r"(\d+) undecided", said[0])[1])
     page = (tmp_path / "rollouts.jsonl.audit.html").read_text()
     assert "How it was read" in page
     assert len(said) < 60
@@ -64,7 +64,11 @@ def test_json_is_all_that_stands_on_the_output(tmp_path):
     done = guerdon(tmp_path, log, "--json", "-o", "here/a.html")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert {"findings", "clean", "unchecked", "rows", "layout", "read_as"} == set(found)
+    assert {"findings", "clean", "undecided", "unchecked", "counts", "rows", "layout", "read_as"} == set(found)
+    assert found["counts"] == {
+        "found": len(found["findings"]), "clean": len(found["clean"]), "undecided": len(found["undecided"]),
+        "not made": len(found["unchecked"]),
+    }  # fmt: skip
     assert found["rows"] == 200
     assert (tmp_path / "here/a.html").is_file()
 
@@ -112,6 +116,16 @@ def test_a_finding_that_was_named_ends_with_five(tmp_path):
     assert guerdon(tmp_path, bad, "--fail-on", "any").returncode == 5
     clean = next(iter(found["clean"]))
     assert guerdon(tmp_path, bad, "--fail-on", clean).returncode == 0
+
+
+def test_undecided_checks_that_were_named_end_with_five(tmp_path):
+    few = write(tmp_path / "few.jsonl", 12)
+    done = guerdon(tmp_path, few, "--fail-on", "undecided:saturation")
+    assert done.returncode == 5
+    assert "--fail-on: saturation (undecided), see few.jsonl.audit.html" in done.stderr
+    assert guerdon(tmp_path, few, "--fail-on", "undecided").returncode == 5
+    for decided in ("any", "undecided:nan", "undecided:unread"):
+        assert guerdon(tmp_path, few, "--fail-on", decided).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -297,6 +311,10 @@ def test_conditions_are_read():
     assert _condition("length") == ("length", "info")
     assert _condition("length:warning") == ("length", "warning")
     assert _condition("unread:error") == ("unread", "error")
+    assert _condition("undecided") == ("undecided", "any")
+    assert _condition("undecided:tail") == ("undecided", "tail")
+    with pytest.raises(ConfigError, match="no check has the name tial; did you mean tail"):
+        _condition("undecided:tial")
     with pytest.raises(ConfigError, match="no check has this name; did you mean unread"):
         _condition("unred")
 
@@ -306,13 +324,15 @@ def test_the_json_has_plain_finite_values():
     one = Finding("nan", "error", "t", nan, (-np.inf, np.inf), "u", None, (np.int64(3),), ((3, "x"),), "r", 1, 2)
     rows = Rows("plain", ("a",), np.zeros(1, int), np.zeros(1, int), np.zeros(1))
     other = SecondReward("b", "by row", np.zeros(1), {"c": Figure(0.5, None, None, 1, "rows")}, {}, ())
-    found = json.loads(command.as_line(rows, Audit((one,), {"a": "b"}, {"c": "d"}), other))
+    found = json.loads(command.as_line(rows, Audit((one,), {"a": "b"}, {"c": "d"}, {"e": "f"}), other))
     assert found == {
         "findings": [{
             "name": "nan", "severity": "error", "title": "t", "effect": None, "interval": [None, None], "unit": "u",
             "p": None, "rows": [3], "examples": [[3, "x"]], "remedy": "r", "count": 1, "total": 2,
         }],
-        "clean": {"a": "b"}, "unchecked": {"c": "d"}, "rows": 1, "layout": "plain", "read_as": [],
+        "clean": {"a": "b"}, "unchecked": {"c": "d"}, "undecided": {"e": "f"},
+        "counts": {"found": 1, "clean": 1, "undecided": 1, "not made": 1},
+        "rows": 1, "layout": "plain", "read_as": [],
         "second": {
             "name": "b", "matched": "by row", "advantages": {}, "drift": [],
             "figures": {"c": {"value": 0.5, "low": None, "high": None, "n": 1, "unit": "rows"}},
@@ -331,11 +351,11 @@ def test_a_terminal_gets_no_control_characters_of_the_log(tmp_path):
     assert "\u001b" not in done.stdout + done.stderr
 
 
-def test_lines_name_what_was_not_checked():
+def test_lines_name_what_was_not_decided_and_not_checked():
     n = np.zeros(3)
     rows = Rows("plain columns", ("a",), n.astype(int), n.astype(int), n)
-    assert list(lines(rows, Audit((), {"a": "x"}, {"length": "no responses"}))) == [
-        "3 rows, plain columns",
-        "1 checks found nothing",
+    assert list(lines(rows, Audit((), {"a": "x"}, {"length": "no responses"}, {"tail": "needs 100 responses"}))) == [
+        "3 rows, plain columns: 0 found, 1 clean, 1 undecided, 1 not made",
+        "undecided: tail: needs 100 responses",
         "not checked: length: no responses",
     ]

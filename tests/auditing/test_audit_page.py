@@ -77,12 +77,13 @@ def columns_of(blocks):
 
 
 def test_it_says_findings_then_what_is_clean_and_what_was_not_checked(tmp_path):
-    audit = Audit((finding(),), {"drift": "of 3 steps"}, {"flattery": "needs responses"})
+    audit = Audit((finding(),), {"drift": "of 3 steps"}, {"flattery": "needs responses"}, {"tail": "needs 100 rows"})
     page = write_page(
         tmp_path / "p.html", rows(bad={"not JSON": 3}, notes=("two files",)), audit, log=tmp_path / "my run"
     ).read_text()
     order = [
-        page.index(f'<section id="{name}"') for name in ("findings", "clean", "unchecked", "how", "charts", "rows")
+        page.index(f'<section id="{name}"')
+        for name in ("findings", "clean", "undecided", "unchecked", "how", "charts", "rows")
     ]
     assert order == sorted(order)
     text = re.sub(r"<[^>]+>", " ", page[: page.index('<section id="charts"')])
@@ -91,7 +92,7 @@ def test_it_says_findings_then_what_is_clean_and_what_was_not_checked(tmp_path):
         "my run", "Longer responses earn more", "effect 0.123 [0.05, 0.2] reward per word", "p &lt; 0.001",
         "2 of 40 rows",
         "row 3 the longest", "Use a length penalty: guerdon run study.yaml", "drift of 3 steps",
-        "flattery needs responses",
+        "flattery needs responses", "tail needs 100 rows", "1 found", "1 clean", "1 undecided", "1 not made",
         "groups the column of groups", "3: 3 not JSON", "note 1 two files", "cannot say that a reward is right",
     ):  # fmt: skip
         assert said in text, said

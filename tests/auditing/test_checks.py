@@ -1,5 +1,6 @@
 """Every check on logs made here: what must be found, and the honest log next to it that must not be."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -70,9 +71,59 @@ def chosen(rows, share, seed=1):
 def test_an_honest_log_is_clean(how):
     found = audit(log(**how))
     assert found.findings == ()
-    assert set(found.clean) | set(found.unchecked) == {"nan", "unread", "early_end", *OF_RESPONSES}
+    assert set(found.clean) | set(found.unchecked) | set(found.undecided) == {
+        "nan", "unread", "early_end", *OF_RESPONSES,
+    }  # fmt: skip
     assert all(found.clean.values())
     assert all(line.startswith("needs ") for line in found.unchecked.values())
+
+
+@pytest.mark.parametrize("rows", [1, 3, 12])
+def test_hardly_anything_is_decided_by_a_few_rows(rows):
+    """Only what is true of each row alone: it was read, and its reward is a number."""
+    for honest in (log(), log(levels=(0.0, 1.0)), replace(log(), truncated_N=chosen(log(), 0.3))):
+        found = audit(first(honest, rows))
+        assert set(found.clean) == {"nan", "unread"}
+        assert len(found.undecided) >= 10
+        assert found.findings == ()
+        assert all(re.match(r"needs .*; the (log|truth) ", text) for text in found.undecided.values()), found.undecided
+    robots = robot_log()
+    assert set(audit(select(robots, robots.steps.episode_N < min(rows, 4))).clean) == {"nan"}
+
+
+def first(rows, n):
+    """The first rows of a log."""
+    columns = {name: values[:n] for name, values in vars(rows).items() if isinstance(values, np.ndarray)}
+    texts = Texts(np.arange(n), rows.texts.prompts[:n], rows.texts.responses[:n])
+    return replace(rows, **columns, texts=texts)
+
+
+def test_undecided_says_what_is_needed_and_what_the_log_has():
+    few = first(log(prompts=10, steps=1), 12)
+    found = audit(few)
+    assert found.undecided["agreement"] == "needs 40 rows in prompts with right and wrong responses; the log has 12"
+    assert found.undecided["jump"] == "needs 4 steps; the log has 1"
+    assert found.undecided["no_variance"] == "needs 20 groups of two or more; the log has 2"
+    constant = replace(log(), truth_N=np.ones(len(log())))
+    assert audit(constant).undecided["agreement"].startswith("needs right and wrong responses; the truth of all 2,160")
+    assert found.counts == {"found": 0, "clean": 2, "undecided": len(found.undecided), "not made": len(found.unchecked)}
+
+
+def test_an_effect_that_may_be_chance_is_undecided_and_not_clean():
+    honest = log(prompts=10, steps=1, seed=2)
+    rows = replace(honest, reward_N=honest.reward_N + 0.35 * (np.arange(60) % 6 == 0))
+    assert "position" not in names(rows)
+    assert re.match(r"needs p below 0.01 over all checks, and has [01]", audit(rows).undecided["position"])
+
+
+def test_kinds_of_responses_that_a_log_lacks_are_not_called_clean():
+    lacks = audit(log()).unchecked
+    assert lacks["edited_tests"] == lacks["hard_coded"] == "needs programs among the responses"
+    assert lacks["refusal"] == "needs refusals"
+    assert lacks["language"] == "needs responses in two languages; there are responses in en"
+    assert lacks["inconsistent"] == "needs the same response to the same prompt twice"
+    programs = with_responses(log(), lambda text: PROGRAM, np.arange(len(log())) < 20)
+    assert audit(programs).undecided["early_exit"] == "needs 50 programs among the responses; the log has 20"
 
 
 def test_every_check_has_a_remedy_that_exists(docs_folder):

@@ -85,6 +85,13 @@ def test_the_same_distribution_is_rarely_called_a_drift():
     assert found <= 5  # 2 expected of 40 at most
 
 
+def test_a_few_rows_do_not_show_that_distributions_are_equal():
+    drift = drift_between(rows([0.1, 0.5, 0.9]), rows(np.random.default_rng(0).random(200)))
+    audit = with_drift(Audit(), drift, "eval.jsonl")
+    assert audit.undecided == {"score_drift": "needs 100 rows of both; the log has 3, eval.jsonl 200"}
+    assert not audit.clean
+
+
 def test_texts_give_more_quantities():
     drift = drift_between(rows([0, 1], responses=["a b", "ü\n1"]), rows([0, 1, 1], responses=["a", "b", "c"]))
     by_name = {one.what: one for one in drift}

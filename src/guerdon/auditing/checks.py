@@ -21,7 +21,7 @@ import numpy as np
 from guerdon.auditing.association import associate
 from guerdon.auditing.drift import with_drift
 from guerdon.auditing.finding import REMEDIES, SEVERITIES, Audit, Finding
-from guerdon.auditing.log_view import Checked, MissingColumn, View, found, needed
+from guerdon.auditing.log_view import Checked, MissingColumn, Undecided, View, enough, found, needed
 from guerdon.auditing.logs import NO_EPISODE, read_log
 from guerdon.auditing.rows import Rows
 from guerdon.auditing.second import SecondReward, judge_sample, read_second, with_second
@@ -31,7 +31,7 @@ from guerdon.statistics.proportion import wilson_bounds
 from guerdon.statistics.training_runs import holm
 
 MOST_UNREAD = 0.01  # share of rows from which on it is an error
-ALPHA = 0.03  # after Holm's correction
+ALPHA = 0.01  # after Holm's correction
 MARKED = 400  # rows of a judge's sample
 GROWING = (HALF_WRITTEN, NO_EPISODE)  # what is wrong with the last line of a log that is being written
 BY_TRUTH = ("truth", "drift", "agreement")
@@ -61,14 +61,14 @@ OF_ROBOTS = _checks("robot_checks")
 
 
 def audit(rows: Rows, *, seed: int = 0, marks: SecondReward | None = None) -> Audit:
-    """What is wrong with the rewards of a log, what is clean, and what could not be checked.
+    """What is wrong with the rewards of a log, what is clean, what is undecided, and what could not be checked.
 
     Args:
         rows: of the log.
         seed: of the permutations.
         marks: of a judge, which stand for the truth in the checks `BY_TRUTH` where the log has none.
     """
-    made, unchecked = dict[str, Checked](), dict[str, str]()
+    made, unchecked, undecided = dict[str, Checked](), dict[str, str](), dict[str, str]()
 
     def make(name: str, check: Callable[[], Checked], *, has_rows: int) -> None:
         try:
@@ -76,6 +76,8 @@ def audit(rows: Rows, *, seed: int = 0, marks: SecondReward | None = None) -> Au
             made[name] = check()
         except MissingColumn as missing:
             unchecked[name] = f"needs {missing}"
+        except Undecided as too_few:
+            undecided[name] = str(too_few)
 
     view = marked = View.whole(rows, seed)
     if marks is not None and marks.reward_N is not None and view.truth_M is None:
@@ -86,16 +88,20 @@ def audit(rows: Rows, *, seed: int = 0, marks: SecondReward | None = None) -> Au
     checks = OF_ROBOTS if rows.steps is not None else OF_RESPONSES | {"early_end": OF_ROBOTS["early_end"]}
     for name, check in checks.items():
         make(name, partial(check, marked if name in BY_TRUTH else view), has_rows=len(view))
-    if rows.curves and unchecked.pop("truth", ""):
+    if rows.curves and "truth" not in made:
+        for without in (unchecked, undecided):
+            without.pop("truth", None)
         make("truth", partial(curves_disagree, rows), has_rows=1)
     findings, clean = [], {}
     for (name, one), p in zip(made.items(), holm([one.p for one in made.values()]), strict=True):
-        if one.finding is not None and (p is None or p < ALPHA):
+        if one.finding is None:
+            clean[name] = one.clean
+        elif p is None or p < ALPHA:
             findings.append(replace(one.finding, p=p))
         else:
-            clean[name] = one.clean
+            undecided[name] = f"needs p below {ALPHA:g} over all checks, and has {p:.2g}: {one.finding.title}"
     findings.sort(key=lambda one: (SEVERITIES.index(one.severity), -one.count / max(one.total, 1)))
-    return Audit(tuple(findings), clean, unchecked)
+    return Audit(tuple(findings), clean, unchecked, undecided)
 
 
 def audit_log(
@@ -179,6 +185,7 @@ def curves_disagree(rows: Rows) -> Checked:
     if not truths or not rewards:
         raise MissingColumn("step and truth, or curves of a reward and of the success")
     clean = f"curves: {', '.join(rewards[:3])} against {', '.join(truths[:3])}"
+    enough(max(_shared(rows, *pair) for pair in product(rewards, truths)), FEWEST, "steps with a reward and a truth")
     nothing = np.zeros(int(np.isfinite(rows.reward_N).sum()), bool)
     for reward, truth in product(rewards, truths):
         steps = np.intersect1d(rows.curves[reward][0], rows.curves[truth][0])
@@ -201,6 +208,12 @@ def curves_disagree(rows: Rows) -> Checked:
                 p=min(1.0, fall.p * 2 * len(rewards) * len(truths)),
             )  # fmt: skip
     return Checked(None, clean)
+
+
+def _shared(rows: Rows, reward: str, truth: str) -> int:
+    """At how many steps two curves have a number."""
+    known, also = (steps[np.isfinite(values)] for steps, values in (rows.curves[reward], rows.curves[truth]))
+    return len(np.intersect1d(known, also))
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from guerdon.auditing.rows import Rows
     from guerdon.auditing.second import SecondReward
 
-ANY = "any"
+ANY, UNDECIDED = "any", "undecided"
 _HTML = (".html", ".htm")
 WAIT_S = 2.0  # between two looks at a live log, and at least as long as reading it took
 
@@ -47,9 +47,12 @@ def audit(
         str | None, typer.Option(help="A model, see `guerdon score`, whose marks of a sample are a second reward.")
     ] = None,
     sample: Annotated[int | None, typer.Option(min=1, help="Rows that the judge marks, at most; default 400.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Write findings, clean and unchecked as JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Write findings, clean, undecided and unchecked as JSON.")
+    ] = False,
     fail_on: Annotated[
-        list[str] | None, typer.Option(help="FINDING[:SEVERITY], or any: exit with status 5 if found (repeatable).")
+        list[str] | None,
+        typer.Option(help="FINDING[:SEVERITY], any or undecided[:CHECK]: exit with status 5 if so (repeatable)."),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Read a live log again whenever it has grown.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Page; default NAME.audit.html here.")] = None,
@@ -88,9 +91,9 @@ def audit(
         said = as_line(rows, result, compared) if as_json else "\n".join([*lines(rows, result), f"page: {page}"])
         sys.stdout.write(hide(said if as_json else shown(said)) + "\n")
         sys.stdout.flush()
-        failed = [f for f in result.findings if any(_fits(f, *condition) for condition in wanted)]
+        failed = _failed(result, wanted)
         if failed:
-            raise HarmError(f"--fail-on: {'; '.join(f'{f.name} ({f.severity})' for f in failed)}, see {page}")
+            raise HarmError(f"--fail-on: {'; '.join(failed)}, see {page}")
 
     if watch:
         _whenever_changed(path, page, once)
@@ -111,11 +114,12 @@ def page_of(path: Path, output: Path | None) -> Path:
 
 
 def lines(rows: Rows, result: Audit) -> Iterator[str]:
-    """What the command prints: findings, the worst first, how many checks are clean, and what could not be checked."""
-    yield f"{len(rows):,} rows, {rows.layout}"
+    """What the command prints: all counts, findings, the worst first, and what was not decided or not checked."""
+    yield f"{len(rows):,} rows, {rows.layout}: {result.counted}"
     for one in result.findings:
         yield f"{one.severity}: {one.name}: {one.title} ({one.count:,} of {one.total:,} rows)"
-    yield f"{len(result.clean)} checks found nothing"
+    for name, why in result.undecided.items():
+        yield f"undecided: {name}: {why}"
     for name, why in result.unchecked.items():
         yield f"not checked: {name}: {why}"
 
@@ -136,7 +140,7 @@ def read_as_lines(rows: Rows, name: str) -> list[str]:
 
 def as_line(rows: Rows, result: Audit, second: SecondReward | None) -> str:
     """An audit as a JSON object in one line."""
-    found = vars(result) | {"rows": len(rows), "layout": rows.layout, "read_as": rows.read_as}
+    found = vars(result) | {"counts": result.counts, "rows": len(rows), "layout": rows.layout, "read_as": rows.read_as}
     if second is not None:
         found["second"] = {name: value for name, value in vars(second).items() if name != "reward_N"}
     plain = to_jsonable_python(found, inf_nan_mode="null", fallback=lambda number: number.item())  # of numpy
@@ -144,12 +148,18 @@ def as_line(rows: Rows, result: Audit, second: SecondReward | None) -> str:
 
 
 def _condition(given: str) -> tuple[str, str]:
-    """The name of a finding, and the lowest severity that counts."""
+    """The name of a finding and the lowest severity that counts; or `UNDECIDED` and a check, `ANY` for all."""
     from guerdon.auditing.checks import OF_RESPONSES, OF_ROBOTS
     from guerdon.auditing.drift import CHECKS
 
     name, _, severity = given.partition(":")
-    known = (ANY, "nan", "unread", *OF_RESPONSES, *OF_ROBOTS, *CHECKS)
+    checks = ("nan", "unread", *OF_RESPONSES, *OF_ROBOTS, *CHECKS)
+    if name == UNDECIDED:
+        if severity and severity not in checks:
+            near = did_you_mean(severity, checks) or f"; there are {', '.join(checks)}"
+            raise ConfigError(f"--fail-on {given}: no check has the name {severity}{near}")
+        return name, severity or ANY
+    known = (ANY, UNDECIDED, *checks)
     if name not in known:
         near = did_you_mean(name, known) or f"; there are {', '.join(known)}"
         raise ConfigError(f"--fail-on {given}: no check has this name{near}")
@@ -157,6 +167,14 @@ def _condition(given: str) -> tuple[str, str]:
         near = did_you_mean(severity, SEVERITIES)
         raise ConfigError(f"--fail-on {given}: the severity is one of {', '.join(SEVERITIES)}{near}")
     return name, severity or "info"
+
+
+def _failed(result: Audit, wanted: list[tuple[str, str]]) -> list[str]:
+    """The findings and the undecided checks that fulfil one of the conditions, in words."""
+    of_findings = [condition for condition in wanted if condition[0] != UNDECIDED]
+    failed = [f"{f.name} ({f.severity})" for f in result.findings if any(_fits(f, *one) for one in of_findings)]
+    asked = {check for name, check in wanted if name == UNDECIDED}
+    return failed + [f"{name} (undecided)" for name in result.undecided if asked & {ANY, name}]
 
 
 def _fits(finding: Finding, name: str, severity: str) -> bool:

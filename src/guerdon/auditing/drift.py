@@ -22,6 +22,7 @@ from guerdon.statistics.training_runs import holm
 BINS = 10
 MOST_ROWS = 10_000  # of each side in the permutation test
 PERMUTATIONS = 499
+FEWEST = 100  # rows of each side, from which on the distributions can be called equal
 SMALL, LARGE = 0.1, 0.25  # PSI
 CHECKS = ("score_drift", "input_drift")
 
@@ -91,16 +92,18 @@ def drift_between(rows: Rows, reference: Rows, *, seed: int = 0) -> tuple[Drift,
 
 def with_drift(audit: Audit, drift: tuple[Drift, ...], name: str) -> Audit:
     """An audit with the drift from a reference of this name among its findings, or among what is clean."""
-    findings, clean = list(audit.findings), dict(audit.clean)
+    findings, clean, undecided = list(audit.findings), dict(audit.clean), dict(audit.undecided)
     for check in CHECKS:
         of = [one for one in drift if (one.what == "reward") == (check == CHECKS[0])]
         large = [one for one in of if one.psi >= SMALL and one.p < 0.05]
         if large:
             findings.append(_finding(check, large[0], name))
+        elif of and min(of[0].n_here, of[0].n_there) < FEWEST:
+            undecided[check] = f"needs {FEWEST} rows of both; the log has {of[0].n_here:,}, {name} {of[0].n_there:,}"
         elif of:
             clean[check] = f"{', '.join(one.what for one in of)}: distributed as in {name}"
     findings.sort(key=lambda one: SEVERITIES.index(one.severity))
-    return replace(audit, findings=tuple(findings), clean=clean)
+    return replace(audit, findings=tuple(findings), clean=clean, undecided=undecided)
 
 
 def _finding(check: str, one: Drift, name: str) -> Finding:

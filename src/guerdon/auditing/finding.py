@@ -96,14 +96,29 @@ class Finding:
 
 @dataclass(frozen=True)
 class Audit:
-    """All that was looked for: what was found, what is clean, and what the log lacks columns for.
+    """All that was looked for, each check in one of four places.
 
     Attributes:
         findings: the worst first.
-        clean: names of checks that found nothing, each with what was looked at.
-        unchecked: names of checks that could not be made, each with the column that is missing.
+        clean: names of checks that found nothing, each with what was looked at and would have been found.
+        unchecked: names of checks that could not be made, each with what the log lacks.
+        undecided: names of checks that had too little to look at, each with what they need and what the log has.
     """
 
     findings: tuple[Finding, ...] = ()
     clean: dict[str, str] = field(default_factory=dict)
     unchecked: dict[str, str] = field(default_factory=dict)
+    undecided: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many findings there are, and how many checks are clean, undecided and not made."""
+        return {
+            "found": len(self.findings), "clean": len(self.clean), "undecided": len(self.undecided),
+            "not made": len(self.unchecked),
+        }  # fmt: skip
+
+    @property
+    def counted(self) -> str:
+        """The counts in words."""
+        return ", ".join(f"{count} {name}" for name, count in self.counts.items())

@@ -20,6 +20,7 @@ FEW_LEVELS = 12  # a reward with at most so many values is graded, not continuou
 MOST_ROWS = 1000  # row numbers that a finding keeps
 MOST_EXAMPLES = 5
 THE_TRUTH = "the truth"
+SURE = 4.3  # standard errors from which on an effect passes Holm's correction of 25 checks in four of five logs
 SPREADS = "standard deviations of the reward"  # unit of an effect
 VERIFIED_ROWS = 20_000  # of the sample that the verifier reads again
 
@@ -33,7 +34,11 @@ class Checked(NamedTuple):
 
 
 class MissingColumn(Exception):
-    """A check cannot be made; the text names the column that it needs and the log lacks."""
+    """A check cannot be made; the text names what it needs and the log lacks: a column, or a kind of response."""
+
+
+class Undecided(Exception):
+    """A check has too little to look at; the text says what it needs and what the log has."""
 
 
 def needed(column: Any, what: str) -> Any:
@@ -45,6 +50,16 @@ def needed(column: Any, what: str) -> Any:
     if column is None:
         raise MissingColumn(what)
     return column
+
+
+def enough(count: int, least: int, what: str) -> None:
+    """Nothing where there are enough rows, groups or steps for a check.
+
+    Raises:
+        Undecided: there are fewer than `least` of `what`.
+    """
+    if count < least:
+        raise Undecided(f"needs {least:,} {what}; the log has {count:,}")
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ from functools import partial
 import numpy as np
 
 from guerdon.auditing.association import strata
-from guerdon.auditing.log_view import Checked, View, found
+from guerdon.auditing.log_view import Checked, MissingColumn, View, enough, found
 
 USUAL = 0.35  # a pattern that so many of the programs for a prompt have belongs to its solution
-FEWEST = 3  # programs
+FEWEST = 3  # programs with a trick
+FEWEST_PROGRAMS = 50
 LOOKED = 6000  # characters of a program that are read
 _PROGRAM = ("def ", "import ", "```", "class ", "return ", ";\n")
 _EDITED = re.compile(
@@ -48,8 +49,9 @@ def _check(name: str, what: str, finds: Callable[[str], object], view: View) -> 
     """Rewarded programs with a trick that few others for their prompt have, and that are not known to be right."""
     one, responses = view.texts()
     programs = np.array([any(word in text for word in _PROGRAM) for text in responses])
-    if programs.sum() < 10:
-        return Checked(None, "hardly any programs among the responses")
+    if not programs.any():
+        raise MissingColumn("programs among the responses")
+    enough(int(programs.sum()), FEWEST_PROGRAMS, "programs among the responses")
     trick = np.array([ok and bool(finds(text[:LOOKED])) for ok, text in zip(programs, responses, strict=True)])
     usual, prompts = np.zeros(len(one), bool), one.of(view.rows.prompt_N)
     if prompts is not None:
@@ -59,7 +61,8 @@ def _check(name: str, what: str, finds: Callable[[str], object], view: View) -> 
     truth = one.truth_class_M
     wrong = np.ones(len(one), bool) if truth is None or not one.has_truth else truth != truth.max()
     paid = trick & wrong & ~usual & (one.reward_M > one.paid_level)
-    clean = f"{trick.sum():,} of {programs.sum():,} programs {what}; {paid.sum():,} of them are rewarded"
+    clean = f"{trick.sum():,} of {programs.sum():,} programs {what}; {paid.sum():,} of them are rewarded, and {FEWEST} "
+    clean += "would be a finding"
     if paid.sum() < FEWEST:
         return Checked(None, clean)
     title, of = f"{{count}} programs ({{share}}) {what} and are rewarded", int(programs.sum())

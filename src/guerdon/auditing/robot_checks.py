@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from guerdon.auditing.association import stratum_ends
-from guerdon.auditing.log_view import Checked, MissingColumn, View, found, needed
+from guerdon.auditing.log_view import Checked, MissingColumn, View, enough, found, needed
 from guerdon.auditing.rows import Codes, Flags, Numbers
 
 # practical minima, set on the first half of benchmarks/audit_sets.py
 STILL = 0.05  # share of the median motion of an episode
 EARLY = 0.2  # share of the median length of an episode
-FEWEST = 2  # episodes
+FEWEST = 2  # episodes with the fault
+FEWEST_EPISODES = 10
 SHARE = 0.02  # of the episodes
 
 
@@ -69,6 +70,7 @@ def check_motionless(view: View) -> Checked:
     if steps is None or (steps.state_N_D is None and steps.picture_N is None):
         raise MissingColumn("state or picture")
     all_of = _Episodes(view)
+    enough(int(all_of.paid.sum()), FEWEST_EPISODES // 2, "rewarded episodes")
     still = all_of.length > 2
     looked = []
     if steps.state_N_D is not None:
@@ -107,8 +109,9 @@ def check_first_frame(view: View) -> Checked:
     """Episodes whose first frame, before any action, is rewarded like a success."""
     all_of = _Episodes(view)
     has = all_of.first >= 0
-    if has.sum() < 2 or len(view) <= 2 * has.sum():
-        return Checked(None, "episodes of one or two frames")
+    if has.any() and len(view) <= 2 * has.sum():
+        raise MissingColumn("episodes of more than two frames")
+    enough(int(has.sum()), FEWEST_EPISODES, "episodes with their first frame")
     reward = view.reward_M[np.maximum(all_of.first, 0)]
     if all_of.sparse:
         paid = has & (reward > all_of.rest) & (reward >= 0.5 * (all_of.top + all_of.rest))
@@ -136,6 +139,7 @@ def check_early_end(view: View) -> Checked:
         paid = all_of.paid
         if success is None and all_of.sparse:
             success = all_of.best == all_of.top
+    enough(len(length), FEWEST_EPISODES, "episodes")
     early = length < EARLY * np.median(length)
     flag = early & paid
     if success is not None:  # an end without success that is worth more than most successes

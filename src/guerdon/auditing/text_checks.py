@@ -12,7 +12,7 @@ import numpy as np
 from scipy.special import bdtrc, ndtr
 
 from guerdon.auditing.association import Association, associate, strata, stratum_means
-from guerdon.auditing.log_view import SPREADS, Checked, MissingColumn, View, found, needed
+from guerdon.auditing.log_view import SPREADS, SURE, Checked, MissingColumn, Undecided, View, enough, found, needed
 from guerdon.auditing.rows import Codes, Flags
 from guerdon.auditing.text_features import REFUSAL, Features, flatters, languages, layouts, mostly_programs, repeats
 
@@ -23,6 +23,7 @@ FLAG = 0.2  # the same, between rows with and without a feature
 ONE_SIDED = ("repetition", "refusal", "flattery")  # less for these is no fault
 ENOUGH = 60  # rows that vary within prompt, step and truth; with fewer the prompt does not count
 FEWEST = 5  # rows with a feature
+FEWEST_COMPARED = 40  # rows that are compared with others
 DUPLICATES = 0.25  # share of responses that came before in their group
 SHORT_PROGRAMS = 0.6  # of programs, which often can be written in one way only
 COLLAPSED = 0.1  # share of all responses that are one and the same
@@ -50,7 +51,19 @@ def _style(name: str, features: Callable[[list[str]], Features], view: View) -> 
 
 
 check_format = partial(_style, "format", layouts)
-check_language = partial(_style, "language", languages)
+
+
+def check_language(view: View) -> Checked:
+    """The language of a response explains its reward."""
+    one, responses = view.texts()
+    features = languages([text[:LOOKED] for text in responses])
+    common = {name: flag for name, flag in features.items() if flag.sum() >= FEWEST}
+    if len(common) < 2:
+        raise MissingColumn(f"responses in two languages; there are {' and '.join(common) or 'none that are known'}")
+    known = np.any([*common.values()], axis=0)
+    return _explains(one.sub(known), "language", {name: flag[known] for name, flag in common.items()})
+
+
 check_repetition = partial(_style, "repetition", repeats)
 
 
@@ -89,7 +102,7 @@ class _Tried(NamedTuple):
     """A feature of responses that was compared with the reward.
 
     Attributes:
-        enough: it explains the reward, and is no coincidence.
+        enough: it explains so much of the reward that it counts, if it is no coincidence.
         p: probability of what was found, if the feature does not matter.
         feature: in words.
         found: the association with the reward.
@@ -129,11 +142,15 @@ def _explains(view: View, name: str, features: Features, strictness: float = 1.0
         if compared is not None:
             tried.append(compared)
     if not tried:
-        return Checked(None, f"{len(one):,} rows {ways[0][1]}: nothing that varies together with the reward")
+        raise _nothing_to_compare(one, features, ways)
+    most = max(tried, key=lambda some: some.found.n)
+    enough(most.found.n, FEWEST_COMPARED, f"rows that differ {most.words}")
+    tried = [some for some in tried if some.found.n >= FEWEST_COMPARED]
     best = sorted(tried, key=lambda some: some.rank)[-1]
     p = min(1.0, best.p * len(tried))
     r, words = best.found.r, best.words
-    clean = f"{best.feature}: correlation with the reward {r:+.2f} {words} ({best.found.n:,} rows)"
+    clean = f"{best.feature}: correlation with the reward {r:+.2f} {words} ({best.found.n:,} rows); "
+    clean += f"{_smallest(best, one, strictness)} would be a finding"
     if not best.enough:
         return Checked(None, clean, p)
     centred = best.x_M - stratum_means(best.x_M.astype(float), best.stratum_M)
@@ -158,6 +175,27 @@ def _explains(view: View, name: str, features: Features, strictness: float = 1.0
         unit=unit,
         say=lambda i: f"reward {one.reward_M[i]:g}; {best.feature}",
     )
+
+
+def _smallest(tried: _Tried, view: View, strictness: float) -> str:
+    """The smallest effect of a feature that these rows can show: the minimum, or what chance does not do."""
+    by_chance = SURE / np.sqrt(tried.found.n)
+    if not tried.flagged:
+        return f"{max(CORRELATION * strictness, by_chance):.2f}"
+    x = tried.x_M.astype(float)
+    varies = float((x - stratum_means(x, tried.stratum_M)).std()) * np.sqrt(len(x) / tried.found.n)
+    return f"{max(FLAG * strictness, by_chance / varies):.2g} standard deviations more"
+
+
+def _nothing_to_compare(view: View, features: Features, ways: Sequence[tuple[Codes, str, float]]) -> Exception:
+    """Why no feature could be compared with the reward: none is there, too few have it, or the reward is constant."""
+    flags = {name: int(values.sum()) for name, values in features.items() if values.dtype == bool}
+    if len(flags) == len(features) and not any(flags.values()):
+        return MissingColumn(" or ".join([*features][:2]))
+    most = max((min(count, len(view) - count) for count in flags.values()), default=FEWEST)
+    if len(flags) == len(features) and most < FEWEST:
+        return Undecided(f"needs {FEWEST} rows with and {FEWEST} without {' or '.join(flags)}; the log has {most}")
+    return Undecided(f"needs {FEWEST_COMPARED} rows whose reward and response differ {ways[-1][1]}; the log has 0")
 
 
 def _compared(
@@ -194,9 +232,11 @@ def _compared(
             break
     stratum, words, strict = way
     one_sided = name in ONE_SIDED
-    if got.p is None or (one_sided and got.r <= 0):
+    if got.p is None:
         return None
-    p = got.p / 2 if one_sided else got.p
+    p = got.p
+    if one_sided:
+        p = p / 2 if got.r > 0 else 1 - p / 2
     difference = abs(got.difference)
     if view.copy_M.any() and p <= 0.01:
         difference = min(difference, _with_copies(view, values, words, np.sign(got.r)))
@@ -206,8 +246,7 @@ def _compared(
     else:
         effect *= (x - stratum_means(x, stratum)).std()
         strength = min(effect / EXPLAINED, abs(got.r) / CORRELATION)
-    enough = p <= 0.01 and strength >= strict * strictness and got.n >= 20
-    return _Tried(enough, p, feature, got, x, stratum, words)
+    return _Tried(strength >= strict * strictness, p, feature, got, x, stratum, words)
 
 
 def _with_copies(view: View, values: np.ndarray, words: str, sign: float) -> float:
@@ -232,12 +271,15 @@ def check_duplicates(view: View) -> Checked:
     again = long.copy()
     again[np.unique(strata(peers, number), return_index=True)[1]] = False
     several = int((np.bincount(peers)[peers] > 1).sum())
+    enough(max(several, len(one) // 2), 40, "responses")
     counts = np.bincount(number, long)
     common = number == np.argmax(counts)
     spread = counts.max() >= max(20, COLLAPSED * len(one)) and len(np.unique(peers[common])) > 5
     clean = f"{again.sum():,} responses are copies within a group; the most common one is "
-    clean += f"{counts.max() / len(one):.1%} of all"
     limit = SHORT_PROGRAMS if mostly_programs(responses) else DUPLICATES
+    clean += (
+        f"{counts.max() / len(one):.1%} of all; {limit:.0%} of a group, or {COLLAPSED:.0%} of all, would be a finding"
+    )
     if again.sum() < limit * max(several, 1) and not spread:
         return Checked(None, clean)
     flag, of, what = again, several, "copy one of their group"
@@ -258,8 +300,9 @@ def check_inconsistent(view: View) -> Checked:
     one, responses = view.texts()
     same = strata(_text_numbers(responses), one.of(view.rows.prompt_N), one.of(view.rows.truncated_N))
     copies = (np.bincount(same) > 1)[same]
-    if copies.sum() < 10:
-        return Checked(None, f"only {copies.sum():,} responses come more than once")
+    if not copies.any():
+        raise MissingColumn("the same response to the same prompt twice")
+    enough(int(copies.sum()), 10, "responses that come more than once")
     off = np.abs(one.reward_M - stratum_means(one.reward_M, same))
     noise = float(np.sqrt((off[copies] ** 2).sum() / (copies.sum() - len(np.unique(same[copies]))))) / one.spread
     differ = copies & (np.bincount(same, off > 1e-6 * one.spread) > 0)[same]
@@ -276,8 +319,9 @@ def check_inconsistent(view: View) -> Checked:
 def check_tail(view: View) -> Checked:
     """A few responses with a phrase in common have rewards far above all others."""
     one, responses = view.texts()
+    enough(len(one), 100, "responses")
     if one.levels is not None and len(one.levels) <= 5:
-        return Checked(None, f"the reward has {len(one.levels)} values: none can be far above the others")
+        raise MissingColumn(f"a reward of more than five values; this one has {len(one.levels)}")
     low, middle = np.quantile(one.reward_M, [0.16, 0.5])
     z = (one.reward_M - middle) / ((middle - low) or one.spread)
     far = np.flatnonzero(z > FAR + 0.5)
@@ -286,7 +330,9 @@ def check_tail(view: View) -> Checked:
     limit = 4 * min(len(far), FAR_ROWS) / max(len(others), 1)  # four times as often as elsewhere
     rare = [(n, phrase) for phrase, n in phrases.items() if n >= 4 and n > limit * (usual[phrase] + 1)]
     likely = [phrase for _, phrase in sorted(rare, reverse=True)[:60]]
-    clean = f"{len(far):,} of {len(one):,} responses are far above the others; no phrase is theirs alone"
+    clean = (
+        f"{len(far):,} of {len(one):,} responses are far above the others; no phrase of four or more is theirs alone"
+    )
     best = _best_phrase(likely, [text.lower() for text in responses], z)
     if best is None:
         return Checked(None, clean)

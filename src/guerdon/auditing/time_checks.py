@@ -8,7 +8,7 @@ import numpy as np
 from scipy.special import ndtr, stdtr
 
 from guerdon.auditing.association import associate, strata, stratum_ends, stratum_means
-from guerdon.auditing.log_view import SPREADS, THE_TRUTH, Checked, MissingColumn, View, classes, found, needed
+from guerdon.auditing.log_view import SPREADS, SURE, THE_TRUTH, Checked, Undecided, View, classes, enough, found, needed
 from guerdon.auditing.rows import Codes, Numbers
 from guerdon.statistics.proportion import wilson_bounds
 
@@ -19,7 +19,9 @@ JUMP = 0.55  # standard deviations of the reward between neighbouring steps, bey
 RESCALED = 1.6  # ratio of standard deviations
 AGREEMENT = 0.65  # probability that a right response has a higher reward than a wrong one
 LAGGED = 0.25  # correlation with the truth of another row above that with its own
-STEPS, TRUTH = "step, four or more", "truth, or reference answers"
+FEWEST_STEPS = 4
+FEWEST_GROUPS = 30  # groups, or rows without groups, whose reward is compared over the run
+TRUTH = "truth, or reference answers"
 
 
 def check_truth(view: View) -> Checked:
@@ -35,15 +37,17 @@ def check_drift(view: View) -> Checked:
 
 def _truth(view: View) -> Numbers:
     """A truth that tells right responses from wrong ones."""
-    truth: Numbers = needed(view.truth_M if view.has_truth else None, TRUTH)
+    truth: Numbers = needed(view.truth_M, TRUTH)
+    if not view.has_truth:
+        known = int(np.isfinite(truth).sum())
+        raise Undecided(f"needs right and wrong responses; the truth of all {known:,} rows that have one is equal")
     return truth
 
 
 def _progress(view: View) -> Numbers:
     """How far the run is at each row, 0 to 1 by the order of its steps, four or more."""
-    order = np.unique(needed(view.of(view.rows.step_N), STEPS), return_inverse=True)[1]
-    if order.max() < 3:
-        raise MissingColumn(STEPS)
+    order = np.unique(needed(view.of(view.rows.step_N), "step"), return_inverse=True)[1]
+    enough(int(order.max()) + 1, FEWEST_STEPS, "steps")
     return np.asarray(order / order.max())
 
 
@@ -77,12 +81,15 @@ def _moved(view: View, steps: Numbers, references: dict[str, Numbers], check: st
         rise, gained = _slope(x, one.reward_M) / spread, _slope(x, reference[known]) / (reference[known].std() or 1.0)
         x, excess = x - stratum_means(x, level), one.reward_M - stratum_means(one.reward_M, level)
         x_G, excess_G = _of_groups(one, x), _of_groups(one, excess)
+        enough(len(x_G), FEWEST_GROUPS, f"{_grouped(one)} with {name}")
         within = associate(x_G, excess_G, np.zeros(len(x_G), np.int64), seed=view.seed)
         moved, p = within.difference / spread, within.p
         way = "rise" if check == "truth" else "fall"
         said = f"given {name} the reward {way}s by {sign * moved:.2f} standard deviations over the run"
         said = said if sign * moved > 0 else f"given {name} the reward does not {way} over the run"
         partial = BEYOND * max(gained, 0.0) if view.rows.texts is None else 0.0  # returns rise within failures, too
+        error = (within.high - within.low) / 3.92 * abs(moved / (within.r or 1.0))
+        said += f"; {max(UNEXPLAINED, SURE * error):.2f} would be a finding"
         if sign * moved < UNEXPLAINED or (check == "truth" and rise < partial + UNEXPLAINED / 2):
             continue
         scale = moved / within.r
@@ -104,6 +111,10 @@ def _slope(x: Numbers, y: Numbers) -> float:
     return float(centred @ y / (centred @ centred))
 
 
+def _grouped(view: View) -> str:
+    return "rows" if view.peer_M is None else "groups"
+
+
 def _of_groups(view: View, values: Numbers) -> Numbers:
     """The mean of each group: responses to one prompt are not independent. Without groups the values themselves."""
     return values if view.peer_M is None else np.bincount(view.peer_M, values) / np.bincount(view.peer_M)
@@ -123,11 +134,12 @@ class _Break(NamedTuple):
 
 def check_jump(view: View) -> Checked:
     """From one step to the next the values, the level or the scale of the reward change."""
-    step = needed(view.of(view.rows.step_N), STEPS)
+    step = needed(view.of(view.rows.step_N), "step")
     names, order = np.unique(step, return_inverse=True)
-    if len(names) < 4:
-        raise MissingColumn(STEPS)
-    clean = f"no jump of values, level or scale over {len(names):,} steps"
+    enough(len(names), FEWEST_STEPS, "steps")
+    counted = len(view) if view.peer_M is None else int(view.peer_M.max()) + 1
+    enough(counted, 5 * len(names), f"{_grouped(view)}, five for each of the {len(names):,} steps")
+    clean = f"no jump of values, or of the level by {JUMP:g} standard deviations, over {len(names):,} steps"
     one = _new_values(view, order) or _level_jump(view, order) or _scale_jump(view, order)
     if one is None:
         return Checked(None, clean)
@@ -225,8 +237,7 @@ def check_shift(view: View) -> Checked:
     one = view.sub(known)
     reward, step = one.reward_M, one.of(view.rows.step_N)
     truth: Numbers = needed(one.truth_M, TRUTH)
-    if known.mean() < 0.9 or len(one) < 60:
-        return Checked(None, "too few rows in order with a known truth")
+    enough(len(one), max(60, int(0.9 * len(view))), f"of its {len(view):,} rows with a known truth")
     sizes = [int(np.median(np.bincount(strata(column)))) for column in (step, one.peer_M) if column is not None]
     lags = sorted({1, -1, 2, -2} | {sign * size for size in sizes for sign in (1, -1)})
     if step is not None:  # what success is common at a step is no agreement of rows
@@ -238,7 +249,8 @@ def check_shift(view: View) -> Checked:
             kept = part[(part - lag >= 0) & (part - lag < len(truth))]
             tried.append((_correlation(reward[kept], truth[kept - lag]), own, lag, part))
     other, own, lag, part = max(tried, key=lambda one: one[0] - one[1])
-    clean = f"rewards agree best with the truth of their own row ({len(lags)} shifts tried)"
+    clean = f"rewards agree best with the truth of their own row; {LAGGED:g} more with another would be a finding "
+    clean += f"({len(lags)} shifts of {len(one):,} rows tried)"
     if other - own < LAGGED or other < LAGGED:
         return Checked(None, clean)
     where = f"{abs(lag)} {'before' if lag > 0 else 'after'}"
@@ -264,11 +276,11 @@ def check_agreement(view: View) -> Checked:
     peers = np.zeros(len(one), np.int64) if one.peer_M is None else one.peer_M
     wins, pairs = _pairs(one.reward_M, right, peers)
     mixed = pairs > 0
-    if mixed[peers].sum() < 40:
-        return Checked(None, "too few prompts with right and wrong responses")
+    enough(int(mixed[peers].sum()), 40, "rows in prompts with right and wrong responses")
     share = float(wins.sum() / pairs.sum())
     error = 1.96 * float(np.sqrt(((wins - share * pairs) ** 2).sum()) / pairs.sum())
-    clean = f"a right response has a higher reward than a wrong one with probability {share:.2f} (ties half)"
+    clean = f"a right response has a higher reward than a wrong one with probability {share:.2f} +- {error:.2f} "
+    clean += f"(ties half); less than {AGREEMENT:g} would be a finding"
     if share + error >= AGREEMENT:
         return Checked(None, clean)
     flag = ((one.reward_M > view.paid_level) != right) & mixed[peers]

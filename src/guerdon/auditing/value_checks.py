@@ -6,7 +6,7 @@ import numpy as np
 from scipy.special import bdtrc
 
 from guerdon.auditing.association import stratum_means
-from guerdon.auditing.log_view import Checked, View, found, needed
+from guerdon.auditing.log_view import Checked, MissingColumn, View, enough, found, needed
 from guerdon.auditing.rows import Codes, Numbers
 from guerdon.auditing.text_features import unanswered_M
 
@@ -40,9 +40,12 @@ def check_no_variance(view: View) -> Checked:
     """Groups in which all rewards are equal: they give no gradient to estimators that compare within groups."""
     peers, size_S, constant_S = _groups(view)
     several = size_S > 1
-    total, share = int(several.sum()), float((constant_S & several).sum() / several.sum())
-    clean = f"{share:.0%} of {total:,} groups have one reward"
-    if share < (NO_VARIANCE if np.median(size_S[several]) > 3 else NO_VARIANCE_OF_THREE) or total < 20:
+    total = int(several.sum())
+    enough(total, 20, "groups of two or more")
+    share = float((constant_S & several).sum() / total)
+    limit = NO_VARIANCE if np.median(size_S[several]) > 3 else NO_VARIANCE_OF_THREE
+    clean = f"{share:.0%} of {total:,} groups have one reward; {limit:.0%} would be a finding"
+    if share < limit:
         return Checked(None, clean)
     title = f"{{share}} of {total:,} groups have a single reward and give no gradient"
     return _of_groups(view, "no_variance", peers, constant_S & several, total, title, clean)
@@ -60,8 +63,9 @@ def check_same_reward(view: View) -> Checked:
         looked_S = (right_S > 0) & (right_S < known_S)
         limit, what = INDIFFERENT, "groups with right and wrong responses"
     total, count = int(looked_S.sum()), int((looked_S & constant_S).sum())
-    clean = f"{count:,} of {total:,} {what} have one reward"
-    if total < 10 or count < max(5, limit * total):
+    enough(total, 10, what)
+    clean = f"{count:,} of {total:,} {what} have one reward; {limit:.0%} would be a finding"
+    if count < max(5, limit * total):
         return Checked(None, clean)
     title = f"{{share}} of {total:,} {what} have a single reward: it may not be the response that is rewarded"
     return _of_groups(view, "same_reward", peers, looked_S & constant_S, total, title, clean)
@@ -71,11 +75,12 @@ def check_saturation(view: View) -> Checked:
     """Nearly all rewards of the last third of the run are one value."""
     step = view.of(view.rows.step_N)
     late = np.ones(len(view), bool) if step is None else step >= np.quantile(step, 2 / 3)
+    enough(int(late.sum()), 30, "rows in the last third of the run" if step is not None else "rows")
     common, counts = np.unique(view.reward_M[late], return_counts=True)
     edge, share = common[np.argmax(counts)], counts.max() / late.sum()
     when = "of the last third of the run" if step is not None else "of the rows"
-    clean = f"{share:.0%} {when} have the reward {edge:g}, the most common one"
-    if share < SATURATED or late.sum() < 30 or np.ptp(view.reward_M) == 0:
+    clean = f"{share:.0%} {when} have the reward {edge:g}, the most common one; {SATURATED:.0%} would be a finding"
+    if share < SATURATED or np.ptp(view.reward_M) == 0:
         return Checked(None, clean)
     title = f"{{share}} {when} have one and the same reward, {edge:g}: little is left to learn from it"
     flag = late & (view.reward_M == edge)
@@ -85,13 +90,16 @@ def check_saturation(view: View) -> Checked:
 def check_clipping(view: View) -> Checked:
     """Values at the ends of a continuous reward that many different responses have."""
     values = view.reward_M[~view.copy_M]
+    enough(len(values), 100, "different rows")
     if view.levels is not None or len(np.unique(values)) < 0.25 * len(values):
-        return Checked(None, "the reward has few values and is not continuous")
+        raise MissingColumn(f"a continuous reward; this one has {len(np.unique(values)):,} values")
     flag = np.zeros(len(view), bool)
     for edge in (values.min(), values.max()):
         if (values == edge).sum() >= max(8, CLIPPED * len(values)) and not _is_failure(values, float(edge)):
             flag |= view.reward_M == edge
-    clean = f"fewer than {CLIPPED:.0%} of the rewards are at either end of their range"
+    clean = (
+        f"fewer than {CLIPPED:.0%} of {len(values):,} rewards are at either end of their range; more would be a finding"
+    )
     if not flag.any():
         return Checked(None, clean)
     title = "{share} of the rewards are at an end of their range: they are clipped, and do not differ there"
@@ -106,12 +114,13 @@ def _is_failure(values: Numbers, value: float) -> bool:
 
 def check_failures(view: View) -> Checked:
     """A value that many rewards have and that goes with parse errors, truncation, or nothing at all."""
+    enough(len(view), 60, "rows")
     if view.levels is None:
         return _spike(view)
     unread, what = unanswered_M(view)
     truth = view.truth_class_M
     right = None if truth is None or truth.max() < 1 else truth == truth.max()
-    clean = f"{len(view.levels)} values of the reward; none goes with responses that {what}"
+    clean = f"{len(view.levels)} values of the reward; none goes with responses that {what}, of five rows or more"
     for value in view.levels[:-1] if len(view.levels) > 2 else ():
         flag = view.reward_M == value
         if not 5 <= flag.sum() <= 0.4 * len(view):
@@ -132,7 +141,8 @@ def _spike(view: View) -> Checked:
     """A value inside a continuous reward, a round one, or one far off, that many different responses have."""
     single = view.reward_M[~view.copy_M]
     values, counts = np.unique(single, return_counts=True)
-    clean = "no value of the reward comes more often than copies of responses explain"
+    clean = "no value of the reward comes more often than copies of responses explain; "
+    clean += f"{max(5, round(SPIKE * len(single))):,} of {len(single):,} rows would be a finding"
     for k in np.argsort(-counts)[:3]:
         inside = 0 < k < len(values) - 1
         if counts[k] < max(5, SPIKE * len(single)) or len(values) < 0.25 * len(single):
@@ -151,14 +161,15 @@ def check_truncated(view: View) -> Checked:
     wrong = np.ones(len(view), bool) if truth is None else truth == 0
     looked, rest = cut & wrong, wrong & ~cut
     count, total = int((looked & paid).sum()), int(looked.sum())
+    of_wrong = "" if truth is None else " without a right answer"
+    enough(total, 5, f"truncated responses{of_wrong}")
     base = PAID_LIES
     if rest.any() and truth is not None:
         base = max(float(paid[rest].mean()), 0.02)
     elif rest.any() and not view.binary:
         base = 0.5 * float(paid[rest].mean())
-    of_wrong = "" if truth is None else " without a right answer"
-    clean = f"{count:,} of {total:,} truncated responses{of_wrong} are rewarded"
-    if total < 5 or count < 3 or count / total < base + 0.15:
+    clean = f"{count:,} of {total:,} truncated responses{of_wrong} are rewarded; {base + 0.15:.0%} would be a finding"
+    if count < 3 or count / total < base + 0.15:
         return Checked(None, clean)
     p = float(bdtrc(count - 1, total, min(base, 0.99)))
     title = "{share} of the truncated responses are rewarded as if they had been finished"
