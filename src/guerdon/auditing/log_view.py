@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from guerdon.auditing.association import strata, stratum_means
 from guerdon.auditing.finding import REMEDIES, Finding
+from guerdon.auditing.references import References, read_references
 from guerdon.auditing.rows import Codes, Flags, Numbers, Rows
 from guerdon.statistics.proportion import wilson_bounds
 
@@ -22,7 +22,8 @@ MOST_EXAMPLES = 5
 THE_TRUTH = "the truth"
 SURE = 4.3  # standard errors from which on an effect passes Holm's correction of 25 checks in four of five logs
 SPREADS = "standard deviations of the reward"  # unit of an effect
-VERIFIED_ROWS = 20_000  # of the sample that the verifier reads again
+MOST_REFERENCES = 3000  # rows whose reference answers are read
+MOST_AS_TRUTH = 10_000  # of a log without a truth
 
 
 class Checked(NamedTuple):
@@ -75,6 +76,7 @@ class View:
         copy_M: whether the prompt, the response and the reward came before.
         seed: of permutations.
         truth_name: what `truth_M` is, in words.
+        references: what guerdon's verifier says of a sample of all rows of the log.
     """
 
     rows: Rows
@@ -85,18 +87,22 @@ class View:
     copy_M: Flags
     seed: int = 0
     truth_name: str = THE_TRUTH
+    references: References | None = None
 
     @classmethod
     def whole(cls, rows: Rows, seed: int = 0) -> View:
         """All rows of a log with a finite reward."""
         row = np.flatnonzero(np.isfinite(rows.reward_N))
         truth = rows.truth_N
-        if truth is None or np.isfinite(truth).mean() <= 0.5:
-            truth = verified_N(rows)
+        has_truth = truth is not None and np.isfinite(truth).mean() > 0.5
+        references = read_references(rows, most=MOST_REFERENCES if has_truth else MOST_AS_TRUTH)
+        if not has_truth:
+            truth = None if references is None else references.truth_N(len(rows))
         peers = _peers(rows, row)
         return cls(
-            rows, row, rows.reward_N[row], peers, truth if truth is None else truth[row], _copies(rows)[row], seed
-        )
+            rows, row, rows.reward_N[row], peers, truth if truth is None else truth[row], _copies(rows)[row], seed,
+            references=references,
+        )  # fmt: skip
 
     def __len__(self) -> int:
         return len(self.row_M)
@@ -222,34 +228,6 @@ def classes(values_M: Numbers) -> Codes:
         distinct = np.unique(np.quantile(values_M[known], [0.0, 0.2, 0.4, 0.6, 0.8]))
     found[known] = np.searchsorted(distinct, values_M[known], side="right") - 1
     return found
-
-
-_NUMBER = re.compile(r"\s*[-+]?\$?[\d.,/]+\s*%?\s*$")
-
-
-def verified_N(rows: Rows) -> Numbers | None:
-    """1 or 0 of the sampled rows by guerdon's verifier, NaN elsewhere; None without numbers as reference answers.
-
-    A response without an answer counts as wrong; one whose answer cannot be read is unknown. None, too, where fewer
-    than half of the answers can be read.
-    """
-    texts = rows.texts
-    if texts is None or texts.truths is None or not texts.truths:
-        return None
-    looked = range(0, len(texts.truths), max(1, len(texts.truths) // VERIFIED_ROWS))
-    numbers = [i for i in looked if "####" in texts.truths[i] or _NUMBER.match(texts.truths[i])]
-    if len(numbers) < max(20, len(looked) // 2):
-        return None
-    from guerdon.tasks.verifier import check_numeric
-
-    found, read = np.full(len(rows), np.nan), 0
-    for i in numbers:
-        result = check_numeric(texts.responses[i], texts.truths[i].split("####")[-1].strip(), question=texts.prompts[i])
-        read += result.correct is not None
-        silent = result.answer is None and result.failure is not None and result.failure.reason == "answer_unparsable"
-        if silent or result.failure is None:
-            found[texts.row_M[i]] = float(result.correct is True)
-    return found if read >= 0.5 * len(numbers) else None
 
 
 def found(
