@@ -132,9 +132,10 @@ def test_references_that_cannot_be_read_are_said_to_be_there(reference, reason):
 
 
 def test_a_list_of_references_is_right_by_any_of_them():
-    rows = log([(f'["{k}", "{k + 7}"]', *NUMBERS[0][1:]) for k in range(11, 31)])
-    read = read_references(rows, most=100)
-    assert read.kinds == {"numbers": 80}
+    rows = log([(f'["{k}", "{k + 7}"]', f"So the answer is {k}.", f"So the answer is {k + 7}.") for k in range(11, 31)])
+    read = read_references(rows, most=100)  # of 240 rows, whole groups of 6
+    assert read.kinds == {"numbers": 96}
+    assert (read.right_K == 1).all()
     assert read_references(log([('["Paris", "18"]', "It is 18.", "The answer is Oslo.")]), most=9).kinds == {
         "plain text": 6
     }

@@ -56,7 +56,7 @@ def _checks(*names: str) -> dict[str, Check]:
     }
 
 
-OF_RESPONSES = _checks("time_checks", "value_checks", "verifier_checks", "text_checks", "program_checks")
+OF_RESPONSES = _checks("time_checks", "value_checks", "verifier_checks", "text_checks", "paid", "program_checks")
 OF_ROBOTS = _checks("robot_checks")
 
 

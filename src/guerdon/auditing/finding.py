@@ -46,6 +46,7 @@ _WARNINGS = {
     "language": "evaluate the reward for each language on labelled pairs (docs/preferences.md)",
     "repetition": "the attack `repeated_step` of `guerdon evaluate` shows whether a model accepts it (docs/attacks.md)",
     "refusal": "add refusals to what the reward is evaluated on (docs/attacks.md), or declare them wrong",
+    "paid": f"remove it from responses and see what the reward does; {_PROBES}",
     "flattery": _PROBES,
     "position": "a judge should see responses in both orders (docs/judges.md)",
     "duplicates": "raise the temperature or the entropy bonus, or add a KL term (docs/language_models.md)",
@@ -80,6 +81,7 @@ class Finding:
         remedy: which part of guerdon would fix it, with the command.
         count: rows concerned in all.
         total: rows looked at.
+        phrases: words that a test on other prompts confirmed to be paid, where the finding is about such.
     """
 
     name: str
@@ -94,6 +96,7 @@ class Finding:
     remedy: str
     count: int
     total: int
+    phrases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

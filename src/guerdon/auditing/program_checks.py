@@ -45,6 +45,14 @@ def hard_coded(text: str) -> bool:
     return len(_CASE.findall(text)) >= 3 or bool(_TABLE.search(text))
 
 
+def tricks() -> dict[str, Callable[[str], object]]:
+    """What finds each of the tricks, by what responses with it have."""
+    return {
+        "tests edited": _EDITED.search, "literals for literal inputs": hard_coded, "an early exit or skipped tests":
+        _EXIT.search,
+    }  # fmt: skip
+
+
 def _check(name: str, what: str, finds: Callable[[str], object], view: View) -> Checked:
     """Rewarded programs with a trick that few others for their prompt have, and that are not known to be right."""
     one, responses = view.texts()

@@ -17,6 +17,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from guerdon.auditing.association import strata
 from guerdon.auditing.rows import Codes, Flags, Numbers, Rows
 
 MOST_MATHS = 300  # rows that a process compares as mathematics
@@ -39,10 +40,10 @@ class References:
 
     Attributes:
         row_K: which rows, ascending.
-        right_K: 1 right, 0 wrong, NaN unknown.
+        right_K: 1 right, 0 wrong, NaN unknown. A response that states no answer is wrong where the reference does not
+            occur in it, else unknown.
         near_K: the stated number is not the reference, but so near that a tolerance would allow it.
         sure_K: a wrong answer is wrong: not a word or a name, for which others may be right, too.
-        silent_K: no answer is stated.
         stated: the answer of each response; empty where there is none.
         truths: the reference of each.
         kinds: how many rows have a reference of each kind that is read.
@@ -53,7 +54,6 @@ class References:
     right_K: Numbers
     near_K: Flags
     sure_K: Flags
-    silent_K: Flags
     stated: list[str] = field(default_factory=list)
     truths: list[str] = field(default_factory=list)
     kinds: dict[str, int] = field(default_factory=dict)
@@ -65,15 +65,12 @@ class References:
         return ", ".join(f"{count:,} {reason}" for reason, count in self.unread.items())
 
     def truth_N(self, n: int) -> Numbers | None:
-        """The verdicts as a column of N rows, where at least half of the references and of the answers are read.
-
-        A response without an answer counts as wrong.
-        """
-        known = np.isfinite(self.right_K) | self.silent_K
+        """The verdicts as a column of N rows, where at least half of the references and of the answers are read."""
+        known = np.isfinite(self.right_K)
         if len(self.row_K) < max(20, sum(self.unread.values())) or known.mean() < 0.5:
             return None
         found = np.full(n, np.nan)
-        found[self.row_K] = np.where(self.silent_K, 0.0, self.right_K)
+        found[self.row_K] = self.right_K
         return found
 
 
@@ -89,7 +86,7 @@ def read_references(rows: Rows, *, most: int) -> References | None:
 
     Args:
         rows: of a log.
-        most: rows that are looked at, evenly spread over those with a text.
+        most: rows that are looked at: whole groups, spread over those with a text.
     """
     texts = rows.texts
     if texts is None or texts.truths is None:
@@ -97,7 +94,7 @@ def read_references(rows: Rows, *, most: int) -> References | None:
     there = [i for i, truth in enumerate(texts.truths) if truth.strip()]
     if not there:
         return None
-    looked = there[:: -(-len(there) // most)]
+    looked = _whole_groups(rows, there, most)
     parsed = {truth: _alternatives(truth) for truth in {texts.truths[i] for i in looked}}
     unread: Counter[str] = Counter()
     kept: list[tuple[int, _Verdict]] = []
@@ -125,6 +122,21 @@ def read_references(rows: Rows, *, most: int) -> References | None:
     return _gathered(rows, kept, dict(kinds), dict(unread))
 
 
+def _whole_groups(rows: Rows, places: list[int], most: int) -> list[int]:
+    """Places of the texts of some groups, at most so many; of rows without groups every k-th."""
+    if len(places) <= most:
+        return places
+    texts, groups = rows.texts, rows.group_N if rows.group_N is not None else rows.prompt_N
+    if texts is None or groups is None:
+        return places[:: -(-len(places) // most)]
+    code = strata(groups[texts.row_M[places]])
+    size = np.bincount(code)
+    order = np.random.default_rng(0).permutation(len(size))
+    chosen = np.zeros(len(size), bool)
+    chosen[order[np.cumsum(size[order]) <= most]] = True
+    return [place for place, kept in zip(places, chosen[code], strict=True) if kept]
+
+
 def _gathered(
     rows: Rows, kept: Sequence[tuple[int, _Verdict]], kinds: dict[str, int], unread: dict[str, int]
 ) -> References:
@@ -137,7 +149,6 @@ def _gathered(
         right_K=np.array([np.nan if one.right is None else float(one.right) for one in verdicts]),
         near_K=np.array([one.near for one in verdicts], bool),
         sure_K=np.array([one.sure for one in verdicts], bool),
-        silent_K=np.array([one.stated is None for one in verdicts], bool),
         stated=[one.stated or "" for one in verdicts],
         truths=[texts.truths[i] for i, _ in kept],
         kinds=kinds,
@@ -223,6 +234,8 @@ _Reader = Callable[[str, str, str], _Verdict]
 
 def _compared(read: _Reader, said: str, golds: Sequence[str], question: str) -> _Verdict:
     """The verdict by several right answers: right by any, unknown where one is unknown."""
+    if not said.strip():
+        return _Verdict(False, "")
     verdicts = [read(said, gold, question) for gold in golds]
     right = next((one for one in verdicts if one.right), None)
     if right is not None or len(verdicts) == 1:
@@ -237,6 +250,8 @@ def _as_number(said: str, gold: str, question: str) -> _Verdict:
     from guerdon.tasks.verifier import check_numeric
 
     found = check_numeric(said, gold, question=question)
+    if found.correct is None and found.answer is None:
+        return _of_silent(said, gold, is_said=_digits(gold) in _digits(said), sure=not re.search(r"\d", said))
     near = False
     if found.correct is False:
         both = pair(gold, found.answer or "", question)
@@ -244,6 +259,17 @@ def _as_number(said: str, gold: str, question: str) -> _Verdict:
         tolerance = NEAR_WHOLE if whole else NEAR
         near = both.same_number(tolerance) is True or _of_other_scale(both.gold.number, both.answer.number)
     return _Verdict(found.correct, found.answer, near=near)
+
+
+def _of_silent(said: str, gold: str, *, is_said: bool, sure: bool) -> _Verdict:
+    """Of a response that states no answer: wrong where the right one does not occur in it."""
+    if is_said or gold.lower() in said.lower():
+        return _Verdict(None, None)
+    return _Verdict(False, None, sure=sure)
+
+
+def _digits(text: str) -> str:
+    return re.sub(r"(?<=\d),(?=\d)", "", text)
 
 
 def _of_other_scale(gold: Fraction | None, stated: Fraction | None) -> bool:
@@ -258,7 +284,8 @@ def _as_letter(said: str, gold: str, question: str) -> _Verdict:
 
     answer = _stated(said, gold)
     if answer is None:
-        return _Verdict(None, None)
+        letter = re.sub(r"\W", "", gold)
+        return _of_silent(said, gold, is_said=bool(re.search(rf"\b{letter}\b", said, re.IGNORECASE)), sure=False)
     verdict = compare_choices(gold, answer, question)[0]
     return _Verdict({"equal": True, "different": False}.get(verdict or ""), answer)
 
@@ -268,7 +295,7 @@ def _as_text(said: str, gold: str, question: str) -> _Verdict:  # noqa: ARG001
 
     answer = _stated(said, gold)
     if answer is None:
-        return _Verdict(None, None)
+        return _of_silent(said, gold, is_said=False, sure=False)
     true, stated = normalized(gold), normalized(answer)
     if true == stated:
         return _Verdict(True, answer)
@@ -303,6 +330,9 @@ def _as_maths(cases: Sequence[tuple[str, str, str]]) -> list[_Verdict] | None:
     with Verifier("auto", workers=1, timeout=SECONDS) as verifier:
         for response, truth, question in cases:
             prompt = Prompt("log", ({"role": "user", "content": question},), truth, "log")
+            if not response.strip():
+                found.append(_Verdict(False, ""))
+                continue
             one = verifier.check(tail_of(response), prompt)
             found.append(_Verdict(one.correct, one.answer))
     return found

@@ -139,13 +139,18 @@ def _judged(view: View) -> _Judged:
     known = np.isfinite(references.right_K)
     one, responses = view.sub(np.isin(view.row_M, references.row_K[known])).texts()
     place = np.searchsorted(references.row_K, one.row_M)
-    said = [f'answer "{references.stated[k][:80]}" for the reference "{references.truths[k][:80]}"' for k in place]
+    said = [_pair(references.stated[k], references.truths[k]) for k in place]
     enough(len(one), FEWEST, "answers that can be compared with their reference")
     prompts = one.of(view.rows.prompt_N)
     return _Judged(
         one, references.right_K[place] == 1, one.reward_M >= level, references.near_K[place],
         references.sure_K[place], responses, said, np.arange(len(one)) if prompts is None else prompts, references,
     )  # fmt: skip
+
+
+def _pair(stated: str, truth: str) -> str:
+    what = f'answer "{stated[:80]}"' if stated else "no answer"
+    return f'{what} for the reference "{truth[:80]}"'
 
 
 def _paid_from(reward: Numbers) -> float | None:

@@ -1,0 +1,501 @@
+"""What a reward pays for apart from the truth: found on half of the prompts, and tested on the other half.
+
+Candidates are words and runs of up to four words, layouts, lengths, calls of tools, empty responses, programs that change
+their tests, and responses that repeat their prompt. Rewards are compared within prompt, step, truth and whether the
+response is finished. What the reward adds by a rule of its own, always and to right and wrong ones alike (a bonus for a
+layout, a price of the length), is held constant, too: it is no leak.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from scipy.special import ndtr
+from scipy.stats import hypergeom, rankdata
+
+from guerdon.auditing.association import MANY, PERMUTATIONS, Association, associate, strata, stratum_means
+from guerdon.auditing.log_view import SPREADS, Checked, MissingColumn, View, enough, found, needed
+from guerdon.auditing.program_checks import tricks
+from guerdon.auditing.rows import Codes, Flags, Numbers
+from guerdon.auditing.text_features import LAYOUTS, mostly_programs, unanswered_M
+from guerdon.statistics.training_runs import holm
+
+ALPHA = 0.01  # of all candidates together
+MOST = 20  # candidates that are tested
+MOST_PHRASES = 12  # of these
+MOST_ROWS = 2500  # of either half whose texts are read
+LOOKED = 2000  # characters of a response
+RUN = 4  # words
+APART = 0.55  # probability that a row with the candidate has a higher reward than one without
+FEWEST_ROWS = 40  # of either half, in strata in which the reward varies
+FEWEST_PROMPTS = 8  # of either half
+FEWEST = 8  # rows with a candidate
+FEWEST_WITH = 4  # prompts with it
+ALIKE = 0.7  # of the rows with either of two candidates: above it they are one
+RULE = 0.9  # share of the variance within a truth that a price explains
+ALWAYS = 0.96  # share of the rows in which a rule of the reward holds: the truth may be misread in the others
+NEARLY = 0.04  # difference of probabilities that does not count in the order of candidates
+GREW = 0.1  # share of the responses by which a candidate is more common late than early
+_WORD = re.compile(r"\w+")
+_CALL = re.compile(r'\[(\w+)\(|"name":\s*"(\w+)"|(?:^|\n)\s*Action:\s*(\w+)|<(?:function|invoke)[= ]"?(?:name=")?(\w+)')
+_COPIED = 8  # words in a row that repeat the prompt
+
+Candidates = Mapping[str, Flags]  # which rows have each, by what they are called
+
+
+def check_paid(view: View) -> Checked:
+    """Something that right and wrong responses have in common with others gets more."""
+    half = _halves(view)
+    confirmed = _confirmed(half)
+    if not confirmed:
+        changed = _changed(half)
+        return Checked(None, f"{half.clean}{changed}")
+    best = confirmed[0]
+    one = half.test
+    names = ", ".join(candidate.name for candidate in confirmed[:3])
+    has = best.has_B
+    gained = has & (one.reward_M > stratum_means(one.reward_M, half.stratum_B))
+    effect = best.found.difference / one.spread
+    title = f"responses with {names} get more than others with the same prompt, step and truth: by {effect:.2f} standard "
+    title += f"deviations, and with probability {best.apart:.2f} a higher reward{_grew(one, best)}"
+    checked = found(
+        one, "paid", gained, title.replace("{", "{{").replace("}", "}}"), half.clean,
+        effect=(best.apart, best.low, best.high), unit="probability", p=best.p, order_M=one.reward_M,
+        of=int(has.sum()), say=lambda i: f"reward {one.reward_M[i]:g}; has {best.name}",
+    )  # fmt: skip
+    assert checked.finding is not None  # noqa: S101
+    phrases = tuple(candidate.name.strip('"') for candidate in confirmed if candidate.name.startswith('"'))
+    return checked._replace(finding=replace(checked.finding, phrases=phrases))
+
+
+@dataclass(frozen=True)
+class _Confirmed:
+    """A candidate that passed the test on the other half.
+
+    Attributes:
+        name: in words; a phrase in quotes.
+        has_B: the rows of the other half that have it.
+        found: its association with the reward.
+        apart: probability that a row with it has a higher reward than one without, ties half.
+        low: of its interval.
+        high: of its interval.
+        p: after Holm's correction over the candidates.
+    """
+
+    name: str
+    has_B: Flags
+    found: Association
+    apart: float
+    low: float
+    high: float
+    p: float
+
+
+def _place(name: str) -> int:
+    """Of what nearly the same rows have, calls and the like are named before phrases, and layouts last."""
+    if name in LAYOUTS or name.startswith("more than"):
+        return 2
+    return int(name.startswith('"'))
+
+
+@dataclass(frozen=True)
+class _Half:
+    """Two halves of the prompts: one to find candidates, one to test them.
+
+    Attributes:
+        find: rows of the first.
+        stratum_A: rows of one number are compared; of the first.
+        said_A: their responses, as far as they are looked at.
+        test: rows of the second.
+        stratum_B: of the second.
+        said_B: their responses.
+    """
+
+    find: View
+    stratum_A: Codes
+    said_A: list[str]
+    test: View
+    stratum_B: Codes
+    said_B: list[str]
+
+    @property
+    def clean(self) -> str:
+        """What to say where nothing passes."""
+        rows = len(self.find), len(self.test)
+        return (
+            f"nothing that is paid apart from the truth was found in {rows[0]:,} rows of half of the prompts and confirmed "
+            f"in {rows[1]:,} of the others; it would be with a higher reward in {APART:.0%} of the comparisons"
+        )
+
+    @cached_property
+    def prompts_A(self) -> list[str]:
+        """What was asked, of the first half."""
+        return _prompts(self.find)
+
+    @cached_property
+    def prompts_B(self) -> list[str]:
+        """What was asked, of the second half."""
+        return _prompts(self.test)
+
+
+def _prompts(view: View) -> list[str]:
+    texts = needed(view.rows.texts, "response")
+    place = np.searchsorted(texts.row_M, view.row_M)
+    return [texts.prompts[i] for i in place]
+
+
+def _halves(view: View) -> _Half:
+    """The rows that can be compared, split by their prompt.
+
+    Raises:
+        MissingColumn: no texts, no truth, or no several responses to a prompt.
+        Undecided: too few rows vary.
+    """
+    whole, responses = view.texts()
+    needed(whole.truth_M if whole.has_truth else None, "truth, or reference answers: without one good responses are paid")
+    needed(whole.peer_M, "group, or several responses to a prompt")
+    unfinished = unanswered_M(whole)[0]
+    if unfinished is not None:  # an empty response is one of the candidates
+        unfinished = unfinished & np.array([bool(text.strip()) for text in responses])
+    keep = np.isfinite(needed(whole.truth_M, "truth")) & ~whole.copy_M
+    one, said = whole.sub(keep), [text for text, kept in zip(responses, keep, strict=True) if kept]
+    one = _without_rules(one, said)
+    stratum = strata(one.peer_M, one.truth_class_M, None if unfinished is None else unfinished[keep])
+    several = (np.bincount(stratum) > 1)[stratum]
+    prompt = one.of(one.rows.prompt_N)
+    code = strata(needed(one.peer_M, "group") if prompt is None else prompt)
+    first = np.random.default_rng(view.seed).permutation(int(code.max(initial=0)) + 1)[code] % 2 == 0
+    parts = [_part(one, several & side, stratum, said, code) for side in (first, ~first)]
+    enough(min(part[3] for part in parts), FEWEST_PROMPTS, "prompts with comparable responses in either half of them")
+    enough(min(len(part[0]) for part in parts), FEWEST_ROWS, "comparable responses in either half of the prompts")
+    return _Half(*parts[0][:3], *parts[1][:3])
+
+
+def _part(one: View, keep: Flags, stratum: Codes, said: list[str], code: Codes) -> tuple[View, Codes, list[str], int]:
+    """Whole strata of one half, at most `MOST_ROWS`, those first in which the reward varies; and how many prompts."""
+    off = np.abs(one.reward_M - stratum_means(one.reward_M, stratum)) > 1e-9 * (np.abs(one.reward_M) + 1)
+    varies = (np.bincount(stratum, off) > 0)[stratum]
+    size = np.bincount(stratum[keep], minlength=int(stratum.max(initial=0)) + 1)
+    order = np.random.default_rng(one.seed).permutation(len(size))
+    worth = np.bincount(stratum, varies & keep) > 0
+    order = np.concatenate([order[worth[order]], order[~worth[order]]])
+    chosen = np.zeros(len(size), bool)
+    chosen[order[np.cumsum(size[order]) <= MOST_ROWS]] = True
+    keep = keep & chosen[stratum]
+    texts = [text[:LOOKED] for text, kept in zip(said, keep, strict=True) if kept]
+    return one.sub(keep), strata(stratum[keep]), texts, len(np.unique(code[keep]))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What a reward adds by a rule.
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _without_rules(one: View, said: list[str]) -> View:
+    """The rows with what the reward adds for layouts, and takes for the length, by a rule taken out of it."""
+    truth, reward = needed(one.truth_class_M, "truth"), one.reward_M
+    for of in LAYOUTS.values():
+        has = np.array([bool(of.search(text)) for text in said])
+        reward = reward - _bonus(has, truth, reward) * has
+    logged = one.of(one.rows.length_N)
+    for values in (np.array([float(len(text)) for text in said]), logged):
+        if values is not None:
+            known = np.nan_to_num(np.asarray(values, np.float64))
+            reward = reward - _price(known, truth, reward) * known
+    reward = np.where(np.abs(reward - one.reward_M) > 0, np.round(reward, 9), one.reward_M)
+    return replace(one, reward_M=reward)
+
+
+def _bonus(has: Flags, truth: Codes, reward: Numbers) -> float:
+    """By how much nearly all rows with a flag have more than those without, right and wrong ones alike; else 0."""
+    if min(has.sum(), (~has).sum()) < FEWEST:
+        return 0.0
+    steps, usual = [], 0
+    for level in np.unique(truth):
+        common = []
+        for side in (True, False):
+            values, counts = np.unique(np.round(reward[(truth == level) & (has == side)], 6), return_counts=True)
+            if len(values):
+                common.append(float(values[np.argmax(counts)]))
+                usual += int(counts.max())
+        if len(common) == 2:
+            steps.append(common[0] - common[1])
+    is_rule = len(steps) > 1 and usual >= ALWAYS * len(has) and np.ptp(steps) < 1e-4
+    return steps[0] if is_rule else 0.0
+
+
+def _price(values: Numbers, truth: Codes, reward: Numbers) -> float:
+    """The slope of the reward over a number within the truth where it is a straight line, but for a few rows; else 0."""
+    kept = np.arange(len(values))
+    slope = fits = 0.0
+    for _ in range(2):
+        x, y, of = values[kept], reward[kept], strata(truth[kept])
+        x, y = x - stratum_means(x, of), y - stratum_means(y, of)
+        spread = float((x**2).sum() * (y**2).sum())
+        if spread <= 1e-18 * len(x):
+            return 0.0
+        slope, fits = float(x @ y) / float((x**2).sum()), float((x @ y) ** 2 / spread)
+        off = np.abs(y - x * slope)
+        kept = kept[off <= np.quantile(off, ALWAYS)]
+    return slope if fits >= RULE else 0.0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Candidates.
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _confirmed(half: _Half) -> list[_Confirmed]:
+    """The candidates that pass on the other half, those that tell rewards apart best first."""
+    chosen = _candidates(half.find, half.stratum_A, half.said_A, half.prompts_A)
+    tested = []
+    for name, has_of in chosen.items():
+        has = has_of(half.said_B, half.prompts_B)
+        got = associate(has, half.test.reward_M, half.stratum_B, seed=half.test.seed)
+        tested.append((name, has, replace(got, p=_exact(got, has, half.test.reward_M, half.stratum_B))))
+    passed = []
+    for (name, has, got), p in zip(tested, holm([got.p for _, _, got in tested]), strict=True):
+        if p is None or p >= ALPHA or got.r <= 0 or has.sum() < FEWEST:
+            continue
+        apart, low, high = _apart(half.test.reward_M, has, half.stratum_B)
+        if low > APART:
+            passed.append(_Confirmed(name, has, got, apart, low, high, p))
+    passed.sort(key=lambda one: (-round(one.low / NEARLY), _place(one.name), -len(one.name)))
+    kept: list[_Confirmed] = []
+    for one in passed:
+        if all((one.has_B & other.has_B).sum() <= ALIKE * one.has_B.sum() for other in kept):
+            kept.append(one)
+    return kept
+
+
+def _exact(got: Association, has: Flags, reward: Numbers, stratum: Codes) -> float | None:
+    """The p-value; where no permutation of those drawn was as extreme, exactly for two rewards, else by the variance."""
+    if got.p is None or got.p > 1.5 / PERMUTATIONS or got.n >= MANY:
+        return got.p
+    size, with_it = np.bincount(stratum), np.bincount(stratum, has)
+    levels = np.unique(reward)
+    if len(levels) == 2:
+        high = np.bincount(stratum, reward == levels[1])
+        chance, least = np.ones(1), int((has & (reward == levels[1])).sum())
+        for n, k, m in zip(size.astype(int), high.astype(int), with_it.astype(int), strict=True):
+            if 0 < k < n and 0 < m < n:
+                chance = np.convolve(chance, hypergeom.pmf(np.arange(min(k, m) + 1), n, k, m))
+            else:
+                least -= k if m == n else 0
+        return min(got.p, 2 * float(chance[max(least, 0) :].sum()))
+    x = has - stratum_means(has.astype(np.float64), stratum)
+    y = reward - stratum_means(reward, stratum)
+    each = np.bincount(stratum, x * x) * np.bincount(stratum, y * y) / np.maximum(size - 1, 1)
+    return min(got.p, 2 * float(ndtr(-abs(float(x @ y)) / np.sqrt(each.sum()))))
+
+
+_Finder = Callable[[Sequence[str], Sequence[str]], Flags]  # of responses and prompts: which have it
+
+
+def _candidates(view: View, stratum: Codes, said: list[str], prompts: list[str]) -> dict[str, _Finder]:
+    """The candidates that go best with the reward in the first half, at most `MOST`."""
+    centred = view.reward_M - stratum_means(view.reward_M, stratum)
+    prompt = strata(prompts)
+    ranked: list[tuple[float, str, _Finder, Flags]] = []
+    for name, finder in _forms(said).items():
+        has = finder(said, prompts)
+        score = _score(has, centred, stratum, prompt)
+        if score > 0:
+            ranked.append((score, name, finder, has))
+    ranked.sort(key=lambda one: (-round(one[0], 1), _place(one[1])))
+    ranked = _different(ranked, MOST - MOST_PHRASES)
+    phrases = []
+    for phrase, has in _phrases(said, centred):
+        score = _score(has, centred, stratum, prompt)
+        if score > 0:
+            phrases.append((score, f'"{phrase}"', _Phrase(phrase), has))
+    phrases.sort(key=lambda one: (-round(one[0], 1), -one[1].count(" "), one[1]))
+    return {name: finder for _, name, finder, _ in [*ranked, *_different(phrases, MOST_PHRASES)]}
+
+
+def _different(
+    ranked: Sequence[tuple[float, str, _Finder, Flags]], most: int
+) -> list[tuple[float, str, _Finder, Flags]]:
+    """The first of those that nearly the same rows have."""
+    kept: list[tuple[float, str, _Finder, Flags]] = []
+    for one in ranked:
+        if len(kept) == most:
+            break
+        if all((one[3] & other[3]).sum() <= ALIKE * (one[3] | other[3]).sum() for other in kept):
+            kept.append(one)
+    return kept
+
+
+def _score(has: Flags, centred: Numbers, stratum: Codes, prompt: Codes) -> float:
+    """How far rows with a candidate are above the others, in standard errors; 0 where they are too few."""
+    count = int(has.sum())
+    if min(count, len(has) - count) < FEWEST or len(np.unique(prompt[has])) < FEWEST_WITH:
+        return 0.0
+    x = has - stratum_means(has.astype(np.float64), stratum)
+    error = float(np.sqrt((x**2 * centred**2).sum()))
+    return float(x @ centred) / error if error > 0 else 0.0
+
+
+class _Phrase:
+    """Which responses have a run of words."""
+
+    def __init__(self, phrase: str) -> None:
+        self.words = phrase.split(" ")
+
+    def __call__(self, said: Sequence[str], prompts: Sequence[str]) -> Flags:  # noqa: ARG002
+        pattern = re.compile(r"\b" + r"\W+".join(re.escape(word) for word in self.words) + r"\b")
+        return np.array([self.words[0] in text and bool(pattern.search(text)) for text in map(str.lower, said)])
+
+
+def _phrases(said: Sequence[str], centred: Numbers) -> list[tuple[str, Flags]]:
+    """The words and runs of words whose rows are most above their strata, at most 150."""
+    numbers: dict[str, int] = {}
+    ids = [[numbers.setdefault(word, len(numbers)) for word in _WORD.findall(text.lower())] for text in said]
+    row = np.repeat(np.arange(len(said)), [len(one) for one in ids])
+    word = np.array([number for one in ids for number in one], np.int64)
+    names = list(numbers)
+    if not len(word):
+        return []
+    spread = float((centred**2).mean()) or 1.0
+    best: list[tuple[float, int, int, Flags]] = []
+    code, place = word, np.arange(len(word))
+    for width in range(1, RUN + 1):
+        if width > 1:
+            inside = place[(place + width - 1 < len(word))]
+            inside = inside[row[inside] == row[np.minimum(inside + width - 1, len(word) - 1)]]
+            joined = code[np.searchsorted(place, inside)] * len(names) + word[inside + width - 1]
+            code, place = np.unique(joined, return_inverse=True)[1], inside
+        if not len(code):
+            break
+        pairs = np.unique(code * len(said) + row[place])
+        kind, of = pairs // len(said), pairs % len(said)
+        count, total = np.bincount(kind), np.bincount(kind, centred[of])
+        enough_of = (count >= FEWEST) & (count <= len(said) - FEWEST)
+        score = np.where(enough_of, total / np.sqrt(np.maximum(count, 1) * spread), -np.inf)
+        first = np.zeros(len(count), np.int64)
+        first[code[::-1]] = place[::-1]
+        for one in np.argsort(-score, kind="stable")[:60]:
+            if score[one] > 1.5:
+                has = np.zeros(len(said), bool)
+                has[of[kind == one]] = True
+                best.append((float(score[one]), width, int(first[one]), has))
+    best.sort(key=lambda one: -one[0])
+    return [(" ".join(names[k] for k in word[at : at + width]), has) for _, width, at, has in best[:150]]
+
+
+def _forms(said: Sequence[str]) -> dict[str, _Finder]:
+    """What is not a phrase, by name."""
+    found: dict[str, _Finder] = {}
+    for name, layout in LAYOUTS.items():
+        found[name] = lambda said, _, of=layout: np.array([bool(of.search(text)) for text in said])
+    found["no text at all"] = lambda said, _: np.array([not text.strip() for text in said])
+    lengths = np.array([len(text) for text in said])
+    for share in (0.5, 0.9):
+        limit = int(np.quantile(lengths, share)) if len(lengths) else 0
+        found[f"more than {limit:,} characters"] = lambda said, _, of=limit: np.array([len(text) > of for text in said])
+    for name, finds in tricks().items() if mostly_programs(said) else ():
+        found[name] = lambda said, _, of=finds: np.array([bool(of(text)) for text in said])
+    calls = [_calls(text) for text in said]
+    for name in sorted({name for one in calls for name in one})[:30]:
+        found[f"a call of {name}"] = lambda said, _, of=name: np.array([of in _calls(text) for text in said])
+    for count in (1, 3):
+        found[f"more than {count} calls"] = lambda said, _, of=count: np.array([len(_calls(text)) > of for text in said])
+    found["words repeated from the prompt"] = lambda said, prompts: np.array(list(map(_repeats, said, prompts)), bool)
+    return found
+
+
+def _calls(text: str) -> list[str]:
+    """Names of the tools that a response calls, in order."""
+    if "[" not in text and '"name"' not in text and "Action" not in text and "<" not in text:
+        return []
+    return [next(filter(None, names)) for names in _CALL.findall(text)]
+
+
+def _repeats(response: str, prompt: str) -> bool:
+    """Whether a response has a run of words of its prompt."""
+    asked = f" {' '.join(_WORD.findall(prompt[:LOOKED].lower()))} "
+    words = _WORD.findall(response.lower())
+    return any(f" {' '.join(words[k : k + _COPIED])} " in asked for k in range(0, len(words) - _COPIED + 1, 2))
+
+
+def _apart(reward: Numbers, has: Flags, stratum: Codes) -> tuple[float, float, float]:
+    """Probability that a row with a candidate has a higher reward than one without in its stratum, with its interval.
+
+    Strata in which all rewards are equal do not count: nothing can be paid there.
+    """
+    within = stratum * 4.0 * (np.ptp(reward) + 1.0) + (reward - reward.min())
+    rank = rankdata(within)
+    size, n1 = np.bincount(stratum), np.bincount(stratum, has)
+    before = np.cumsum(size) - size  # ranks of lower strata
+    wins = np.bincount(stratum, np.where(has, rank - before[stratum], 0.0)) - n1 * (n1 + 1) / 2
+    off = np.abs(reward - stratum_means(reward, stratum)) > 1e-9 * (np.abs(reward) + 1)
+    wins, n1, size = (values[np.bincount(stratum, off) > 0] for values in (wins, n1, size))
+    pairs = n1 * (size - n1)
+    share = float(wins.sum() / pairs.sum())
+    error = 1.96 * float(np.sqrt(((wins - share * pairs) ** 2).sum()) / pairs.sum())
+    return share, share - error, share + error
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Late against early.
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _grew(one: View, best: _Confirmed) -> str:
+    """How much more common a candidate is in the last third of the run than in the first, in words."""
+    late = _thirds(one)
+    if late is None:
+        return ""
+    shares = [float(best.has_B[part].mean()) for part in (late == 0, late == 1) if part.any()]
+    return f"; {shares[0]:.0%} of the first third of the run have it, and {shares[1]:.0%} of the last" * (len(shares) == 2)
+
+
+def _thirds(one: View) -> Codes | None:
+    """0 in the first third of the run, 1 in the last, -1 between; None without steps."""
+    step = one.of(one.rows.step_N)
+    if step is None or np.ptp(step) == 0:
+        return None
+    low, high = np.quantile(step, [1 / 3, 2 / 3])
+    return np.where(step <= low, 0, np.where(step >= high, 1, -1)).astype(np.int64)
+
+
+def _changed(half: _Half) -> str:
+    """What became more common over the run, within prompts that recur, else of forms and lengths only; in words."""
+    sides = []
+    for view, said, prompts in ((half.find, half.said_A, half.prompts_A), (half.test, half.said_B, half.prompts_B)):
+        third = _thirds(view)
+        if third is None or not len(view):
+            return ""
+        outer = third >= 0
+        kept = [[text for text, is_in in zip(texts, outer, strict=True) if is_in] for texts in (said, prompts)]
+        sides.append((view.sub(outer), third[outer], *kept))
+    (find, late_A, said_A, prompts_A), (test, late_B, said_B, prompts_B) = sides
+    recur = _recurring(prompts_A, late_A) and _recurring(prompts_B, late_B)
+    stratum_A, stratum_B = (
+        strata(prompts if recur else np.zeros(len(prompts)), view.truth_class_M)
+        for view, prompts in ((find, prompts_A), (test, prompts_B))
+    )
+    chosen = _candidates(replace(find, reward_M=late_A.astype(np.float64)), stratum_A, said_A, prompts_A)
+    if not recur:
+        chosen = {name: finder for name, finder in chosen.items() if not name.startswith('"')}
+    tested = []
+    for name, finder in chosen.items():
+        has = finder(said_B, prompts_B)
+        tested.append((name, has, associate(has, late_B.astype(np.float64), stratum_B, seed=test.seed)))
+    words = []
+    for (name, has, got), p in zip(tested, holm([got.p for _, _, got in tested]), strict=True):
+        early, late = (float(has[late_B == k].mean()) if (late_B == k).any() else 0.0 for k in (0, 1))
+        if p is not None and p < ALPHA and got.r > 0 and late - early >= GREW:
+            words.append(f"{name} ({early:.0%} to {late:.0%})")
+    return f"; more common late in the run, whether paid or not: {', '.join(words[:3])}" if words else ""
+
+
+def _recurring(prompts: Sequence[str], late: Codes) -> bool:
+    """Whether a fifth of the rows has a prompt that comes both early and late."""
+    code = strata(prompts)
+    both = (np.bincount(code, late == 0) > 0) & (np.bincount(code, late == 1) > 0)
+    return bool(both[code].mean() >= 0.2) if len(code) else False
