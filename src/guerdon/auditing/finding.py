@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from guerdon.auditing.rows import Codes
+
 # ---------------------------------------------------------------------------------------------------------------------
 # How severe each finding is, and which part of guerdon would fix it.
 # ---------------------------------------------------------------------------------------------------------------------
@@ -78,6 +80,8 @@ class Finding:
         remedy: which part of guerdon would fix it, with the command.
         count: rows concerned in all.
         total: rows looked at.
+        accepted: the user has accepted it, and `--fail-on` passes it over.
+        marked: numbers of all rows concerned; None where it is about no rows. It is not part of the JSON.
     """
 
     name: str
@@ -92,6 +96,8 @@ class Finding:
     remedy: str
     count: int
     total: int
+    accepted: bool = False
+    marked: Codes | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
