@@ -171,11 +171,12 @@ def _sides(view: View, other: View) -> tuple[_Side, _Side, str, str]:
             continue
         shared = np.intersect1d(columns[0], columns[1])
         if len(shared) >= fewest:
-            sides = [_Side(one, _place(column, shared)) for one, column in zip((view, other), columns, strict=True)]
-            return *sides, unit, f"by {unit.rstrip('s')}: {len(shared):,} {unit} are in both"
-    sides = [_Side(one, np.arange(len(one))) for one in (view, other)]
+            here, there = _place(columns[0], shared), _place(columns[1], shared)
+            words = f"by {unit.rstrip('s')}: {len(shared):,} {unit} are in both"
+            return _Side(view, here), _Side(other, there), unit, words
     why = f"fewer than {FEWEST_PROMPTS} prompts and {FEWEST_STEPS} steps are in both"
-    return *sides, "rows", f"as a whole, since {why}: the prompts may differ"
+    words = f"as a whole, since {why}: the prompts may differ"
+    return _Side(view, np.arange(len(view))), _Side(other, np.arange(len(other))), "rows", words
 
 
 def _place(column: Codes, shared: Codes) -> Codes:
@@ -223,10 +224,9 @@ def _change(what: str, here: _Side, there: _Side, values: tuple[Numbers, Numbers
     if not known.any():
         return None
     difference_U = (a - b)[known]
-    mean = float(difference_U.mean())
-    half = _half_width(difference_U)
-    ends = (None, None) if half is None else (mean - half, mean + half)
-    return Change(what, float(a[known].mean()), float(b[known].mean()), mean, *ends, len(difference_U), unit)
+    mean, half = float(difference_U.mean()), _half_width(difference_U)
+    low, high = (None, None) if half is None else (mean - half, mean + half)
+    return Change(what, float(a[known].mean()), float(b[known].mean()), mean, low, high, len(difference_U), unit)
 
 
 def _half_width(values_N: Numbers) -> float | None:
