@@ -173,7 +173,8 @@ def test_a_judge_marks_a_sample_of_an_audit(folder):
     rows = [{"prompt": f"{n}?", "response": "x" * n, "reward": n % 3} for n in range(30)]
     Path("marked.jsonl").write_text("\n".join(map(json.dumps, rows)))
     found = guerdon.audit("marked.jsonl", judge="test_front_door:Length", sample=20)
-    assert found.rows == 30
+    assert len(found.runs[0].rows) == 30
+    assert found.rows.columns[:3] == ("finding", "row", "file")
     assert "agreement" not in found.audit.unchecked
     with pytest.raises(ConfigError, match="max_usd"):
         guerdon.audit("marked.jsonl", max_usd=1)

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from guerdon.errors import ConfigError
+from guerdon.errors import ConfigError, DataError
 from guerdon.pages.table import ResultTable
 from guerdon.types import Episode, Failure, RewardModel, Score
 
 if TYPE_CHECKING:
+    from guerdon.auditing.audited import Audited
     from guerdon.auditing.finding import Audit
     from guerdon.comparison.single_run import RunResult
     from guerdon.comparison.study import StudyResult
@@ -33,25 +34,64 @@ class AuditResult:
     """What an audit found.
 
     Attributes:
-        audit: findings, what is clean, what is undecided, and what could not be checked.
-        rows: of the log.
-        layout: what wrote the log.
-        page: the HTML page.
+        runs: what was found in each run of the log; usually it is one.
+        page: the HTML page; of several runs a list of their pages.
     """
 
-    audit: Audit
-    rows: int
-    layout: str
+    runs: tuple[Audited, ...]
     page: Path
 
     @property
+    def audit(self) -> Audit:
+        """Findings, what is clean, what is undecided, and what could not be checked, of a log that is one run.
+
+        Raises:
+            DataError: it is several.
+        """
+        if len(self.runs) > 1:
+            raise DataError(f"the log holds {len(self.runs)} runs: use the tables, or `runs`")
+        return self.runs[0].audit
+
+    @property
     def findings(self) -> ResultTable:
-        """A row for each finding, the worst first."""
-        names = ("severity", "name", "title", "effect", "unit", "count", "total", "p", "remedy")
-        return ResultTable([{name: getattr(one, name) for name in names} for one in self.audit.findings], names)
+        """A row for each finding, the worst first; of several runs with the name of its run."""
+        names = ("severity", "name", "title", "effect", "unit", "count", "total", "p", "accepted", "remedy")
+        found = [
+            {**self._run(done), **{name: getattr(one, name) for name in names}}
+            for done in self.runs for one in done.audit.findings
+        ]  # fmt: skip
+        return ResultTable(found, (*self._run(self.runs[0]), *names))
+
+    @property
+    def rows(self) -> ResultTable:
+        """The rows of each finding, at most 1,000 and the most telling first: place, reward, truth and texts."""
+        found = [
+            {**self._run(done), "finding": one.name, **row}
+            for done in self.runs for one in done.audit.findings for row in done.rows.records(one.rows)
+        ]  # fmt: skip
+        return ResultTable(found, None if found else ("finding", "row", "file", "line", "reward"))
+
+    @property
+    def undecided(self) -> ResultTable:
+        """A row for each check that could not be decided, with what it needs and what the log has."""
+        found = [
+            {**self._run(done), "name": name, "needs": why}
+            for done in self.runs for name, why in done.audit.undecided.items()
+        ]  # fmt: skip
+        return ResultTable(found, (*self._run(self.runs[0]), "name", "needs"))
+
+    def _run(self, done: Audited) -> dict[str, str]:
+        """The column with the name of a run, where there are several."""
+        return {"run": done.run} if len(self.runs) > 1 else {}
 
     def __repr__(self) -> str:
-        return f"<audit of {self.rows:,} rows ({self.layout}): {self.audit.counted}; {self.page}>"
+        rows = f"{sum(len(done.rows) for done in self.runs):,} rows ({self.runs[0].rows.layout})"
+        if len(self.runs) == 1:
+            return f"<audit of {rows}: {self.audit.counted}; {self.page}>"
+        found = len(self.findings)
+        return (
+            f"<audit of {rows} of {len(self.runs)} runs: {found} found, {len(self.undecided)} undecided; {self.page}>"
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -105,6 +145,9 @@ def audit(
     second: str | Path | None = None,
     judge: str | None = None,
     sample: int | None = None,
+    against: str | Path | None = None,
+    accepted: str | Path | None = None,
+    texts: bool = True,
     output: str | Path | None = None,
     seed: int = 0,
     **options: Any,
@@ -117,6 +160,9 @@ def audit(
         second: another reward of the same rows, or reference data.
         judge: a model, see `score`, whose marks of a sample are the second reward.
         sample: rows that the judge marks, at most; None: 400.
+        against: the log of another run to compare with.
+        accepted: a file of findings that are known; the column `accepted` of the findings says which they are.
+        texts: whether the page and the tables have the texts of the log.
         output: the page; by default NAME.audit.html in the working directory.
         seed: of samples and permutations.
         options: of the judge, such as `max_usd`.
@@ -126,9 +172,8 @@ def audit(
         ConfigError: a column has no known role, the page is no HTML file, or both `judge` and `second` are given.
         DataError: the log cannot be read.
     """
-    from guerdon.auditing.checks import audit_log
+    from guerdon.auditing.audited import Wanted, audit_path
     from guerdon.auditing.command import page_of
-    from guerdon.auditing.page import write_page
 
     of_judge = options if sample is None else {**options, "sample": sample}
     if judge is None and of_judge:
@@ -136,13 +181,15 @@ def audit(
     if judge is not None and second is not None:
         raise ConfigError(f"judge={judge!r}: second is the one second reward; leave out one of them")
     log = Path(path)
-    page = page_of(log, None if output is None else Path(output))
-    other = None if second is None else Path(second)
-    rows, found, compared = audit_log(
-        log, columns=columns or {}, second=other, judge=judge, options=options, sample=sample, seed=seed
-    )
-    write_page(page, rows, found, compared, log=log)
-    return AuditResult(found, len(rows), rows.layout, page)
+    wanted = Wanted(
+        log, page_of(log, _path(output)), columns or {}, _path(second), judge, options, sample, _path(against), seed,
+        _path(accepted), texts=texts,
+    )  # fmt: skip
+    return AuditResult(tuple(audit_path(wanted)), wanted.page)
+
+
+def _path(given: str | Path | None) -> Path | None:
+    return None if given is None else Path(given)
 
 
 def evaluate(

@@ -7,17 +7,22 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from child import environment
-from guerdon.auditing import command
+from guerdon.auditing import command, log_view
+from guerdon.auditing.accepted import read_accepted
+from guerdon.auditing.audited import Audited
 from guerdon.auditing.command import _condition, lines
 from guerdon.auditing.finding import Audit, Finding
 from guerdon.auditing.rows import Rows
 from guerdon.auditing.second import Figure, SecondReward
-from guerdon.errors import ConfigError
+from guerdon.cli import app
+from guerdon.errors import ConfigError, GuerdonError
 from guerdon.models.explained_score import ExplainedScore
 from guerdon.serve.sample import ServedSample
 from guerdon.types import Episode, Score
@@ -188,6 +193,101 @@ def test_what_a_server_scored_is_compared_with_reference_data(tmp_path):
     assert found["second"]["drift"][0]["what"] == "reward"
 
 
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """The command in this process, in a folder of its own: its exit status, output and errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words):
+        done = CliRunner().invoke(app, ["audit", *map(str, words)])
+        error = done.exception
+        status = error.exit_code if isinstance(error, GuerdonError) else done.exit_code
+        return subprocess.CompletedProcess(words, status, done.stdout, done.stderr + str(error or ""))
+
+    return call
+
+
+def test_the_rows_of_a_finding_are_saved_and_read_again(tmp_path, here, monkeypatch):
+    monkeypatch.setattr(log_view, "MOST_ROWS", 10)
+    log = write(tmp_path / "log.jsonl", 600, paid=1.0)
+    done = here(log, "--save-rows", "truncated", "rows.jsonl", "--json")
+    assert done.returncode == 0, done.stderr
+    finding = next(one for one in json.loads(done.stdout)["findings"] if one["name"] == "truncated")
+    saved = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert len(saved) == finding["count"] > len(finding["rows"]), "all rows, beyond those that the JSON names"
+    assert [one["row"] for one in saved[: len(finding["rows"])]] == finding["rows"]
+    given = [json.loads(line) for line in log.read_text().splitlines()]
+    for one in saved:
+        assert {**given[one["line"] - 1], **one} == one | {"step": given[one["line"] - 1]["step"]}
+        assert one["truncated"]
+        assert one["reward"] == 1
+    assert json.loads(here("rows.jsonl", "--json").stdout)["rows"] == len(saved)
+    none = here(log, "--save-rows", "flattery", "none.jsonl")
+    assert "--save-rows flattery: not found, so none.jsonl is not written" in none.stderr
+    assert not (tmp_path / "none.jsonl").exists()
+
+
+def test_without_texts_nothing_holds_a_prompt_or_a_response(tmp_path, here):
+    log = write(tmp_path / "log.jsonl", 600, paid=1.0)
+    words = (log, "--no-texts", "--save-rows", "truncated", "rows.jsonl")
+    for more in ((), ("--json",)):
+        done = here(*words, *more)
+        assert done.returncode == 0, done.stderr
+        page = (tmp_path / "log.jsonl.audit.html").read_text()
+        said = done.stdout + done.stderr + page + (tmp_path / "rows.jsonl").read_text()
+        assert "What is" not in said
+        assert "one sees" not in said
+        assert 'id="part-0"' not in page
+        assert "truncated" in done.stdout, "the checks have read the texts and flags"
+        assert "texts are left out, as was asked for" in page
+
+
+def test_accepted_findings_do_not_fail_until_they_are_worse(tmp_path, here):
+    log = write(tmp_path / "log.jsonl", 600, paid=1.0)
+    found = json.loads(here(log, "--json").stdout)["findings"]
+    names = {one["name"]: one for one in found}
+    file = tmp_path / "accepted.txt"
+    words = (log, "--fail-on", "any", "--accepted", file)
+    file.write_text("# known\n\n" + "".join(f"{name}  # why\n" for name in names) + "flattery\n")
+    done = here(*words, "--json")
+    assert done.returncode == 0, done.stderr
+    assert all(one["accepted"] for one in json.loads(done.stdout)["findings"])
+    assert "flattery is accepted and was not found; its line can go" in done.stderr
+    effect = names["truncated"]["effect"]
+    for line, ends in ((f"truncated {effect + 0.01}", 0), (f"truncated {effect - 0.01}", 5), ("truncated:info", 5)):
+        file.write_text(line + "\n" + "".join(f"{name}\n" for name in names if name != "truncated"))
+        assert here(*words).returncode == ends, line
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--save-rows", "lenth", "a.jsonl"), "no check has this name; did you mean length?"),
+        (("--save-rows", "length", "a.csv"), "end the name in .jsonl"),
+        (("--accepted", "a.txt"), "add --fail-on any"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(here, words, said):
+    done = here("log.jsonl", *words)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("lenth", "accepted.txt:1: no check is called lenth; did you mean length?"),
+        ("\nlength:bad", "accepted.txt:2: the severity bad is none of error, warning, info"),
+        ("length high", "accepted.txt:1: high is no number"),
+        ("length 1 2", "a remark only after a #"),
+    ],
+)
+def test_a_wrong_line_of_accepted_findings_is_named(tmp_path, text, said):
+    (tmp_path / "accepted.txt").write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        read_accepted(tmp_path / "accepted.txt", ("length", "format"))
+
+
 # ---- watching
 
 
@@ -324,11 +424,13 @@ def test_the_json_has_plain_finite_values():
     one = Finding("nan", "error", "t", nan, (-np.inf, np.inf), "u", None, (np.int64(3),), ((3, "x"),), "r", 1, 2)
     rows = Rows("plain", ("a",), np.zeros(1, int), np.zeros(1, int), np.zeros(1))
     other = SecondReward("b", "by row", np.zeros(1), {"c": Figure(0.5, None, None, 1, "rows")}, {}, ())
-    found = json.loads(command.as_line(rows, Audit((one,), {"a": "b"}, {"c": "d"}, {"e": "f"}), other))
+    audit = Audit((one,), {"a": "b"}, {"c": "d"}, {"e": "f"})
+    found = json.loads(Audited(rows, audit, other, Path("p.html")).as_json())
     assert found == {
         "findings": [{
             "name": "nan", "severity": "error", "title": "t", "effect": None, "interval": [None, None], "unit": "u",
             "p": None, "rows": [3], "examples": [[3, "x"]], "remedy": "r", "count": 1, "total": 2,
+            "accepted": False,
         }],
         "clean": {"a": "b"}, "unchecked": {"c": "d"}, "undecided": {"e": "f"},
         "counts": {"found": 1, "clean": 1, "undecided": 1, "not made": 1},
@@ -354,8 +456,10 @@ def test_a_terminal_gets_no_control_characters_of_the_log(tmp_path):
 def test_lines_name_what_was_not_decided_and_not_checked():
     n = np.zeros(3)
     rows = Rows("plain columns", ("a",), n.astype(int), n.astype(int), n)
-    assert list(lines(rows, Audit((), {"a": "x"}, {"length": "no responses"}, {"tail": "needs 100 responses"}))) == [
+    audit = Audit((), {"a": "x"}, {"length": "no responses"}, {"tail": "needs 100 responses"})
+    assert list(lines(Audited(rows, audit, None, Path("p.html")))) == [
         "3 rows, plain columns: 0 found, 1 clean, 1 undecided, 1 not made",
         "undecided: tail: needs 100 responses",
         "not checked: length: no responses",
+        "page: p.html",
     ]

@@ -1,6 +1,7 @@
 """All checks of an audit: which of them can be made on a log, and Holm's correction over those that test something.
 
-rows, found, second = audit_log(Path("rollouts/"), columns={})
+rows = read_log(Path("rollouts/"))
+found, second = audit_log(rows, columns={})
 for finding in found.findings:
     print(finding.severity, finding.title)
 """
@@ -19,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from guerdon.auditing.association import associate
-from guerdon.auditing.drift import with_drift
+from guerdon.auditing.drift import CHECKS, with_drift
 from guerdon.auditing.finding import REMEDIES, SEVERITIES, Audit, Finding
 from guerdon.auditing.log_view import Checked, MissingColumn, Undecided, View, enough, found, needed
-from guerdon.auditing.logs import NO_EPISODE, read_log
+from guerdon.auditing.logs import NO_EPISODE
 from guerdon.auditing.rows import Rows
 from guerdon.auditing.second import SecondReward, judge_sample, read_second, with_second
 from guerdon.auditing.text_rows import CUT
@@ -58,6 +59,8 @@ def _checks(*names: str) -> dict[str, Check]:
 
 OF_RESPONSES = _checks("time_checks", "value_checks", "verifier_checks", "text_checks", "paid", "program_checks")
 OF_ROBOTS = _checks("robot_checks")
+NAMES = ("nan", "unread", *OF_RESPONSES, *OF_ROBOTS, *CHECKS)
+"""Names that a finding can have."""
 
 
 def audit(rows: Rows, *, seed: int = 0, marks: SecondReward | None = None) -> Audit:
@@ -105,7 +108,7 @@ def audit(rows: Rows, *, seed: int = 0, marks: SecondReward | None = None) -> Au
 
 
 def audit_log(
-    path: Path,
+    rows: Rows,
     *,
     columns: str | Mapping[str, str] | None,
     second: Path | None = None,
@@ -113,12 +116,12 @@ def audit_log(
     options: Mapping[str, Any] | None = None,
     sample: int | None = None,
     seed: int = 0,
-) -> tuple[Rows, Audit, SecondReward | None]:
-    """Read a log and make all checks of it.
+) -> tuple[Audit, SecondReward | None]:
+    """Make all checks of a log, with another reward where one is given.
 
     Args:
-        path: a file or a folder.
-        columns: what columns are for, see `read_log`.
+        rows: of the log.
+        columns: what columns are for, see `read_log`; they hold for `second`, too.
         second: another reward of the same rows, or reference data.
         judge: a model whose marks of a sample are the second reward.
         options: more keys of the judge.
@@ -126,22 +129,21 @@ def audit_log(
         seed: of samples and permutations.
 
     Returns:
-        The rows of the log, what was found in them, and the second reward where there is one.
+        What was found, and the second reward where there is one.
 
     Raises:
         CheckpointError: as `judge_sample`.
         ConfigError: as `read_log` and `judge_sample`.
-        DataError: as `read_log`, `read_second` and `judge_sample`.
+        DataError: as `read_second` and `judge_sample`.
     """
-    rows = read_log(path, columns=columns, seed=seed)
     if judge is not None:
         marks = judge_sample(rows, judge, options or {}, most=sample or MARKED, seed=seed)
-        return rows, audit(rows, seed=seed, marks=marks), marks
+        return audit(rows, seed=seed, marks=marks), marks
     if second is not None:
         other = read_second(rows, second, columns=columns, seed=seed)
         result = audit(with_second(rows, other), seed=seed)
-        return rows, with_drift(result, other.drift, second.name), other
-    return rows, audit(rows, seed=seed), None
+        return with_drift(result, other.drift, second.name), other
+    return audit(rows, seed=seed), None
 
 
 # Checks of a whole log: the others look at the rows that have a reward.

@@ -5,7 +5,6 @@ guerdon audit rollouts/ --fail-on length:error
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic_core import to_jsonable_python
 
 from guerdon.auditing.finding import SEVERITIES
 from guerdon.errors import ConfigError, DataError, HarmError, did_you_mean
@@ -22,9 +20,10 @@ from guerdon.processes.progress import log_line
 from guerdon.secrets import hide
 
 if TYPE_CHECKING:
+    from guerdon.auditing.against import Against
+    from guerdon.auditing.audited import Audited
     from guerdon.auditing.finding import Audit, Finding
     from guerdon.auditing.rows import Rows
-    from guerdon.auditing.second import SecondReward
 
 ANY, UNDECIDED = "any", "undecided"
 _HTML = (".html", ".htm")
@@ -43,6 +42,9 @@ def audit(
     second: Annotated[
         Path | None, typer.Option(help="Another reward of the same rows to compare, or reference data: drift.")
     ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="The log of another run: what differs in truth, reward, length and phrases.")
+    ] = None,
     judge: Annotated[
         str | None, typer.Option(help="A model, see `guerdon score`, whose marks of a sample are a second reward.")
     ] = None,
@@ -54,17 +56,27 @@ def audit(
         list[str] | None,
         typer.Option(help="FINDING[:SEVERITY], any or undecided[:CHECK]: exit with status 5 if so (repeatable)."),
     ] = None,
+    accepted: Annotated[
+        Path | None, typer.Option(help="File of findings, one in a line, that --fail-on passes over.")
+    ] = None,
+    save: Annotated[
+        tuple[str, Path] | None,
+        typer.Option("--save-rows", help="Write the rows of a finding as JSON lines.", metavar="FINDING FILE"),
+    ] = None,
+    no_texts: Annotated[
+        bool, typer.Option("--no-texts", help="No prompts and responses on the page and in saved rows.")
+    ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Read a live log again whenever it has grown.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Page; default NAME.audit.html here.")] = None,
     seed: Annotated[int, typer.Option(help="Of samples and permutations.")] = 0,
 ) -> None:
     """Find what is wrong with the rewards of a run that is already there, of any trainer, and write one page."""
-    from guerdon.auditing.page import write_page
+    from guerdon.auditing.audited import Wanted, audit_path, check_saved, save_rows
     from guerdon.config.tree import Tree, apply_overrides
     from guerdon.reading.columns import said_columns
     from guerdon.reading.reader import USUAL_NAMES
 
-    wanted = [_condition(given) for given in fail_on or ()]
+    conditions = [_condition(given) for given in fail_on or ()]
     said_columns(columns, usual=USUAL_NAMES)
     keys = apply_overrides(Tree(), options or []).data
     if judge is None and (options or sample):
@@ -73,25 +85,38 @@ def audit(
     if judge is not None and (watch or second is not None):
         other = "--watch would call it at each change" if watch else "--second is the one second reward"
         raise ConfigError(f"--judge {judge}: {other}; leave out one of them")
+    if accepted is not None and not fail_on:
+        raise ConfigError(f"--accepted {accepted}: of --fail-on, and there is none; add --fail-on any, or remove it")
+    if save is not None:
+        check_saved(*save)
+    if watch and against is not None:
+        raise ConfigError(
+            f"--against {against}: the log that is watched is compared when it is done; leave out --watch"
+        )
     page = page_of(path, output)
+    wanted = Wanted(
+        path, page, columns, second, judge, keys, sample, against, seed, accepted, texts=not no_texts, live=watch
+    )
     said_before: list[str] = []
 
     def once() -> None:
-        from guerdon.auditing.checks import audit_log
-
-        rows, result, compared = audit_log(
-            path, columns=columns, second=second, judge=judge, options=keys, sample=sample, seed=seed
-        )
-        understood = read_as_lines(rows, path.name)
+        runs = audit_path(wanted)
+        understood = [line for done in runs for line in read_as_lines(done.rows, done.run or path.name)]
         if understood != said_before:  # again only where a live log is read in another way
             said_before[:] = understood
             for line in understood:
                 log_line(shown(line))
-        write_page(page, rows, result, compared, log=path, live=watch)
-        said = as_line(rows, result, compared) if as_json else "\n".join([*lines(rows, result), f"page: {page}"])
-        sys.stdout.write(hide(said if as_json else shown(said)) + "\n")
+        failed = []
+        for done in runs:
+            if save is not None:
+                log_line(save_rows(done, *save))
+            said = done.as_json() if as_json else shown("\n".join(lines(done)))
+            sys.stdout.write(hide(said) + "\n")
+            front = f"{done.run}: " if done.run else ""
+            failed += [f"{front}{one}" for one in _failed(done.audit, conditions)]
+        if len(runs) > 1 and not as_json:
+            sys.stdout.write(f"page of all runs: {shown(str(page))}\n")
         sys.stdout.flush()
-        failed = _failed(result, wanted)
         if failed:
             raise HarmError(f"--fail-on: {'; '.join(failed)}, see {page}")
 
@@ -113,15 +138,38 @@ def page_of(path: Path, output: Path | None) -> Path:
     return page
 
 
-def lines(rows: Rows, result: Audit) -> Iterator[str]:
+def lines(done: Audited) -> Iterator[str]:
     """What the command prints: all counts, findings, the worst first, and what was not decided or not checked."""
-    yield f"{len(rows):,} rows, {rows.layout}: {result.counted}"
+    rows, result = done.rows, done.audit
+    front = f"run {done.run}: " if done.run else ""
+    yield f"{front}{len(rows):,} rows, {rows.layout}: {result.counted}"
     for one in result.findings:
-        yield f"{one.severity}: {one.name}: {one.title} ({one.count:,} of {one.total:,} rows)"
+        accepted = ", accepted" if one.accepted else ""
+        yield f"{one.severity}: {one.name}: {one.title} ({one.count:,} of {one.total:,} rows{accepted})"
     for name, why in result.undecided.items():
         yield f"undecided: {name}: {why}"
     for name, why in result.unchecked.items():
         yield f"not checked: {name}: {why}"
+    if done.against is not None:
+        yield from against_lines(done.against)
+    yield f"page: {done.page}"
+
+
+def against_lines(found: Against) -> Iterator[str]:
+    """How a run differs from the other one."""
+    from guerdon.auditing.page import bounded, number
+
+    yield f"against {found.name}, {found.compared}"
+    for one in found.changes:
+        difference = bounded(one.difference, one.low, one.high)
+        yield f"{one.what}: {number(one.here)} here, {number(one.there)} there: {difference} ({one.n:,} {one.unit})"
+    if found.gained is not None:
+        p = "" if found.p is None else f" (p {number(found.p)})"
+        yield f"answers gained: {found.gained:,}, lost: {found.lost:,}{p}"
+    for phrase in found.phrases:
+        yield f'phrase "{phrase.phrase}": in {phrase.here:.0%} of the responses here, in {phrase.there:.0%} there'
+    for what, why in found.missing.items():
+        yield f"not compared: {what}: {why}"
 
 
 def read_as_lines(rows: Rows, name: str) -> list[str]:
@@ -138,28 +186,17 @@ def read_as_lines(rows: Rows, name: str) -> list[str]:
     return record_lines(record) if rows.read_as else []
 
 
-def as_line(rows: Rows, result: Audit, second: SecondReward | None) -> str:
-    """An audit as a JSON object in one line."""
-    found = vars(result) | {"counts": result.counts, "rows": len(rows), "layout": rows.layout, "read_as": rows.read_as}
-    if second is not None:
-        found["second"] = {name: value for name, value in vars(second).items() if name != "reward_N"}
-    plain = to_jsonable_python(found, inf_nan_mode="null", fallback=lambda number: number.item())  # of numpy
-    return json.dumps(plain, allow_nan=False)
-
-
 def _condition(given: str) -> tuple[str, str]:
     """The name of a finding and the lowest severity that counts; or `UNDECIDED` and a check, `ANY` for all."""
-    from guerdon.auditing.checks import OF_RESPONSES, OF_ROBOTS
-    from guerdon.auditing.drift import CHECKS
+    from guerdon.auditing.checks import NAMES
 
     name, _, severity = given.partition(":")
-    checks = ("nan", "unread", *OF_RESPONSES, *OF_ROBOTS, *CHECKS)
     if name == UNDECIDED:
-        if severity and severity not in checks:
-            near = did_you_mean(severity, checks) or f"; there are {', '.join(checks)}"
+        if severity and severity not in NAMES:
+            near = did_you_mean(severity, NAMES) or f"; there are {', '.join(NAMES)}"
             raise ConfigError(f"--fail-on {given}: no check has the name {severity}{near}")
         return name, severity or ANY
-    known = (ANY, UNDECIDED, *checks)
+    known = (ANY, UNDECIDED, *NAMES)
     if name not in known:
         near = did_you_mean(name, known) or f"; there are {', '.join(known)}"
         raise ConfigError(f"--fail-on {given}: no check has this name{near}")
@@ -178,6 +215,8 @@ def _failed(result: Audit, wanted: list[tuple[str, str]]) -> list[str]:
 
 
 def _fits(finding: Finding, name: str, severity: str) -> bool:
+    if finding.accepted:
+        return False
     return name in (ANY, finding.name) and SEVERITIES.index(finding.severity) <= SEVERITIES.index(severity)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from guerdon.auditing.rows import Codes
+
 # ---------------------------------------------------------------------------------------------------------------------
 # How severe each finding is, and which part of guerdon would fix it.
 # ---------------------------------------------------------------------------------------------------------------------
@@ -82,6 +84,8 @@ class Finding:
         count: rows concerned in all.
         total: rows looked at.
         phrases: words that a test on other prompts confirmed to be paid, where the finding is about such.
+        accepted: the user has accepted it, and `--fail-on` passes it over.
+        marked: numbers of all rows concerned; None where it is about no rows. It is not part of the JSON.
     """
 
     name: str
@@ -97,6 +101,8 @@ class Finding:
     count: int
     total: int
     phrases: tuple[str, ...] = ()
+    accepted: bool = False
+    marked: Codes | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)

@@ -259,5 +259,8 @@ def found(
     text = title.format(share=f"{count / max(total, 1):.1%}", count=f"{count:,}")
     severity, remedy = REMEDIES[name]
     rows, interval = tuple(view.row_M[places[:MOST_ROWS]].tolist()), (float(low), float(high))
-    finding = Finding(name, severity, text, float(value), interval, unit, p, rows, examples, remedy, count, total)
+    finding = Finding(
+        name, severity, text, float(value), interval, unit, p, rows, examples, remedy, count, total,
+        marked=view.row_M[places],
+    )  # fmt: skip
     return Checked(finding, clean, p)

@@ -17,6 +17,7 @@ from urllib.parse import quote
 import numpy as np
 from markupsafe import Markup
 
+from guerdon.auditing.against import Against
 from guerdon.auditing.finding import SEVERITIES, Audit
 from guerdon.auditing.rows import Codes, Flags, Numbers, Rows, Texts
 from guerdon.auditing.second import SecondReward
@@ -178,8 +179,8 @@ _BLOCKS = "<!-- rows -->"
 
 
 def write_page(
-    out: Path, rows: Rows, audit: Audit, second: SecondReward | None = None, *, log: Path | None = None,
-    live: bool = False,
+    out: Path, rows: Rows, audit: Audit, second: SecondReward | None = None, against: Against | None = None, *,
+    log: Path | None = None, live: bool = False, run: str = "",
 ) -> Path:  # fmt: skip
     """Write the page of an audit, in one piece.
 
@@ -188,8 +189,10 @@ def write_page(
         rows: what was read.
         audit: what was found.
         second: another reward of the same rows.
+        against: another run.
         log: where the rows are from.
         live: the log is still being written.
+        run: its name, where the log holds several.
 
     Returns:
         The path written.
@@ -197,8 +200,9 @@ def write_page(
     Raises:
         OSError: it cannot be written.
     """
+    title = rows.layout if log is None else log.resolve().name
     context = {
-        "title": rows.layout if log is None else log.resolve().name, "rows": rows, "audit": audit, "second": second,
+        "title": run or title, "rows": rows, "audit": audit, "second": second, "against": against,
         "live": live, "charts": charts(rows), "how": _how(rows), "number": number, "bounded": bounded,
         "severe": [(s, sum(f.severity == s for f in audit.findings)) for s in SEVERITIES],
     }  # fmt: skip
@@ -208,6 +212,24 @@ def write_page(
     blocks = browser_blocks(rows, audit, None if second is None else second.reward_N, videos)
     atomic.write_bytes(out, b"".join([_encoded(head), *blocks, _encoded(tail)]))
     return out
+
+
+def write_runs(out: Path, runs: Sequence[tuple[str, Rows, Audit, Path]], log: Path) -> None:
+    """Write the page that lists the runs of a log: name, rows, audit and page of each.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    listed = [
+        {
+            "name": name, "rows": len(rows), "address": quote(os.path.relpath(page, out.parent)),
+            "findings": [sum(one.severity == severity for one in audit.findings) for severity in SEVERITIES],
+            "names": ", ".join(one.name for one in audit.findings),
+        }
+        for name, rows, audit, page in runs
+    ]  # fmt: skip
+    context = {"title": log.resolve().name, "runs": listed, "severities": SEVERITIES}
+    atomic.write_bytes(out, _encoded(render("runs.html.j2", context, TEMPLATES, "audit.js")))
 
 
 class Clip(NamedTuple):

@@ -5,8 +5,8 @@ Numbers are kept of every row and texts of a sample, so that a log of gigabytes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,14 @@ class Texts:
     tokens: list[list[str]] | None = None
     token_rewards: list[list[float]] | None = None
     truths: list[str] | None = None
+
+    def only(self, keep_N: Flags) -> Texts:
+        """The texts of the rows that are kept, numbered as these."""
+        kept = np.flatnonzero(keep_N[self.row_M])
+        lists = {name: value for name, value in vars(self).items() if name != "row_M" and value is not None}
+        chosen = {name: [values[m] for m in kept] for name, values in lists.items()}
+        number_N = np.cumsum(keep_N) - 1
+        return replace(self, row_M=number_N[self.row_M[kept]], **chosen)
 
 
 @dataclass(frozen=True)
@@ -75,6 +83,7 @@ class Rows:
         truth_N: success or correctness that the log names as such; NaN is missing.
         step_N: step of training.
         prompt_N: equal numbers are equal prompts.
+        prompt_key_N: a hash of the prompt: equal numbers are equal prompts, also in another log.
         group_N: equal numbers are responses that were compared with each other.
         grouped_by: where the groups come from, in words; empty without groups.
         length_N: tokens of the response where the log counts them, else characters.
@@ -87,6 +96,8 @@ class Rows:
         bad: rows that could not be read, by reason.
         notes: what a reader of the page should know of how the log was read.
         read_as: what its columns were taken for, as `guerdon.reading.reader.read_as` says it.
+        run_N: the place in `runs` of the run that a row is of, -1 where it names none; None without such a column.
+        runs: names in the column `run`.
     """
 
     layout: str
@@ -110,6 +121,54 @@ class Rows:
     bad: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     read_as: tuple[Mapping[str, Any], ...] = ()
+    prompt_key_N: Codes | None = None
+    run_N: Codes | None = None
+    runs: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.reward_N)
+
+    def records(self, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
+        """Rows as maps under the names of roles, which `guerdon audit` and `guerdon score` read again.
+
+        What the log lacks is left out; of a row that is not in the sample, the texts.
+
+        Args:
+            numbers: of the rows.
+        """
+        texts = self.texts
+        place = {} if texts is None else {int(row): m for m, row in enumerate(texts.row_M)}
+        given = {
+            "step": self.step_N, "group": self.group_N, "reward": self.reward_N, "truth": self.truth_N,
+            "length": self.length_N, "truncated": self.truncated_N, "failed": self.failed_N,
+            "advantage": self.advantage_N,
+        }  # fmt: skip
+        columns = {name: values for name, values in {**given, **self.rewards}.items() if values is not None}
+        for row in map(int, numbers):
+            record: dict[str, Any] = {"row": row, "file": self.files[self.file_N[row]], "line": int(self.line_N[row])}
+            if texts is not None and row in place:
+                record |= {"prompt": texts.prompts[place[row]], "response": texts.responses[place[row]]}
+                if texts.truths is not None and texts.truths[place[row]]:
+                    record["reference"] = texts.truths[place[row]]
+            for name, values in columns.items():
+                value = values[row].item()
+                record[name] = None if value != value else value
+            yield record
+
+    def only(self, keep_N: Flags) -> Rows:
+        """Some of the rows as a log of their own, in the same order; logged scalars are those of the whole log.
+
+        Args:
+            keep_N: which rows; the log is none of robots.
+        """
+        columns = {
+            name: value[keep_N] for name, value in vars(self).items() if name.endswith("_N") and value is not None
+        }  # fmt: skip
+        rewards = {name: values[keep_N] for name, values in self.rewards.items()}
+        texts = None if self.texts is None else self.texts.only(keep_N)
+        return replace(self, **columns, rewards=rewards, texts=texts)
+
+    def without_texts(self) -> Rows:
+        """The same log without what was asked and said, also without examples of cells."""
+        read_as = tuple({**one, "example": "left out"} for one in self.read_as)
+        return replace(self, texts=None, read_as=read_as, notes=(*self.notes, "texts are left out, as was asked for"))

@@ -38,6 +38,7 @@ LONGEST = 200_000  # characters of a text that are kept
 _BYTES = 200_000_000  # of all texts that are kept
 _MOST = 99  # columns of further rewards
 _RUN = 4096  # rows of one prompt that are sampled together, at most
+_RUN_COLUMN = "run"  # names the run that a row is of
 _OF_TOKENS: tuple[tuple[Role, type], ...] = (("token_rewards", float), ("tokens", str))
 _STEP = re.compile(r"(?:^|[/_-])(?:global_?)?step[_-]?(\d+)|(?:^|/)(\d+)\.\w+$")
 _CUT = {"length", "max_tokens", "max_output_tokens", "max_length", "model_length", "limit", "true", "1"}
@@ -191,7 +192,8 @@ class RowReader:
         self.of, self.look, self.sample = columns, look, _Sample(sample, seed)
         self.files: list[Part] = []
         self.columns: dict[tuple[str, str], array[float]] = {}  # by kind (`what` or `part`) and name
-        self.codes = {what: array("q") for what in ("file", "line", "prompt", "group")}
+        self.codes = {what: array("q") for what in ("file", "line", "prompt", "group", "run")}
+        self.runs: dict[str, int] = {}  # places of the names in the column `run`
         self.bad, self.odd = Counter[str](), Counter[str]()  # rows that are left out, by reason; values, by column
         self.summed: dict[str, None] = {}  # parts of a reward that is their sum
         self.long = self.infinite = 0
@@ -280,6 +282,7 @@ class RowReader:
         self.codes["line"].append(line)
         self.codes["prompt"].append(self._code)
         self.codes["group"].append(group)
+        self.codes["run"].append(self._run_of(row))
         place = self.sample.place(group)
         if place < self.sample.below:
             self.long += len(prompt) > LONGEST or len(response) > LONGEST
@@ -287,6 +290,13 @@ class RowReader:
             turns = _turns(asked, said)
             one = _Kept(n, self._last[:LONGEST], response[:LONGEST], turns, tokens, token_rewards, truth)
             self.sample.add(place, one)
+
+    def _run_of(self, row: Row) -> int:
+        """The place of the name in the column `run`, -1 where there is none."""
+        name = row.get(_RUN_COLUMN)
+        if not isinstance(name, str | int) or name == "":
+            return -1
+        return self.runs.setdefault(str(name), len(self.runs))
 
     def _texts_of(self, row: Row, parts: Row) -> tuple[Any, Any]:
         """Prompt and response of a row, each text or messages."""
@@ -415,6 +425,7 @@ class RowReader:
             truth_N=_known(given.get("truth")),
             step_N=step_N,
             prompt_N=prompt_N if self.of.asks else None,
+            prompt_key_N=np.asarray(self.codes["prompt"], np.int64) if self.of.asks else None,
             group_N=group_N,
             grouped_by=grouped_by,
             length_N=given.get("length") if has_length else None,
@@ -426,6 +437,8 @@ class RowReader:
             bad=dict(self.bad),
             notes=tuple(more),
             read_as=self.look.read_as(self.of, summed=list(self.summed), further=list(rewards)),
+            run_N=np.asarray(self.codes["run"], np.int64) if self.runs else None,
+            runs=tuple(self.runs),
         )
 
     def _decide_sum(self, given: dict[str, Numbers], parts: Mapping[str, Numbers], group_N: Codes | None) -> None:
