@@ -3,10 +3,10 @@
     python benchmarks/audit_public.py FOLDER --out said.jsonl                # audit the files of audit_public.tsv
     python benchmarks/audit_public.py FOLDER --out said.jsonl --page docs/audit_public.md
 
-`audit_public.tsv` names tool, repository, revision, path, and columns where they had to be said; the files themselves lie under FOLDER/OWNER+NAME/PATH
-(`git show REVISION:PATH`) and belong to their owners. `audit_public_judged.tsv` says of each finding whether it is
-true, and why; a finding without a line there is shown as not judged. A log that is refused is a line of the table like
-any other.
+`audit_public.tsv` names tool, repository, revision, path, and columns where they had to be said. The files lie under
+FOLDER/OWNER+NAME/PATH (`git show REVISION:PATH`) and belong to their owners. `audit_public_judged.tsv` says of each
+finding whether it is true, and why; a finding without a line there is shown as not judged. A log that is refused is a
+line of the table like any other.
 """
 
 from __future__ import annotations
