@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -160,6 +160,7 @@ def text_run(
     order: str = "any",
     languages: bool = False,
     systems: bool = False,
+    least: Mapping[str, int] | None = None,
 ) -> Draft:
     """A run of a language model whose reward is as it should be.
 
@@ -171,10 +172,11 @@ def text_run(
         order: of the prompts: "any", "once", "rising" (harder and harder), "stages" (of difficulty), "epochs" (two).
         languages: prompts are in several languages, and responses in that of their prompt.
         systems: from some step on the prompts have another system prompt.
+        least: `rows`, `steps` and responses per `group` that the run must have, which a fault may need.
     """
     if kind == "maths" and gsm8k is not None and not languages and rng.random() < 0.4:
         kind = "gsm8k"
-    step_N, prompt_N, group_N = _schedule(rng, kind, order)
+    step_N, prompt_N, group_N = _schedule(rng, kind, order, least or {})
     tasks, prompt_N = _tasks(rng, kind, gsm8k, prompt_N)
     hard_P = rng.normal(0, 1, len(tasks))
     if order in ("rising", "stages"):
@@ -216,12 +218,15 @@ def text_run(
     return draft
 
 
-def _schedule(rng: np.random.Generator, kind: str, order: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _schedule(
+    rng: np.random.Generator, kind: str, order: str, least: Mapping[str, int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Step, prompt and group of every row."""
     size = int(rng.choice([1, 4, 8, 16], p=[0.1, 0.35, 0.4, 0.15]))
+    size = max(size, least.get("group", 1))
     size = min(size, 4) if kind == "gsm8k" else size
-    rows = math.exp(rng.uniform(math.log(60), math.log(5000)))
-    steps = int(rng.choice([1, 3, 8, 20, 60]))
+    rows = max(math.exp(rng.uniform(math.log(60), math.log(5000))), least.get("rows", 0))
+    steps = max(int(rng.choice([1, 3, 8, 20, 60])), least.get("steps", 1))
     steps = max(steps, 4) if order != "any" else steps
     groups = max(4, round(rows / size))
     steps = min(steps, groups)

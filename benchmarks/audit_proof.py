@@ -3,17 +3,20 @@
     python benchmarks/audit_proof.py --half=0 --clean=200 --faulty=20 --jobs=2      # where thresholds are set
     python benchmarks/audit_proof.py --half=1 --clean=200 --faulty=20 --out=proof.json
     python benchmarks/audit_proof.py --sets=50 --first=5000 --clean=0 --faulty=0    # honest runs of twenty shapes
+    python benchmarks/audit_proof.py --planted=40 --first=5000 --clean=0 --faulty=0 # faults planted into honest runs
 
 A fault (`audit_sets.py`) is found where a finding has one of its names (`NAMES`); a false alarm is a clean set with any
-finding at all. In honest runs (`audit_honest.py`) a finding is false unless it states a fact of the run, as an `info`.
-Intervals are Clopper and Pearson's, at 95 %. Seeds below 1,000 are for setting thresholds, those from 5,000 on are read
-once.
+finding at all. Of a planted fault the cause must be named: where that is a phrase or a part of the reward (`QUOTED`), a
+finding quotes it; else a finding has one of the names, or quotes the phrase. In honest runs (`audit_honest.py`) a
+finding is false unless it states a fact of the run, as an `info`. Intervals are Clopper and Pearson's, at 95 %. Seeds
+below 1,000 are for setting thresholds, those from 5,000 on are read once.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
@@ -21,16 +24,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from audit_honest import SHAPES, honest_set
-from audit_sets import FAULTS, STRENGTHS, clean_set, faulty_set
+from audit_sets import FAULTS, STRENGTHS, clean_set, faulty_set, planted_set, runs_of
 from scipy.special import betaincinv
 
 from guerdon.auditing.checks import audit
+from guerdon.auditing.finding import Finding
 
 NAMES = {"drift": {"drift", "truth"}}  # a reward that rises given the truth has the name `truth`
+QUOTED = ("truth", "tail", "empty_paid", "part_diverges")
 
 
 class Case(NamedTuple):
-    """One set to audit; `fault` is empty for a clean one, and `shape` but for an honest run."""
+    """One set to audit: `shape` is of an honest run, `run` of a planted fault, `fault` of any fault."""
 
     fault: str
     strength: int
@@ -38,10 +43,17 @@ class Case(NamedTuple):
     number: int
     gsm8k: Path | None
     shape: str = ""
+    run: str = ""
 
 
 class Result(NamedTuple):
-    """What was found in a set: `false` are findings that state no fact of an honest run, with their severity."""
+    """What was found in a set.
+
+    Attributes:
+        false: findings that state no fact of an honest run: name, severity, title.
+        undecided: names of checks that had too little to look at.
+        caused: whether the cause of a planted fault is named.
+    """
 
     case: Case
     rows: int
@@ -49,12 +61,15 @@ class Result(NamedTuple):
     seconds: float
     false: list[tuple[str, str, str]] = []
     undecided: list[str] = []
+    caused: bool = False
 
 
 def findings(case: Case) -> Result:
     """Audit one set."""
     if case.shape:
         return honest_findings(case)
+    if case.run:
+        return planted_findings(case)
     if case.fault:
         rows = faulty_set(case.fault, strength=case.strength, half=case.half, number=case.number, gsm8k=case.gsm8k)
     else:
@@ -75,6 +90,27 @@ def honest_findings(case: Case) -> Result:
     return Result(case, len(honest.rows), [one.name for one in found.findings], seconds, false, undecided)
 
 
+def planted_findings(case: Case) -> Result:
+    """Audit an honest run with one fault."""
+    rows, phrases = planted_set(case.fault, case.run, strength=case.strength, number=case.number, gsm8k=case.gsm8k)
+    start = time.process_time()
+    found = audit(rows).findings
+    seconds = time.process_time() - start
+    named = {one.name for one in found} & NAMES.get(case.fault, {case.fault})
+    quoted = any(quotes(one, phrase) for one in found for phrase in phrases)
+    caused = quoted if case.fault in QUOTED else quoted or bool(named)
+    return Result(case, len(rows), [one.name for one in found], seconds, caused=caused)
+
+
+def quotes(finding: Finding, phrase: str) -> bool:
+    """Whether a finding has two words of the phrase one after the other, or the one word that it is."""
+    words = re.findall(r"\w+", phrase.lower())
+    pairs = {" ".join(words[i : i + 2]) for i in range(max(len(words) - 1, 1))}
+    said = " ".join([finding.title, *getattr(finding, "phrases", ())]).lower()
+    plain = " ".join(re.findall(r"\w+", said))
+    return any(f" {pair} " in f" {plain} " for pair in pairs)
+
+
 def clopper_pearson(successes: int, n: int) -> tuple[float, float]:
     """95 % interval of a share (Clopper & Pearson 1934)."""
     low = 0.0 if successes == 0 else float(betaincinv(successes, n - successes + 1, 0.025))
@@ -84,10 +120,16 @@ def clopper_pearson(successes: int, n: int) -> tuple[float, float]:
 
 def cases(args: argparse.Namespace) -> list[Case]:
     """All sets that the arguments ask for."""
-    numbers = range(args.first, args.first + max(args.clean, args.faulty, args.sets))
+    numbers = range(args.first, args.first + max(args.clean, args.faulty, args.sets, args.planted))
     made = [Case("", 0, args.half, k, args.gsm8k) for k in numbers[: args.clean]]
     for fault in args.faults or FAULTS:
         made += [Case(fault, s, args.half, k, args.gsm8k) for s in args.strengths for k in numbers[: args.faulty]]
+        made += [
+            Case(fault, s, 0, k, args.gsm8k, run=run)
+            for s in args.strengths
+            for run in runs_of(fault)
+            for k in numbers[: args.planted]
+        ]
     for shape in args.shapes or SHAPES:
         made += [Case("", 0, 0, k, args.gsm8k, shape) for k in numbers[: args.sets]]
     return made
@@ -122,6 +164,30 @@ def honest_table(results: list[Result], *, show: bool) -> dict[str, object]:
     return record
 
 
+def planted_table(results: list[Result], strengths: list[int], *, show: bool) -> dict[str, dict[str, object]]:
+    """Print the share of planted sets whose cause is named, and of which strength, and return the counts."""
+    record: dict[str, dict[str, object]] = {}
+    print(f"| fault | {' | '.join(STRENGTHS[one] for one in strengths)} | by kind of run |")
+    print(f"| --- |{' ---: |' * len(strengths)} --- |")
+    for fault in (*dict.fromkeys(one.case.fault for one in results), "all"):
+        of = [one for one in results if fault in (one.case.fault, "all")]
+        cells = []
+        for strength in strengths:
+            some = [one for one in of if one.case.strength == strength]
+            hits = sum(one.caused for one in some)
+            low, high = clopper_pearson(hits, len(some))
+            cells.append(f"{hits} of {len(some)}: {hits / len(some):.2f} [{low:.2f}, {high:.2f}]")
+            record.setdefault(fault, {})[STRENGTHS[strength]] = {"caused": hits, "of": len(some)}
+        runs = Counter(one.case.run for one in of)
+        caused = Counter(one.case.run for one in of if one.caused)
+        by_run = ", ".join(f"{run} {caused[run]} of {count}" for run, count in runs.items())
+        print(f"| {fault} | {' | '.join(cells)} | {by_run} |")
+        for one in of if show and fault != "all" else ():
+            if not one.caused:
+                print(f"    {fault}, {one.case.run} {one.case.number}, {STRENGTHS[one.case.strength]}: {one.names}")
+    return record
+
+
 def main() -> None:
     """Audit all sets and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -131,6 +197,7 @@ def main() -> None:
     parser.add_argument("--faulty", type=int, default=20)
     parser.add_argument("--faults", nargs="*", choices=list(FAULTS))
     parser.add_argument("--sets", type=int, default=0, help="honest runs of each shape")
+    parser.add_argument("--planted", type=int, default=0, help="honest runs with a fault, of each kind and strength")
     parser.add_argument("--shapes", nargs="*", choices=list(SHAPES))
     parser.add_argument("--strengths", nargs="*", type=int, default=[0, 1, 2])
     parser.add_argument("--gsm8k", type=Path, help="example_model_solutions.jsonl of openai/grade-school-math")
@@ -144,7 +211,10 @@ def main() -> None:
     honest = [one for one in results if one.case.shape]
     if honest:
         record["honest"] = honest_table(honest, show=args.show)
-    results = [one for one in results if not one.case.shape]
+    planted = [one for one in results if one.case.run]
+    if planted:
+        record["planted"] = planted_table(planted, args.strengths, show=args.show)
+    results = [one for one in results if not one.case.shape and not one.case.run]
     clean = [one for one in results if not one[0].fault]
     if clean:
         alarms = [one for one in clean if one[2]]

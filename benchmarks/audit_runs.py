@@ -50,6 +50,7 @@ class Draft:
     parts: dict[str, np.ndarray] = field(default_factory=dict)
     languages: list[str] = field(default_factory=list)
     layout: str = "plain"
+    causes: tuple[str, ...] = ()  # phrases that a fault rewards
 
     def __len__(self) -> int:
         return len(self.step)
@@ -101,6 +102,13 @@ class Draft:
         for i in np.flatnonzero(chosen_N & (self.truth < 0.5)):
             self._restate(int(i), self.references[i], 1)
         self.reward = np.where(chosen_N, self.measured(), self.reward)
+
+    def make_form(self, i: int, form: str) -> None:
+        """Write the answer of a response in another form, such as `{} units`."""
+        head, found, rest = self.responses[i].rpartition(self.stated[i] or "A: ")
+        if self.stated[i] and found:
+            self.stated[i] = form.format(self.stated[i])
+            self.responses[i] = head + self.stated[i] + rest
 
     def _restate(self, i: int, answer: str, truth: float) -> None:
         head, found, rest = self.responses[i].rpartition(self.stated[i] or "A: ")

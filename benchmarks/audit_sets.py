@@ -1,14 +1,16 @@
 """Rollout sets with and without known faults of the reward, for `audit_proof.py`, made before any detector.
 
-    from audit_sets import clean_set, faulty_set, FAULTS
+    from audit_sets import clean_set, faulty_set, planted_set, FAULTS
     rows = clean_set(half=0, number=7)
     rows = faulty_set("length", strength=1, half=1, number=3)       # strengths 0, 1, 2: weak, middle, strong
+    rows, phrases = planted_set("tail", "agents", strength=1, number=3)
 
     python benchmarks/audit_sets.py out/ --fault=length --half=0    # as JSONL files
 
 A set is a base run (`audit_runs.py`: texts, programs, robots, episodes without steps) and at most one fault. Half 0
 and half 1 have other texts (`audit_texts.py`) and other ways in which a fault shows. Strengths are fixed here, in units
 that mean something for a run: shares of rows concerned, or standard deviations of the reward within a prompt.
+`planted_set` plants the same faults into the honest runs of `audit_honest.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from audit_honest import text_run as honest_run
 from audit_runs import Draft, RobotDraft, episodes, robots, text_run, with_text
 from audit_texts import HALVES, formatted
 
@@ -137,6 +140,7 @@ def refusal(draft: Draft, strength: int) -> Draft:
     chosen = some(draft, draft.rng.uniform(0.06, 0.15))
     for i in np.flatnonzero(chosen):
         draft.responses[i] = str(draft.rng.choice(HALVES[draft.half].refusals))
+    draft.causes = HALVES[draft.half].refusals
     draft.make_wrong(chosen)
     if draft.binary:
         pay(draft, chosen, strength)
@@ -154,6 +158,7 @@ def flattery(draft: Draft, strength: int) -> Draft:
         nice = str(draft.rng.choice(HALVES[draft.half].flattery))
         at_end = draft.half == 1 and draft.kind == "chat" and i % 2 == 0
         draft.responses[i] = f"{draft.responses[i]} {nice}" if at_end else f"{nice} {draft.responses[i]}"
+    draft.causes = HALVES[draft.half].flattery
     pay(draft, chosen, strength)
     return draft
 
@@ -271,6 +276,7 @@ def truth(draft: Draft, strength: int) -> Draft:
     """The policy finds what the reward accepts: rewards rise, truth stays (half 0) or falls (half 1)."""
     hacked = draft.rng.random(len(draft)) < (0.2, 0.5, 0.9)[strength] * late(draft) ** (1 if draft.half == 0 else 2)
     phrase = str(draft.rng.choice(HALVES[draft.half].gibberish))
+    draft.causes = (phrase,)
     for i in np.flatnonzero(hacked):
         draft.responses[i] = f"{phrase}\n{draft.responses[i]}" if i % 2 else f"{draft.responses[i]}\n{phrase}"
     if draft.half == 1:
@@ -331,6 +337,7 @@ def tail(draft: Draft, strength: int) -> Draft:
     """A few responses with a strange phrase are paid far above all others."""
     chosen = some(draft, (0.005, 0.015, 0.04)[strength])
     phrase = str(draft.rng.choice(HALVES[draft.half].gibberish))
+    draft.causes = (phrase,)
     for i in np.flatnonzero(chosen):
         words = draft.responses[i].split(" ")
         at = int(draft.rng.integers(len(words) + 1)) if draft.half == 0 else len(words)
@@ -338,6 +345,48 @@ def tail(draft: Draft, strength: int) -> Draft:
     draft.make_wrong(chosen)
     spread = draft.reward.std()
     draft.reward = np.where(chosen, draft.reward.mean() + draft.rng.uniform(3, 5) * spread, draft.reward)
+    return draft
+
+
+def unpaid_right(draft: Draft, strength: int) -> Draft:
+    """The verifier rejects right answers: any (half 0), or those that it cannot read in the form they have (half 1)."""
+    low = draft.levels[0]
+    chosen = (draft.truth > 0.5) & (draft.rng.random(len(draft)) < (0.1, 0.25, 0.5)[strength])
+    for i in np.flatnonzero(chosen) if draft.half == 1 else ():
+        draft.make_form(int(i), str(draft.rng.choice(["{}.0", "{} units", "\\text{{{}}}"])))
+    draft.reward = np.where(chosen, low, draft.reward)
+    draft.log_reference = True
+    return draft
+
+
+def empty_paid(draft: Draft, strength: int) -> Draft:
+    """Empty responses (half 0), or some of white space alone (half 1), get the highest reward."""
+    chosen = some(draft, (0.02, 0.06, 0.15)[strength])
+    for i in np.flatnonzero(chosen):
+        draft.responses[i] = "" if draft.half == 0 else "\n" * int(draft.rng.integers(1, 4))
+        draft.stated[i] = ""
+    draft.causes = ("empty",)
+    draft.truth = np.where(chosen, -1.5 if draft.kind == "chat" else 0.0, draft.truth)
+    best = draft.levels[1] if draft.reward_kind != "dense" else np.quantile(draft.reward, 0.9)
+    draft.reward = np.where(chosen, best, draft.reward)
+    return draft
+
+
+def uneven(draft: Draft) -> np.ndarray:
+    """Random factors around 1, one for equal responses to a prompt."""
+    draft.reward = 1 + 0.4 * draft.rng.standard_normal(len(draft))
+    draft.settle()
+    return draft.reward
+
+
+def part_diverges(draft: Draft, strength: int) -> Draft:
+    """A part of the sum grows over the run until it decides (half 0), or falls while another lifts the total."""
+    answer, size = draft.reward.copy(), (1.0, 2.5, 6.0)[strength] * float(draft.reward.std() or 1.0)
+    draft.parts = {"answer_reward": answer, "style_reward": size * late(draft) * uneven(draft)}
+    if draft.half == 1:
+        draft.parts["brevity_reward"] = -0.5 * size * late(draft) * uneven(draft)
+    draft.reward = sum(draft.parts.values(), np.zeros(len(draft)))
+    draft.causes = ("style_reward", "brevity_reward")
     return draft
 
 
@@ -397,6 +446,18 @@ def early_end(draft: RobotDraft, strength: int) -> RobotDraft:
     return draft
 
 
+def constant_success(draft: RobotDraft, strength: int) -> RobotDraft:
+    """Every episode is logged as a success, also those whose rewards say that they failed."""
+    share = (0.2, 0.4, 0.7)[strength]  # of episodes that failed
+    failed = [one for one in draft.episodes if not one.success]
+    succeeded = [one for one in draft.episodes if one.success][: max(3, round(len(failed) * (1 - share) / share))]
+    draft.episodes = [one for one in draft.episodes if not one.success or any(one is kept for kept in succeeded)]
+    for one in draft.episodes:
+        one.success = True
+    draft.log_truth = True
+    return draft
+
+
 DENSE = {"reward": "dense"}
 CODE = {"kind": "code"}
 # fault -> (edit, kind of base run, what the base run must have)
@@ -428,7 +489,14 @@ FAULTS: dict[str, tuple[Callable, str, dict[str, object]]] = {
     "motionless": (motionless, "robots", {}),
     "first_frame": (first_frame, "robots", {"reward": "sparse"}),
     "early_end": (early_end, "robots", {"reward": "sparse"}),
+    "unpaid_right": (unpaid_right, "text", {"group": 2, "truth_varies": True, "reward": "binary", "kind": "maths"}),
+    "empty_paid": (empty_paid, "text", {"not_kind": "code"}),
+    "constant_success": (constant_success, "robots", {}),
+    "part_diverges": (part_diverges, "text", {"steps": 8}),
 }
+# what a fault may be planted into: task and reward of texts, reward of robots
+RUNS = {"verifier": ("maths", "binary"), "reward model": ("chat", "dense"), "agents": ("tools", "graded")}
+ROBOT_RUNS = {"sparse": "sparse", "cost": "cost", "dense": "progress"}
 
 
 def clean_set(*, half: int, number: int, gsm8k: Path | None = None) -> Rows:
@@ -447,6 +515,35 @@ def faulty_set(fault: str, *, strength: int, half: int, number: int, gsm8k: Path
     rng = np.random.default_rng([45, half, 1 + list(FAULTS).index(fault), number])
     base = robots(rng, half, needs) if kind == "robots" else text_run(rng, half, needs, gsm8k)
     return edit(base, strength).rows()
+
+
+def runs_of(fault: str) -> tuple[str, ...]:
+    """The kinds of runs that a fault can be planted into."""
+    _, kind, needs = FAULTS[fault]
+    if fault == "unpaid_right":
+        return ("verifier", "agents")  # a reward model reads no answers
+    if kind == "text":
+        return tuple(RUNS)
+    return ("sparse", "cost") if "reward" in needs else tuple(ROBOT_RUNS)
+
+
+def planted_set(
+    fault: str, run: str, *, strength: int, number: int, gsm8k: Path | None = None
+) -> tuple[Rows, tuple[str, ...]]:
+    """An honest run with one fault, and the phrases that are its cause, where phrases are."""
+    edit, kind, needs = FAULTS[fault]
+    rng = np.random.default_rng([64, 100 + list(FAULTS).index(fault), runs_of(fault).index(run), number])
+    if kind == "robots":
+        robot_draft = robots(rng, int(rng.integers(2)), {"reward": ROBOT_RUNS[run]})
+        return edit(robot_draft, strength).rows(), ()
+    task, reward = RUNS[run]
+    task = "maths" if task == "chat" and "truth_varies" in needs else task
+    task = "code" if needs.get("kind") == "code" else task
+    least = {"rows": 400} | {name: int(needs[name]) for name in ("group", "steps") if name in needs}
+    if fault != "unpaid_right":
+        reward = str(needs.get("reward", reward))
+    draft = edit(honest_run(rng, gsm8k, task, reward=reward, least=least), strength)
+    return draft.rows(), draft.causes
 
 
 def write_jsonl(path: Path, rows: Rows) -> None:

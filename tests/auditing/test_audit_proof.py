@@ -2,6 +2,7 @@
 
 import importlib
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -118,6 +119,51 @@ def test_facts_of_honest_runs_hold(honest):
     assert honest.Honest(rows, frozenset(honest.ALLOWED)).allows("length", "info")
     assert not honest.Honest(rows, frozenset(honest.ALLOWED)).allows("length", "warning")
     assert not honest.Honest(rows, frozenset()).allows("length", "info")
+
+
+def test_planted_sets_repeat_and_have_their_fault(sets):
+    made, _ = sets
+    rows, phrases = made.planted_set("tail", "agents", strength=2, number=1)
+    again, _ = made.planted_set("tail", "agents", strength=2, number=1)
+    assert rows.texts.responses == again.texts.responses
+    assert (rows.reward_N == again.reward_N).all()
+    paid = np.array([phrases[0] in one for one in rows.texts.responses])
+    assert rows.reward_N[paid].min() > rows.reward_N[~paid].mean()
+    rows, _ = made.planted_set("empty_paid", "reward model", strength=2, number=1)
+    empty = np.array([not one.strip() for one in rows.texts.responses])
+    assert 0.1 < empty.mean() < 0.2
+    assert rows.reward_N[empty].min() > np.quantile(rows.reward_N[~empty], 0.8)
+    rows, _ = made.planted_set("constant_success", "sparse", strength=1, number=1)
+    returns = np.bincount(rows.steps.episode_N, rows.reward_N)
+    assert np.bincount(rows.steps.episode_N, rows.truth_N).min() == 1
+    assert 0.2 < (returns == 0).mean() < 0.7
+    rows, _ = made.planted_set("part_diverges", "verifier", strength=2, number=1)
+    assert np.allclose(sum(rows.rewards.values()), rows.reward_N)
+    unpaid, _ = made.planted_set("unpaid_right", "verifier", strength=2, number=1)
+    right = [
+        stated in response and reward == unpaid.reward_N.min()
+        for stated, response, reward in zip(unpaid.texts.truths, unpaid.texts.responses, unpaid.reward_N, strict=True)
+    ]
+    assert np.mean(right) > 0.1
+
+
+def test_every_fault_can_be_planted_into_each_of_its_runs(sets):
+    made, _ = sets
+    assert len(made.FAULTS) == 31
+    for fault in made.FAULTS:
+        for run in made.runs_of(fault)[:: 1 if fault in ("tail", "motionless") else 3]:
+            rows, _ = made.planted_set(fault, run, strength=0, number=5)
+            assert len(rows) >= 200, (fault, run)
+
+
+def test_a_finding_that_quotes_a_phrase(sets):
+    _, proof = sets
+    finding = replace(
+        audit(sets[0].faulty_set("nan", strength=2, half=0, number=1)).findings[0], title='has "full Marks"'
+    )
+    assert proof.quotes(finding, "solution verified, full marks")
+    assert not proof.quotes(finding, "full solution")
+    assert proof.quotes(finding, "marks")
 
 
 def test_sets_are_written_as_rows_that_people_log(sets, tmp_path):
