@@ -9,7 +9,7 @@ from guerdon.episodes.solutions import Solution
 from guerdon.models.text.adapters import load_adapter
 from guerdon.models.text.text_inputs import read_steps
 from guerdon.policies.batches.tokens import prompt_ids, response_ids
-from guerdon.train.text import hash_of
+from guerdon.tasks.trained_questions import question_name
 from guerdon.types import Episode
 
 SYSTEM, HELLO = {"role": "system", "content": "Be exact."}, {"role": "user", "content": "Hello"}
@@ -61,5 +61,5 @@ def test_a_family_reads_a_conversation_or_refuses_it_by_name(family, tmp_path):
 
 
 def test_solutions_to_different_conversations_are_never_paired():
-    names = {hash_of(Solution("x", QUESTION, STEPS, context=c)) for c in ((), *CONTEXTS.values())}
+    names = {question_name(Solution("x", QUESTION, STEPS, context=c)) for c in ((), *CONTEXTS.values())}
     assert len(names) == 3

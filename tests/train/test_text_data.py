@@ -19,9 +19,9 @@ from guerdon.settings.train import (
     StepwiseTrainSettings,
     VerdictTrainSettings,
 )
+from guerdon.tasks.trained_questions import question_name
 from guerdon.train.text import (
     data_paths,
-    hash_of,
     make_lessons,
     read_data,
     split_questions,
@@ -169,15 +169,15 @@ def test_no_question_is_on_both_sides():
     both = [*solutions, *spaced]
     train, val = split_questions(both, 0.25, seed=3)
     assert sorted([*train, *val]) == list(range(len(both)))
-    assert not {hash_of(both[i]) for i in train} & {hash_of(both[i]) for i in val}
-    held = {hash_of(both[i]) for i in val}
+    assert not {question_name(both[i]) for i in train} & {question_name(both[i]) for i in val}
+    held = {question_name(both[i]) for i in val}
     assert 5 <= len(held) <= 15  # a quarter of 40, by their hashes
     few = solutions[:30]
-    assert {hash_of(few[i]) for i in split_questions(few, 0.25, seed=3)[1]} <= held  # data may grow
+    assert {question_name(few[i]) for i in split_questions(few, 0.25, seed=3)[1]} <= held  # data may grow
     backwards = both[::-1]
-    again = {hash_of(backwards[i]) for i in split_questions(backwards, 0.25, seed=3)[1]}
-    assert again == {hash_of(both[i]) for i in val}  # whatever their order
-    assert again != {hash_of(both[i]) for i in split_questions(both, 0.25, seed=4)[1]}
+    again = {question_name(backwards[i]) for i in split_questions(backwards, 0.25, seed=3)[1]}
+    assert again == {question_name(both[i]) for i in val}  # whatever their order
+    assert again != {question_name(both[i]) for i in split_questions(both, 0.25, seed=4)[1]}
     assert len(split_questions(both, 0.0, seed=0)[1]) == 0
     with pytest.raises(DataError, match="one question is too few"):
         split_questions(both[:1], 0.1, seed=0)

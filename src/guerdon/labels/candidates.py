@@ -36,6 +36,7 @@ from guerdon.statistics.proportion import wilson_bounds
 from guerdon.tasks.prompt_files import prompted
 from guerdon.tasks.prompts import Prompt, conversation_hash
 from guerdon.tasks.reasoning import family_of, is_generated
+from guerdon.tasks.trained_questions import question_name
 from guerdon.tasks.verifier import Verifier, outcome
 from guerdon.types import Failure
 
@@ -347,7 +348,7 @@ def _usable(
     texts: set[tuple[str, str]] = set()
     usable = []
     for solution in solutions:
-        name = conversation_hash(solution.question, solution.context, solution.tools)
+        name = question_name(solution)
         if most is not None and len(questions | {name}) > most:
             left_out["beyond_num_samples"] += 1
             continue

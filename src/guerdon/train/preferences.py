@@ -35,6 +35,7 @@ from guerdon.processes.progress import doing
 from guerdon.reading.shown import ReadAs, read_as_facts
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.train import PreferenceTrainSettings, TextTrainSettings
+from guerdon.tasks.trained_questions import question_name
 from guerdon.train.lessons import Item, Lessons
 from guerdon.train.reward_trainer import RewardTrainer
 from guerdon.types import Failure, FloatArray
@@ -211,7 +212,7 @@ def make_pair_lessons(
             places.append(len(readings))
             readings.append(read)
             targets.append(_target(one, settings.attributes))
-            questions.append(one.prompt)
+            questions.append(question_name(response))
             solutions.append(number)
             if settings.length_coef:
                 lengths.append(len(piece_ids(model.tokenizer, [response.text])[0]))

@@ -34,7 +34,6 @@ from guerdon.compute.packaged import local_model
 from guerdon.episodes.solution_files import published_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import CheckpointError, ConfigError, DataError, boundary, needs
-from guerdon.files.atomic import write_json
 from guerdon.labels.data_set import CARD
 from guerdon.labels.data_set import target as target_of_reward
 from guerdon.models.text.ensemble import Ensemble
@@ -59,7 +58,7 @@ from guerdon.settings.train import (
     TextTrainSettings,
     VerdictTrainSettings,
 )
-from guerdon.tasks.prompts import conversation_hash
+from guerdon.tasks.trained_questions import question_name, write_questions
 from guerdon.train.lessons import PAIRED, Lessons, items_to_train
 from guerdon.train.reward_trainer import RewardTrainer
 from guerdon.train.trainer import FREE, TrainingFolder
@@ -208,7 +207,7 @@ def split_questions(solutions: Sequence[Solution], val_split: float, seed: int) 
     Raises:
         DataError: a share is to be held out and there is only one question.
     """
-    names = [hash_of(s) for s in solutions]
+    names = [question_name(s) for s in solutions]
     rank = {name: hashlib.sha256(f"{seed}/{name}".encode()).digest() for name in set(names)}
     kinds = sorted(rank, key=lambda name: rank[name])
     if val_split == 0:
@@ -235,7 +234,7 @@ def make_lessons(model: TextRewardModel, solutions: Sequence[Solution], settings
         if isinstance(lesson, str):
             counts[lesson] += 1
         else:
-            made.append((*lesson, index, hash_of(solution)))
+            made.append((*lesson, index, question_name(solution)))
     readings, targets, weights, indices, questions = ([row[c] for row in made] for c in range(5))
     return Lessons(readings, targets, weights, indices, questions, dict(counts))
 
@@ -331,11 +330,6 @@ def _target(solution: Solution, k: int, label: float, settings: StepwiseTrainSet
             "soft, or give a threshold from which a label counts as right"
         )
     return label
-
-
-def hash_of(solution: Solution) -> str:
-    """Name of what a solution answers, by its text."""
-    return conversation_hash(solution.question, solution.context, solution.tools)
 
 
 def _card(path: Path) -> dict[str, Any]:
@@ -476,12 +470,11 @@ def train_text_model(
         "settings": settings.model_dump(mode="json"),
         "metrics": metrics,
     }
-    questions = {"train": sorted(set(train.questions)), "held_out": sorted(set(val.questions))}
 
     def write() -> None:
         model.write(folder / FINAL, training=facts)
         trainer.save_state()
-        write_json(folder / "questions.json", questions)
+        write_questions(folder, train=train.questions, held_out=val.questions)
         run.finish(metrics)
 
     distributed.led(write)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from guerdon.episodes.solution_files import published_solutions
-from guerdon.errors import CheckpointError, DataError, boundary
+from guerdon.errors import CheckpointError, boundary
 from guerdon.models.text.text_load import FINAL, find_text_model
 from guerdon.models.text.text_model import CARD
 from guerdon.settings.evaluate import ThirdPartySettings, judged_names
@@ -20,6 +20,7 @@ from guerdon.settings.label import LabelSettings
 from guerdon.settings.study import Study
 from guerdon.settings.train import PreferenceTrainSettings
 from guerdon.tasks.prompt_files import load_prompts
+from guerdon.tasks.trained_questions import trained_questions
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def candidates(study: Study, *, only: Sequence[str] = ()) -> list[Candidate]:
     for name in judged_names(study.train, third, only):
         if name in third:
             own = find_text_model(third[name].path)
-            hashes = frozenset() if own is None else training_question_hashes(own.parent)
+            hashes = frozenset() if own is None else trained_questions(own.parent)
             place = third_party_folder(study, name)
             found.append(Candidate(name, third[name], place, trained_on, hashes, _columns_of(own)))
         else:
@@ -70,7 +71,7 @@ def candidates(study: Study, *, only: Sequence[str] = ()) -> list[Candidate]:
             labelled = () if of_pairs else published_solutions(settings.data_paths or labels, Counter(), train=True)
             exclude = trained_on | {solution.question for solution in labelled}
             model, folder = ThirdPartySettings(path=str(checkpoint), device=settings.device), checkpoint.parent
-            hashes = training_question_hashes(folder)
+            hashes = trained_questions(folder)
             found.append(Candidate(name, model, folder, exclude, hashes, _columns_of(checkpoint)))
     return found
 
@@ -112,19 +113,3 @@ def trained_checkpoint(save_dir: str, label: LabelSettings | None, name: str) ->
     if found is None:
         raise CheckpointError(f"{root}: no {FINAL} here; train it first: guerdon train STUDY --only {name}")
     return found
-
-
-def training_question_hashes(folder: Path) -> frozenset[str]:
-    """Hashes of the questions that the model below a folder was trained on; none without its list.
-
-    Args:
-        folder: of a training: the one that holds the model's `final_checkpoint`.
-
-    Raises:
-        DataError: its list of questions cannot be read.
-    """
-    path = folder / "questions.json"
-    if not path.is_file():
-        return frozenset()
-    with boundary(DataError, f"{path} cannot be read; train the model again, or remove the file"):
-        return frozenset(map(str, json.loads(path.read_text(encoding="utf-8"))["train"]))

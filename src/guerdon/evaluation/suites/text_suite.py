@@ -69,7 +69,7 @@ from guerdon.settings.data import DataSettings
 from guerdon.settings.evaluate import EvaluateTextSettings, GeneratedBenchSettings
 from guerdon.settings.study import Study
 from guerdon.statistics.intervals import BootstrapOptions
-from guerdon.tasks.prompts import conversation_hash
+from guerdon.tasks.trained_questions import question_name
 from guerdon.types import Failure, RewardModel, Score
 
 
@@ -509,7 +509,7 @@ def text_settings(evaluate: EvaluateTextSettings | None, data: DataSettings | No
 
 def contamination(solutions: Sequence[Solution], hashes: Collection[str]) -> dict[str, int]:
     """How many different questions there are, and how many of them the model was trained on."""
-    questions = {conversation_hash(s.question, s.context, s.tools) for s in solutions}
+    questions = {question_name(s) for s in solutions}
     return {"seen": len(questions & set(hashes)), "questions": len(questions)}
 
 
