@@ -411,3 +411,60 @@ def test_rows_of_an_own_function(tmp_path, monkeypatch):
     assert rows.reward_N.tolist() == [0, 4, 6]
     assert rows.texts.responses == ["a0", "a2", "a3"]
     assert rows.line_N.tolist() == [1, 3, 4]
+
+
+@pytest.mark.parametrize("name", ["rewards", "reward_components", "score"])
+@pytest.mark.parametrize("container", ["jsonl", "csv"])
+def test_a_map_of_rewards_beside_the_reward_is_its_parts(tmp_path, name, container):
+    parts = [{"style": 0.25, "right": 1.0}, {"style": 0.5, "right": 0.0}, {"style": 0.0, "right": 1.0, "new": 2}]
+    rows = [{**ROW, "reward": 5.0 + k, name: one} for k, one in enumerate(parts)]
+    write = jsonl if container == "jsonl" else table
+    found = read_log(write(tmp_path / f"log.{container}", rows))
+    assert found.reward_N.tolist() == [5.0, 6.0, 7.0]
+    assert {key: np.nan_to_num(values, nan=-1).tolist() for key, values in found.rewards.items()} == {
+        f"{name}.style": [0.25, 0.5, 0.0], f"{name}.right": [1.0, 0.0, 1.0], f"{name}.new": [-1, -1, 2]
+    }  # fmt: skip
+
+
+def test_the_number_beside_a_map_of_rewards_is_the_total_whatever_it_is_called(tmp_path):
+    rows = [{**ROW, "reward": {"a": k, "b": 1}, "total_reward": 10 * k} for k in range(3)]
+    found = read_log(jsonl(tmp_path / "log.jsonl", rows))
+    assert found.reward_N.tolist() == [0, 10, 20]
+    assert found.rewards["reward.a"].tolist() == [0, 1, 2]
+
+
+def test_two_columns_of_the_true_answer_or_of_truth_are_refused_in_a_log(tmp_path):
+    rows = [{**ROW, "reward": 1.0, "correct": True, "passed": k > 1, "target": "4"} for k in range(4)]
+    path = jsonl(tmp_path / "log.jsonl", rows)
+    with pytest.raises(DataError, match="--columns truth=correct or --columns truth=passed"):
+        read_log(path)
+    assert read_log(path, columns="truth=passed").truth_N.tolist() == [0, 0, 1, 1]
+    path = jsonl(tmp_path / "log.jsonl", [{**row, "passed": True, "gold": "5"} for row in rows])
+    with pytest.raises(DataError, match="--columns reference=target or --columns reference=gold"):
+        read_log(path)
+
+
+def test_files_with_other_columns_have_them_read_or_are_refused_by_name(tmp_path):
+    rows = [{"prompt": f"p{k}", "response": "r", "reward": 1.0, "correct": k > 1} for k in range(3)]
+    other = [{"question": f"q{k}", "output": "o", "reward": 0.0, "passed": k > 0} for k in range(3)]
+    jsonl(tmp_path / "a.jsonl", rows)
+    jsonl(tmp_path / "b.jsonl", other)
+    found = read_log(tmp_path)
+    assert found.texts.prompts == ["p0", "p1", "p2", "q0", "q1", "q2"]
+    assert found.texts.responses == ["r"] * 3 + ["o"] * 3
+    assert found.truth_N.tolist() == [0, 0, 1, 0, 1, 1]
+    scored = [{"prompt": "p", "response": "r", "score": 1.0}] * 3
+    jsonl(tmp_path / "c.jsonl", scored)
+    with pytest.raises(DataError, match=r"a.jsonl has them in reward, c.jsonl in score; pass a file or a folder"):
+        read_log(tmp_path)
+
+
+def test_rows_of_another_layout_in_one_file_are_left_out_and_counted(tmp_path):
+    rows = [{**ROW, "reward": 1.0}] * 40
+    found = read_log(jsonl(tmp_path / "log.jsonl", [*rows, {**ROW, "score": 3.0}, {"title": "x", "n": 1}]))
+    assert found.reward_N.tolist() == [1.0] * 40
+    assert found.bad == {
+        "a reward in score, and not in reward": 1, "a row without prompt, response, reward, which the others have": 1
+    }  # fmt: skip
+    unread = next(one for one in audit(found, seed=0).findings if one.name == "unread")
+    assert unread.severity == "error"

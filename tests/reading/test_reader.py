@@ -10,9 +10,11 @@ from layout_rows import assistant, talk, user
 
 from guerdon import cli
 from guerdon.episodes.preferences import read_preferences
+from guerdon.errors import DataError
 from guerdon.reading.data_sets import held_part
 from guerdon.reading.reader import DataReading, read
 from guerdon.reading.shown import record_lines, shown_record
+from guerdon.tasks.prompt_files import read_prompts
 
 
 def pair(prompt, **more):
@@ -165,7 +167,7 @@ def test_the_command_shows_what_a_file_is_taken_for(tmp_path, capsys):
 
 def test_a_further_column_of_a_reference_is_shown_as_used(tmp_path, capsys):
     rows = [
-        {"question": "1+1?", "ground_truth": "2", "answer": "3"},
+        {"question": "1+1?", "ground_truth": "2", "answer": "1+1=2\n#### 2"},
         {"question": "2+2?", "ground_truth": None, "answer": "4"},
     ]
     path = written(tmp_path, "rows.jsonl", [{**row, "response": "r"} for row in rows])
@@ -174,8 +176,73 @@ def test_a_further_column_of_a_reference_is_shown_as_used(tmp_path, capsys):
     further = next(one for one in reading.read_as() if one["column"] == "answer")
     assert (further["role"], further["where_empty"]) == ("reference", "ground_truth")
     _, out, _ = run(capsys, "read", path)
-    assert "answer is the reference (for example '3'), where ground_truth is empty" in out
+    assert "answer is the reference (for example '1+1=2 #### 2'), where ground_truth is empty" in out
     assert "not used" not in out
+
+
+ASKED = [("1+1?", "2"), ("2+2?", "4"), ("3+3?", "6")]
+TWICE = [  # role, and a row with two columns for it from question and answer
+    ("reference", lambda q, a: {"prompt": q, "response": "r", "ground_truth": a, "answer": f"1{a}"}),
+    ("system", lambda q, a: {"prompt": q, "response": "r", "system": "Be brief.", "system_prompt": "Be long."}),
+    ("passage", lambda q, a: {"prompt": q, "response": "r", "passage": q, "document": a}),
+    ("response", lambda q, a: {"prompt": q, "response": a, "completion": f"{a}."}),
+    ("chosen", lambda q, a: {"prompt": q, "chosen": a, "preferred": f"{a}.", "rejected": "no"}),
+    ("winner", lambda q, a: {"prompt": q, "response_a": a, "response_b": "no", "winner": "a", "vote": "b"}),
+    ("label", lambda q, a: {"prompt": q, "response": a, "is_good": True, "desirable": False}),
+    ("rubric", lambda q, a: {"prompt": q, "response": a, "rubric": "x", "rubrics": "y"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("role", "row"), TWICE, ids=[role for role, _ in TWICE])
+def test_two_columns_of_a_role_that_differ_are_refused_with_both_and_equal_ones_are_one(tmp_path, role, row):
+    rows = [row(q, a) for q, a in ASKED]
+    reading = read(written(tmp_path, "rows.jsonl", rows))
+    said = reading.plan.unclear[role]
+    first = reading.plan.uses[role].column
+    second = next(name for name in rows[0] if f"--columns {role}={name}" in said and name != first)
+    assert f"could be {first} ({str(rows[0][first])!r}) or {second} ({str(rows[0][second])!r})" in said
+    assert f"--columns {role}={first} or --columns {role}={second}" in said
+    equal = read(written(tmp_path / "equal", "rows.jsonl", [{**one, second: one[first]} for one in rows]))
+    assert role not in equal.plan.unclear
+    assert equal.plan.instead[role] == (second,)
+    apart = [{**one, (first, second)[k % 2]: None} for k, one in enumerate(rows)]
+    found = read(written(tmp_path / "apart", "rows.jsonl", apart))
+    assert role not in found.plan.unclear
+    assert all(record.roles[role] is not None for record in found.records())
+    chosen = read(written(tmp_path, "rows.jsonl", rows), columns=f"{role}={second}")
+    assert role not in chosen.plan.unclear
+    assert chosen.plan.uses[role].column == second
+
+
+def test_two_pairs_of_responses_are_refused_with_both(tmp_path):
+    rows = [
+        {"prompt": q, "response_a": a, "response_b": "x", "output_1": "y", "output_2": a, "vote": "a"} for q, a in ASKED
+    ]
+    path = written(tmp_path, "rows.jsonl", rows)
+    with pytest.raises(DataError, match="--columns first=response_a,second=response_b or --columns first=output_1,sec"):
+        read_preferences(path)
+    found = read_preferences(path, columns="first=output_1,second=output_2").comparisons
+    assert [one.responses[0].text for one in found] == ["y"] * 3
+
+
+def test_a_reference_that_ends_a_worked_solution_is_the_same_answer(tmp_path):
+    rows = [{"question": q, "final_answer": a, "answer": f"So it is.\n#### {a}"} for q, a in ASKED]
+    found = read_prompts(written(tmp_path, "rows.jsonl", rows))
+    assert [(p.ground_truth, p.solution) for p in found] == [(a, f"So it is.\n#### {a}") for _, a in ASKED]
+    other = [{**row, "final_answer": "-" + row["final_answer"]} for row in rows]
+    with pytest.raises(DataError, match="--columns reference=answer or --columns reference=final_answer"):
+        read_prompts(written(tmp_path / "other", "rows.jsonl", other))
+
+
+def test_a_picture_in_any_column_of_pictures_leaves_a_row_out(tmp_path):
+    rows = [pair("a", images=["x.png"], image=None), pair("b", images=None, image="y.png"), pair("c")]
+    assert prompts(written(tmp_path, "rows.jsonl", rows)) == ["c"]
+
+
+def test_the_input_to_an_instruction_that_was_said_is_part_of_what_was_asked(tmp_path):
+    rows = [{"instruction": "Add.", "input": q, "chosen": a, "rejected": "no"} for q, a in ASKED]
+    path = written(tmp_path, "rows.jsonl", rows)
+    assert prompts(path) == prompts(path, columns="prompt=instruction") == [f"Add.\n{q}" for q, _ in ASKED]
 
 
 def test_the_command_says_what_has_to_be_said_first(tmp_path, capsys):

@@ -7,6 +7,7 @@ rows = reader.finish("a dump of verl", Path("."), [], {})
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from array import array
@@ -28,10 +29,11 @@ from guerdon.reading.codings import NUMBER, Coding
 from guerdon.reading.containers import Part
 from guerdon.reading.fields import is_beyond_float
 from guerdon.reading.layouts import Row, RowLayout
-from guerdon.reading.log_columns import FLAGS, NUMBERS, TEXTS, LogColumns, Look
+from guerdon.reading.log_columns import FLAGS, NUMBERS, REWARDS, TEXTS, LogColumns, Look
 from guerdon.reading.nested import RESCORED
+from guerdon.reading.plan import is_empty
 from guerdon.reading.reader import rows_in
-from guerdon.reading.roles import Role
+from guerdon.reading.roles import ALL_ROLES, Role
 from guerdon.reading.values import MISSING, canonical, number_of
 
 LONGEST = 200_000  # characters of a text that are kept
@@ -118,10 +120,14 @@ class _Shape(NamedTuple):
     Attributes:
         numbers: key and column of each role, and how its cells are read; None: as flags, or as numbers.
         further: key and column of each further reward, and whether it may be a number written as text.
+        maps: columns of maps of further rewards.
+        other: why the rows are left out; empty: they are not.
     """
 
     numbers: tuple[tuple[tuple[str, str], str, Coding | None], ...]
     further: tuple[tuple[tuple[str, str], str, bool], ...]
+    maps: tuple[str, ...] = ()
+    other: str = ""
 
 
 class _Kept(NamedTuple):
@@ -203,6 +209,7 @@ class RowReader:
         self._is_plain = self.has_responses and columns.only_prompt
         self._texts_at = [role for role in columns.uses if role in TEXTS]
         self._is_sum = columns.is_sum
+        self._elsewhere: dict[int, str] = {}  # columns of rewards by file, where they are not those of the others
 
     def __len__(self) -> int:
         return len(self.codes["file"])
@@ -245,6 +252,8 @@ class RowReader:
             shape = shapes[names] = self._shape(names, parts)
             self.look.meet(row, parts or {})
         self.look.add(row, parts or {})
+        if shape.other:
+            raise _BadRow(shape.other)
         self._add(line, row, parts, shape)
 
     def _shape(self, names: tuple[str, ...], parts: Row | None) -> _Shape:
@@ -255,11 +264,20 @@ class RowReader:
             use = self.of.uses.get(role)
             if use is None or (role == "reward" and self.of.form != "number"):
                 continue
-            if use.column in there or use.column.partition(".")[0] in there:
+            columns = (use.column, *self.of.instead.get(role, ()))
+            if any(column in there or column.partition(".")[0] in there for column in columns):
                 numbers.append((("what", role), use.column, use.coding))
         all_text = self.files[-1].is_table
         further = [(("part", n), n, all_text or self.of.may_be_text(n)) for n in self.of.further(names, parts)]
-        return _Shape(tuple(numbers), tuple(further))
+        maps = tuple(name for name in self.of.maps if name in there and parts is None)
+        return _Shape(tuple(numbers), tuple(further), maps, self._other(there) if parts is None else "")
+
+    def _other(self, names: set[str]) -> str:
+        """Why rows with these columns are none of this log; empty: they are."""
+        columns = [use.column for role, use in self.of.uses.items() if role in (*TEXTS, *REWARDS)]
+        if self._texts_at and not any(column in names or column.partition(".")[0] in names for column in columns):
+            return f"a row without {', '.join(columns)[:100]}, which the others have"
+        return ""
 
     def _add(self, line: int, row: Row, parts: Row | None, shape: _Shape) -> None:
         """Add a row of the last file."""
@@ -313,6 +331,24 @@ class RowReader:
 
     def _numbers(self, row: Row, parts: Row | None, shape: _Shape) -> dict[tuple[str, str], float]:
         """The numbers of a row by kind and name: its further rewards, and those of the roles `NUMBERS`."""
+        found = self._further(row, parts, shape)
+        if self._is_sum:
+            named = {name: value for (_, name), value in found.items() if name not in (RESCORED, self.of.maybe_reward)}
+            found[_REWARD] = self._sum(named)
+        elif self.of.form in ("map", "list"):
+            found |= self._composed(row, parts or {})
+        for key, column, coding in shape.numbers:
+            value = row[column] if column in row else self.of.value(row, parts or {}, column)
+            if key[1] in self.of.instead:
+                value = self.of.cell(row, parts or {}, ALL_ROLES[key[1]])
+            is_read = type(value) is float and (coding is NUMBER or coding is None) and key[1] not in FLAGS
+            found[key] = value if is_read else self._value(value, key[1], coding, row)
+        if self.of.other_rewards and not math.isfinite(found.get(_REWARD, _NAN)):
+            self._check_reward(row)
+        return found
+
+    def _further(self, row: Row, parts: Row | None, shape: _Shape) -> dict[tuple[str, str], float]:
+        """The further rewards of a row: in columns of their own, and in maps."""
         found: dict[tuple[str, str], float] = {}
         values = row if parts is None else parts
         for key, column, or_text in shape.further:
@@ -321,16 +357,21 @@ class RowReader:
                 found[key] = _number(value, column)
             elif or_text and isinstance(value, str) and (number := number_of(value)) is not None:
                 found[key] = number
-        if self._is_sum:
-            named = {name: value for (_, name), value in found.items() if name not in (RESCORED, self.of.maybe_reward)}
-            found[_REWARD] = self._sum(named)
-        elif self.of.form in ("map", "list"):
-            found |= self._composed(row, parts or {})
-        for key, column, coding in shape.numbers:
-            value = row[column] if column in row else self.of.value(row, parts or {}, column)
-            is_read = type(value) is float and (coding is NUMBER or coding is None) and key[1] not in FLAGS
-            found[key] = value if is_read else self._value(value, key[1], coding, row)
+        for column in shape.maps:
+            numbers = {name: number_of(one) for name, one in self.of.map_of(row, parts or {}, column).items()}
+            found |= {("part", f"{column}.{name}"): one for name, one in numbers.items() if one is not None}
         return found
+
+    def _check_reward(self, row: Row) -> None:
+        """Refuse a row whose reward is in another column than that of the others.
+
+        Raises:
+            _BadRow: it is one.
+        """
+        other = next((column for column in self.of.other_rewards if not is_empty(row.get(column))), None)
+        if other is not None:
+            self._elsewhere[len(self.files) - 1] = other
+            raise _BadRow(f"a reward in {other}, and not in {self.of.uses['reward'].column}")
 
     def _composed(self, row: Row, parts: Row) -> dict[tuple[str, str], float]:
         """The parts of a reward that is a map or a list, and the reward: its total, or the sum."""
@@ -475,11 +516,21 @@ class RowReader:
         return found
 
     def check(self, root: Path) -> None:
-        """Refuse a log of which nothing could be read.
+        """Refuse a log of which nothing could be read, or whose files have their rewards in different columns.
 
         Raises:
             DataError: it is one.
         """
+        read = set(self.codes["file"])
+        elsewhere = {self.files[k].name: column for k, column in self._elsewhere.items() if k not in read}
+        if elsewhere and read:
+            first = next(self.files[k].name for k in sorted(read))
+            named = ", ".join(f"{name} in {column}" for name, column in list(elsewhere.items())[:5])
+            raise DataError(
+                f"files with rewards in other columns: {first} has them in {self.of.uses['reward'].column}, {named}; "
+                "pass a file or a folder of one kind",
+                where=root,
+            )
         if self.files and not len(self):
             bad = ", ".join(f"{count} {why}" for why, count in self.bad.most_common(5))
             raise DataError(f"no row could be read: {bad or 'there is none'}", where=root)

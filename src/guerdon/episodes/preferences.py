@@ -37,7 +37,7 @@ from guerdon.reading.chats import (
 from guerdon.reading.containers import has_rows
 from guerdon.reading.plan import Plan, cell_of
 from guerdon.reading.reader import DataReading, Record, read
-from guerdon.reading.roles import NUMBER_KEYS, TEXT_KEYS, Role
+from guerdon.reading.roles import ASKED, NUMBER_KEYS, TEXT_KEYS, Role
 from guerdon.reading.shown import ReadAs, log_reading
 from guerdon.reading.values import number_of
 from guerdon.types import Failure
@@ -384,7 +384,7 @@ def _benchmark_named(data: str) -> str | None:
 
 
 _OF_PREFERENCES: tuple[Role, ...] = (
-    "prompt", "messages", "chosen", "rejected", "first", "second", "winner", "responses", "response", "label",
+    *ASKED, "tools", "chosen", "rejected", "first", "winner", "responses", "ranks", "scores", "response", "label",
 )  # fmt: skip
 
 

@@ -75,9 +75,7 @@ def solution_of(record: Record, plan: Plan) -> Solution:
     """
     layout = _layout_of(record)
     if layout is PLAIN and record.roles.get("steps") is not None:
-        unclear = next((plan.unclear[role] for role in _NEEDED if role in plan.unclear), None)
-        if unclear is not None:
-            raise DataError(unclear, where=record.where)
+        plan.need(record.where, *_NEEDED)
         return formats.from_roles(record.roles, record.where, record.name)
     read_row = _READERS.get(layout.name)
     if read_row is None:

@@ -16,16 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from guerdon.errors import DataError
 from guerdon.reading.codings import NUMBER, TRUTH
 from guerdon.reading.columns import Columns
 from guerdon.reading.layouts import Row, RowLayout
 from guerdon.reading.plan import Use, is_empty, plan_of, read_as
-from guerdon.reading.roles import ROLES, Role, named, roles_of
+from guerdon.reading.roles import ASKED, ROLES, Role, named, roles_of
 from guerdon.reading.values import Sketch, nested
 
-_ASKED: tuple[Role, ...] = ("prompt", "input", "messages", "history", "passage", "system")
-TEXTS: tuple[Role, ...] = (*_ASKED, "response")
+TEXTS: tuple[Role, ...] = (*ASKED, "response")
 """Roles whose cells are texts or messages."""
 _CODED: tuple[Role, ...] = ("reward", "truth")
 FLAGS: tuple[Role, ...] = ("truncated", "failed")
@@ -35,6 +33,7 @@ NUMBERS: tuple[Role, ...] = (*_CODED, "step", "length", *FLAGS, "advantage")
 """Roles whose cells are one number each."""
 _USED: tuple[Role, ...] = (*TEXTS, *NUMBERS, "group", "reference", "tokens", "token_rewards")
 _OWN_OF_SUMS: tuple[Role, ...] = ("reward", "length")  # no roles by name where every column of numbers is a reward
+_NEEDED: tuple[Role, ...] = (*TEXTS, "reference", "truth")  # that may not be two things
 _TOTALS = (*ROLES["reward"], "total")  # keys of a map of rewards that are the reward
 _MOST_ITEMS = 16  # of a list of rewards that have a name
 _MOST_NAMES = 900  # columns that are looked at
@@ -55,6 +54,8 @@ class LogColumns:
         parts: which further columns are rewards, see `RowLayout`.
         maybe_reward: in sums, the column that could be a reward or the truth.
         instead: further columns of a role, of which the first filled one counts where its own column is empty.
+        maps: columns of maps whose numbers are parts of the reward.
+        other_rewards: columns called like a reward, in rows that have none in the column of the reward.
     """
 
     uses: Mapping[Role, Use]
@@ -64,22 +65,25 @@ class LogColumns:
     parts: Literal["named", "all", "sum"]
     maybe_reward: str
     instead: Mapping[Role, tuple[str, ...]]
+    maps: tuple[str, ...] = ()
+    other_rewards: tuple[str, ...] = ()
 
     @property
     def key(self) -> tuple[Any, ...]:
         """What decides how rows are read."""
         uses = {role: (use.column, use.coding and use.coding.name) for role, use in self.uses.items()}
-        return uses, self.form, self.total, self.parsed, self.maybe_reward, self.instead
+        rest = (self.form, self.total, self.parsed, self.maybe_reward, self.instead, self.maps, self.other_rewards)
+        return uses, rest
 
     @property
     def asks(self) -> bool:
         """Whether a column says what was asked."""
-        return any(role in self.uses for role in _ASKED)
+        return any(role in self.uses for role in ASKED)
 
     @property
     def only_prompt(self) -> bool:
         """Whether no other column than that of the prompt says what was asked."""
-        return not any(role in self.uses for role in _ASKED if role != "prompt")
+        return not any(role in self.uses for role in ASKED if role != "prompt")
 
     def cell(self, row: Row, parts: Row, role: Role) -> Any:
         """The cell of a role in a row."""
@@ -101,6 +105,12 @@ class LogColumns:
         for key in () if base == column else column.split(".")[1:]:
             cell = _inside(cell, key)
         return cell
+
+    def map_of(self, row: Row, parts: Row, column: str) -> Row:
+        """The map of rewards in a cell; an empty one in the place of anything else."""
+        cell = self.value(row, parts, column)
+        cell = nested(cell) if isinstance(cell, str) else cell
+        return cell if isinstance(cell, Mapping) else {}
 
     def further(self, names: tuple[str, ...], parts: Row | None) -> list[str]:
         """Which columns of a row with these names are further rewards; with a map `parts` they are in it."""
@@ -209,25 +219,44 @@ class Look:
         for column in () if all_seen else [use.column for use in self.said.uses.values()]:
             sketches.setdefault(column, Sketch())
         plan = plan_of(data, sketches, self.layout, all_rows, self.said, log=True)
-        unclear = next((plan.unclear[role] for role in TEXTS if role in plan.unclear), None)
-        if unclear is not None and all_seen:
-            raise DataError(unclear, where=data)
+        if all_seen:
+            plan.need(data, *(_NEEDED if self.layout.parts != "sum" else TEXTS))
         uses = {role: use for role, use in plan.uses.items() if role in _USED and use.column in sketches}
         uses |= self._empty_flags(uses)
-        parts = self.layout.parts
-        is_sum = parts == "sum" and ("reward" not in uses or uses["reward"].source == "name")
-        maybe = ""
-        if is_sum:
-            uses = {role: use for role, use in uses.items() if role not in _OWN_OF_SUMS or use.source != "name"}
-            truth = uses.get("truth")
-            maybe = truth.column if truth is not None and truth.source == "name" else ""
+        uses, maybe_reward = self._of_sums(uses)
         for role in _CODED:
             if role in uses and uses[role].coding is None:
                 uses[role] = uses[role]._replace(coding=_coding(sketches[uses[role].column]))
-        instead = {role: columns for role, columns in plan.instead.items() if role in uses}
+        instead = {role: columns for role, columns in plan.instead.items() if role in uses and role not in _CODED}
+        if "truth" in uses and not maybe_reward and "truth" in plan.instead:
+            instead["truth"] = plan.instead["truth"]
         form = _form(sketches[uses["reward"].column]) if "reward" in uses else ""
-        parsed = self._parsed(uses, sketches)
-        return LogColumns(uses, form, self._total(uses, form), parsed, parts, maybe, instead)
+        return LogColumns(
+            uses,
+            form,
+            self._total(uses, form),
+            self._parsed(uses, sketches),
+            self.layout.parts,
+            maybe_reward,
+            instead,
+            maps=self._maps_of_rewards(uses) if form == "number" else (),
+            other_rewards=plan.instead.get("reward", ()),
+        )
+
+    def _of_sums(self, uses: dict[Role, Use]) -> tuple[dict[Role, Use], str]:
+        """Where every column of numbers is a reward, what remains of the roles, and the column that may be a truth."""
+        summed = self.layout.parts == "sum" and ("reward" not in uses or uses["reward"].source == "name")
+        if not summed:
+            return uses, ""
+        kept = {role: use for role, use in uses.items() if role not in _OWN_OF_SUMS or use.source != "name"}
+        truth = kept.get("truth")
+        return kept, truth.column if truth is not None and truth.source == "name" else ""
+
+    def _maps_of_rewards(self, uses: Mapping[Role, Use]) -> tuple[str, ...]:
+        """Columns of maps with numbers in them that are called like rewards: parts of the reward beside them."""
+        taken = {use.column.partition(".")[0] for use in uses.values()}
+        maps = [name for name, sketch in self.sketches.items() if sketch.is_map and name not in taken]
+        return tuple(name for name in maps if _REWARD.search(name) and not self._is_key(name))
 
     def _empty_flags(self, uses: Mapping[Role, Use]) -> dict[Role, Use]:
         """Columns of flags in which nothing is: they say of every row that it did not fail, or was not cut off."""

@@ -29,7 +29,7 @@ from guerdon.reading.codings import (
 from guerdon.reading.columns import NOTHING, Columns
 from guerdon.reading.layouts import Row, RowLayout
 from guerdon.reading.roles import ALL_ROLES, MODELS, NUMBER_KEYS, OUTCOMES, SCORES, Role, beside, named, plain_name
-from guerdon.reading.values import MISSING, MOST_FIT, Sketch, nested
+from guerdon.reading.values import MISSING, MOST_FIT, Sketch, canonical, nested
 
 Source = Literal["given", "model", "layout", "name"]
 
@@ -79,6 +79,20 @@ class Plan:
     def has(self, *roles: Role) -> bool:
         """Whether there is a column for each of these."""
         return all(role in self.uses for role in roles)
+
+    def need(self, where: str, *roles: Role) -> None:
+        """Refuse data in which one of these could be two things.
+
+        Args:
+            where: the data, or a row of it.
+            roles: that are needed.
+
+        Raises:
+            DataError: with both, and the `--columns` for each.
+        """
+        for role in roles:
+            if role in self.unclear:
+                raise DataError(self.unclear[role], where=where, field=role)
 
 
 def read_as(
@@ -182,9 +196,32 @@ def _stands_in(cell: Any, text: str) -> bool:
     return isinstance(cell, str) and (cell in text or repr(cell)[1:-1] in text)
 
 
-def _has_at_most_one(columns: Sequence[str], row: Row) -> bool:
-    """Whether no two of these columns are filled in a row."""
-    return sum(not is_empty(cell_of(row, column)) for column in columns) < 2
+def _has_at_most_one(column: str, other: str, row: Row) -> bool:
+    """Whether not both columns are filled in a row."""
+    return is_empty(cell_of(row, column)) or is_empty(cell_of(row, other))
+
+
+def _say_one_thing(columns: Sequence[str], states: Callable[[Any, Any], bool], row: Row) -> bool:
+    """Whether the filled ones of these columns say the same as the first of them in a row."""
+    filled = [cell for column in columns if not is_empty(cell := cell_of(row, column))]
+    return all(states(filled[0], other) for other in filled[1:])
+
+
+def _is_same(cell: Any, other: Any) -> bool:
+    """Whether two cells are equal; the text `4` and the number 4 are."""
+    if cell == other or type(cell) is type(other):
+        return bool(cell == other)
+    plain = (str, int, float)
+    return isinstance(cell, plain) and isinstance(other, plain) and canonical(cell) == canonical(other)
+
+
+def _is_same_answer(cell: Any, other: Any) -> bool:
+    """Whether two cells state one answer: they are equal, or one ends with the other: `... #### 4` and `4`."""
+    if _is_same(cell, other):
+        return True
+    short, long = sorted((str(one).strip().rstrip(_AFTER_ANSWER) for one in (cell, other)), key=len)
+    before = long.removesuffix(short)[-1:]
+    return bool(short) and long.endswith(short) and not before.isalnum() and before not in (".", ",", "-")
 
 
 def is_empty(cell: Any) -> bool:
@@ -230,7 +267,6 @@ class _Planner:
         if self.columns.function is None:
             self._take_named()
         ratings = tuple(self.ratings) or tuple(filter(self._has_numbers, named("rating", self._free())))
-        self._take_further()
         columns = [use.column for use in self.uses.values()]
         taken = {*columns, *(column.partition(".")[0] for column in columns), *chain(*self.instead.values())}
         unused = tuple(n for n in self.sketches if n not in taken and n not in ratings and not self._is_inner(n))
@@ -255,13 +291,6 @@ class _Planner:
     def _is_inner(self, name: str) -> bool:
         """Whether a name is that of a key below a column."""
         return "." in name and name.partition(".")[0] in self.sketches
-
-    def _take_further(self) -> None:
-        """Columns that count where the first of their role is empty, as in data put together from several sets."""
-        for role in _ANSWERS:
-            if role in self.uses and self.uses[role].source == "name":
-                others = tuple(named(role, self._free()))
-                self.instead |= {role: others} if others else {}
 
     def _take_said(self) -> None:
         for role, said_column in self.columns.uses.items():
@@ -324,16 +353,35 @@ class _Planner:
             self._take_response()
         elif self.layout.kind != "steps":
             self._take_answers()
-        if self.layout.kind == "steps" or (self._has_steps() and not self.log):
-            self.ignored += [name for name in self._free() if plain_name(name) in _OF_STEPS]
-        if "response" in self.uses and not self.log and named("rating", self._free())[:1] == ["helpfulness"]:
-            self.ratings = [name for name in named("rating", self._free()) if self._has_numbers(name)]
+        self._take_beside_steps()
+        self._take_ratings()
         for role in _FURTHER:
-            if role not in self.uses:
-                self._take_first(role)
+            self._take_further(role)
         for name in named("id", self.sketches)[:1]:  # it may also be the column of groups
             if "id" not in self.uses and self.sketches[name].filled:
                 self._use("id", name, None, "name")
+
+    def _take_beside_steps(self) -> None:
+        """Columns beside steps that say something of these are no answer of their own."""
+        if self.layout.kind == "steps" or (self._has_steps() and not self.log):
+            self.ignored += [name for name in self._free() if plain_name(name) in _OF_STEPS]
+
+    def _take_ratings(self) -> None:
+        """HelpSteer2's ratings of a response, some of whose names are otherwise those of a truth."""
+        rated = named("rating", self._free())
+        if "response" in self.uses and not self.log and rated[:1] == ["helpfulness"]:
+            self.ratings = [name for name in rated if self._has_numbers(name)]
+
+    def _take_further(self, role: Role) -> None:
+        """A role that no other one depends on."""
+        columns = named(role, self._free())
+        if role == "reference":
+            own = [name for name in columns if plain_name(name) not in _WEAK_ANSWERS]
+            columns = own or columns
+        if role == "reward":
+            columns.sort(key=self._has_parts)
+            self._take_other_rewards(columns)
+        self._take_one(role, columns[:1] if role in _FIRST_COUNTS else columns)
 
     def _take_answers(self) -> None:
         """What was answered: steps with labels, two responses, several, or one."""
@@ -348,53 +396,73 @@ class _Planner:
         """Two responses side by side in the rows that have no better and worse one."""
         better = self.uses["chosen"].column
         sides = beside(self._free())
-        if sides and self.all_rows(partial(_has_at_most_one, [better, sides[0][0]])):
+        if sides and self.all_rows(partial(_has_at_most_one, better, sides[0][0])):
             self._take_pair()
+
+    def _has_parts(self, name: str) -> bool:
+        """Whether the cells of a column are maps or lists, or texts of these."""
+        sketch = self.sketches[name]
+        return sketch.is_nested_text or sketch.kinds["dict"] + sketch.kinds["list"] > 0
+
+    def _take_other_rewards(self, columns: Sequence[str]) -> None:
+        """In a log, columns of rewards in rows that have none in the first of them."""
+        if not self.log or "reward" in self.uses:
+            return
+        alone = [one for one in columns[1:] if self.all_rows(partial(_has_at_most_one, columns[0], one))]
+        self.instead |= {"reward": tuple(alone)} if alone else {}
 
     def _has_numbers(self, name: str) -> bool:
         """Whether nearly all cells of a column are numbers, or are written as one."""
         return self.sketches[name].numbers >= MOST_FIT * self.sketches[name].filled > 0
 
-    def _take_first(self, role: Role) -> None:
-        """The first column with a name of a role."""
-        for name in named(role, self._free())[:1]:
-            self._use(role, name, None, "name")
+    def _take_one(self, role: Role, columns: Sequence[str]) -> bool:
+        """The column of a role, whether there is one.
 
-    def _take_alone(self, role: Role, columns: Sequence[str]) -> bool:
-        """The one column of a role; of several the first, which is unclear. Whether there is one."""
+        Of several the first, if no row says two things with them; the others then count where it is empty. Else the
+        role is unclear, where it changes what is asked, answered or true, and the others are not used elsewhere.
+        """
         if role in self.uses or not columns:
             return role in self.uses
         self._use(role, columns[0], None, "name")
-        if len(columns) > 1 and self.all_rows(partial(_has_at_most_one, columns)):
-            self.instead[role] = tuple(columns[1:])
-        elif len(columns) > 1:
-            readings = " or ".join(f"{name} ({self.sketches[name].shown()!r})" for name in columns)
-            choices = " or ".join(f"--columns {role}={name}" for name in columns)
-            self.unclear[role] = f"the {role} could be {readings}; say which: {choices}"
+        if len(columns) > 1:
+            states = _is_same_answer if role in _ANSWERS else _is_same
+            if role in _MEDIA or self.all_rows(partial(_say_one_thing, columns, states)):
+                self.instead[role] = tuple(columns[1:])
+            elif role in _ONE_ALONE:
+                self.unclear[role] = self._two_readings(role, [{role: name} for name in columns])
         return True
+
+    def _two_readings(self, what: str, readings: Sequence[Mapping[Role, str]]) -> str:
+        """That columns could be of one role, with an example of each and what says it: roles with their columns."""
+        first = [next(iter(one.values())) for one in readings]
+        examples = " or ".join(f"{name} ({self.sketches[name].shown()!r})" for name in first)
+        said = [",".join(f"{role}={name}" for role, name in one.items()) for one in readings]
+        return f"the {what} could be {examples}; say which: {' or '.join(f'--columns {one}' for one in said)}"
 
     def _take_question(self) -> None:
         """What was asked: the prompt, turns before it, and what belongs to it."""
-        plain = {plain_name(name): name for name in self._free()}
-        if "prompt" not in self.uses and {"instruction", "input"} <= plain.keys():
-            self._use("prompt", plain["instruction"], None, "name")  # Alpaca: two columns are one prompt
-            self._use("input", plain["input"], None, "name")
-        elif "input" in plain and {"output"} <= plain.keys() and "instruction" in plain:
-            self._use("input", plain["input"], None, "name")
+        self._take_instruction()
         asked = [self._text_in(name) for name in self._texts("prompt")]
-        asked = [name for name in asked if name]
-        if "prompt" not in self.uses and asked:
-            self._take_alone("prompt", self._widest(asked))
-        for name in named("passage", self._free()):
-            if self.sketches[name].is_chat and "messages" not in self.uses:
-                self._use("messages", name, None, "name")
-            elif "prompt" not in self.uses:
-                self._use("prompt", name, None, "name")
-            elif "passage" not in self.uses:
-                self._use("passage", name, None, "name")
-        self._take_alone("messages", named("messages", self._free()))
+        self._take_one("prompt", self._widest([name for name in asked if name]))
+        passages = named("passage", self._free())
+        chats = [name for name in passages if self.sketches[name].is_chat]
+        texts = [name for name in passages if name not in chats]
+        self._take_one("messages", chats)
+        if "prompt" not in self.uses:
+            self._take_one("prompt", texts[:1])
+        self._take_one("passage", named("passage", self._free()) if "prompt" in self.uses else [])
+        self._take_one("messages", named("messages", self._free()))
         for name in named("history", self._free()):
             self._use("history" if "prompt" in self.uses else "prompt", name, None, "name")
+
+    def _take_instruction(self) -> None:
+        """The two columns of one question that Alpaca has: an instruction, and the input to it."""
+        free = {plain_name(name): name for name in self._free()}
+        if {"instruction", "input"} <= free.keys():
+            self._take_one("prompt", [free["instruction"]])
+        asked = self.uses.get("prompt")
+        if asked is not None and plain_name(asked.column) == "instruction" and "input" in free:
+            self._take_one("input", [free["input"]])
 
     def _texts(self, role: Role) -> list[str]:
         """The columns with a name of a role that are no numbers; in a log, whose prompts may be numbers, else those."""
@@ -410,9 +478,7 @@ class _Planner:
 
     def _widest(self, columns: list[str]) -> list[str]:
         """The column whose text has those of the others in it, in every row; all where there is none."""
-        if len(columns) == 1:
-            return columns
-        for widest in columns:
+        for widest in columns if len(columns) > 1 else ():
             others = [name for name in columns if name != widest]
             if self.all_rows(partial(_has_texts, widest, others)):
                 return [widest]
@@ -426,8 +492,7 @@ class _Planner:
         if not self.uses.keys() & set(_STEPS) and not all(beside_it.values()):
             return False
         for role, names in beside_it.items():
-            if role not in self.uses and names:
-                self._use(role, names[0], None, "name")
+            self._take_one(role, names)
         use = self.uses.get("step_labels")
         if use is not None and use.coding is None:
             self._code_steps(use.column)
@@ -457,10 +522,10 @@ class _Planner:
         better, worse = (named(role, self._free(filled=False)) for role in _PROMPT_AND_BOTH[1:])
         if not (better and worse):
             return False
-        self._take_alone("chosen", better)
-        self._take_alone("rejected", worse)
-        for role in ("margin", "chosen_score", "rejected_score"):
-            self._take_first(role)
+        self._take_one("chosen", better)
+        self._take_one("rejected", worse)
+        for role in _OF_CHOSEN:
+            self._take_one(role, named(role, self._free()))
         return True
 
     def _take_pair(self) -> bool:
@@ -471,6 +536,9 @@ class _Planner:
                 return False
             self._use("first", pairs[0][0], None, "name")
             self._use("second", pairs[0][1], None, "name")
+            readings = [dict(zip(_PAIR, two, strict=True)) for two in pairs]
+            if len(readings) > 1:
+                self.unclear["first"] = self._two_readings("responses", readings)
         self._take_winner(self.uses["first"].column, self.uses["second"].column)
         return True
 
@@ -486,7 +554,7 @@ class _Planner:
         found = {
             name: codings for name in named("winner", free) if (codings := self._winner_codings(name, first, second))
         }
-        if self._take_alone("winner", list(found)):
+        if self._take_one("winner", list(found)):
             self._decide("winner", found[self.uses["winner"].column])
             return
         for a, b in beside(free, SCORES):
@@ -543,11 +611,9 @@ class _Planner:
         lists = [name for name in named("responses", self._free()) if self.sketches[name].is_list]
         if "responses" not in self.uses and not lists:
             return False
-        self._take_alone("responses", lists)
-        for role in ("ranks", "scores"):
-            beside_it = [name for name in named(role, self._free()) if self.sketches[name].is_list]
-            if beside_it:
-                self._use(role, beside_it[0], None, "name")
+        self._take_one("responses", lists)
+        for role in _LISTED:
+            if self._take_one(role, [name for name in named(role, self._free()) if self.sketches[name].is_list]):
                 break
         return True
 
@@ -559,14 +625,14 @@ class _Planner:
             found = others
         elif found and (self._is_gold(found[0]) or (self._has_steps() and not self.log)):
             found = []
-        self._take_alone("response", found)
+        self._take_one("response", found)
         if self.log:
             return
         if "label" in self.uses:
             self._code("label")
         elif not named("reward", self._free()):
             coded = {n: codings for n in named("label", self._free()) if (codings := label_codings(self.sketches[n]))}
-            if self._take_alone("label", list(coded)):
+            if self._take_one("label", list(coded)):
                 self._decide("label", coded[self.uses["label"].column])
 
     def _has_steps(self) -> bool:
@@ -602,7 +668,18 @@ _TEXTS: tuple[Role, ...] = (
 )  # fmt: skip
 _STEPS: tuple[Role, ...] = ("steps", "step_labels")
 _JUDGED: tuple[Role, ...] = ("winner", "label")  # in a log such a column is a true answer, or nothing
+_LISTED: tuple[Role, ...] = ("ranks", "scores")
+_OF_CHOSEN: tuple[Role, ...] = ("margin", "chosen_score", "rejected_score")
 _ANSWERS: tuple[Role, ...] = ("reference", "solution")
+_WEAK_ANSWERS = ("label", "tests")  # true answers where no other column is one
+_AFTER_ANSWER = ".$} "  # what may follow the answer at the end of a solution
+_MEDIA: tuple[Role, ...] = ("images", "videos", "audio")
+_FIRST_COUNTS: tuple[Role, ...] = ("reward", "tests", "options")  # the further ones are used beside the first
+_ONE_ALONE: tuple[Role, ...] = (
+    "prompt", "input", "messages", "passage", "system", "tools", "response", "responses", "chosen", "rejected",
+    "winner", "margin", "ranks", "scores", "label", "steps", "step_labels", "reference", "rubric", "solution", "truth",
+)  # fmt: skip
+"""Roles of which two columns that differ are refused: they say what was asked, answered, judged or true."""
 _FURTHER: tuple[Role, ...] = (
     "system", "tools", "images", "videos", "audio", "turn", "margin", "steps", "step_labels", "reward", "truth",
     "reference", "tests", "rubric", "solution", "options", "token_rewards", "advantage", "step", "group", "tokens",

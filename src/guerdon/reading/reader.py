@@ -287,9 +287,7 @@ class DataReading:
         Raises:
             DataError: with both, and the `--columns` for each.
         """
-        for role in roles:
-            if role in self.plan.unclear:
-                raise DataError(self.plan.unclear[role], where=self.data, field=role)
+        self.plan.need(self.data, *roles)
 
 
 def read(

@@ -88,6 +88,8 @@ ROLES: Mapping[Role, tuple[str, ...]] = {  # the first name that is there counts
     "weight": ("weight", "sample_weight"),
 }  # fmt: skip
 
+ASKED: tuple[Role, ...] = ("prompt", "input", "messages", "history", "passage", "system")
+"""Roles of the texts that were asked."""
 ALL_ROLES: Mapping[str, Role] = {role: role for role in get_args(Role)}
 """Every role by its name."""
 _RESPONSES = (

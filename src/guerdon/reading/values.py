@@ -134,9 +134,11 @@ class Sketch:
         return 0 < self.filled == self.kinds["list"] or self.is_nested_text
 
     @property
-    def is_text(self) -> bool:
-        """Whether every filled cell is text, and not that of a list or a map."""
-        return 0 < self.filled == self.kinds["str"] and not self.is_nested_text
+    def is_map(self) -> bool:
+        """Whether every filled cell is a map, or a text of one, as the first is."""
+        if self.is_nested_text:
+            return isinstance(nested(self.example), Mapping)
+        return 0 < self.filled == self.kinds["dict"]
 
     def shown_values(self) -> str:
         """The values of the column, or its smallest and largest number, in few words."""

@@ -39,7 +39,7 @@ from guerdon.reading.containers import has_rows
 from guerdon.reading.data_sets import DataPart, Rows, split_and_subset
 from guerdon.reading.plan import Plan
 from guerdon.reading.reader import DataReading, Record, read
-from guerdon.reading.roles import ROLES, Role, named
+from guerdon.reading.roles import ASKED, ROLES, Role, named
 from guerdon.reading.shown import ReadAs, log_reading
 from guerdon.settings.data import (
     VERIFIERS,
@@ -321,7 +321,7 @@ def prompts_in(
     skipped: list[tuple[str, str]] = []  # place and reason
     left_out: Counter[str] = Counter()
     name = ""
-    reading.need("prompt", "messages")
+    reading.need(*ASKED, "tools", "rubric")
     for record in reading.records(bad=True):
         if record.error is not None:
             raise record.error
@@ -395,6 +395,7 @@ def prompt_of(record: Record, plan: Plan, data_source: str, ability: str = "", *
     if asked is None and not answered and is_preference(plan):
         return _of_responses(record, plan, data_source, ability)
     choices, tools = read_choices(row, where, answered=answered), _tools(roles, where)
+    plan.need(where, "solution")
     solution = _solution(row, roles, plan)
     if choices is None:
         messages, answer = _messages(asked, roles, row, where)
@@ -551,7 +552,9 @@ def _gold(
     try:
         if isinstance(model, Mapping) and not said:
             return _as_text(model.get("ground_truth"), f"{where}: reward_model.ground_truth")
-        if not is_blank(roles.get("reference")):
+        if answered:
+            plan.need(where, "reference")
+        if not is_blank(roles.get("reference")) and "reference" not in plan.unclear:
             use = plan.uses.get("reference")
             return _stated(roles["reference"], where, "answer" if use is None else use.column)
         stated = final_answer(solution) if solution else None

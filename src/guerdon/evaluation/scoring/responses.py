@@ -22,12 +22,13 @@ from guerdon.reading.layouts import RowLayout
 from guerdon.reading.nested import RESCORED
 from guerdon.reading.plan import Plan
 from guerdon.reading.reader import DataReading, Record
-from guerdon.reading.roles import Role, named
+from guerdon.reading.roles import ASKED, Role, named
 from guerdon.types import Failure
 
 _Row = Mapping[str, Any]
-_ASKED: tuple[Role, ...] = ("prompt", "messages", "history", "passage")
-_SAID: tuple[Role, ...] = ("prompt", "messages", "response", "responses", "chosen", "rejected")
+_NEEDED: tuple[Role, ...] = (
+    *ASKED, "tools", "response", "responses", "chosen", "rejected", "first", "reference", "rubric"
+)  # fmt: skip
 
 
 class NothingToScoreError(DataError):
@@ -60,7 +61,7 @@ def scored_responses(reading: DataReading) -> ResponsesOf:
         NothingToScoreError: no column is a response.
     """
     plan = reading.plan
-    reading.need(*_SAID)
+    reading.need(*_NEEDED)
     if plan.layout.whole is nested.oasst:
         rows = (row for part in reading.parts for _, row in part.rows())
         return partial(_of_message, nested.oasst_talks(rows))
@@ -89,7 +90,7 @@ def _is_log(layout: RowLayout) -> bool:
 
 def _has_response(plan: Plan) -> bool:
     """Whether there is a response with what was asked, or a conversation that may end with one."""
-    return plan.has("messages") or (plan.has("response") and any(plan.has(role) for role in _ASKED))
+    return plan.has("messages") or (plan.has("response") and any(plan.has(role) for role in ASKED if role != "system"))
 
 
 def _lists_steps(reading: DataReading) -> bool:
