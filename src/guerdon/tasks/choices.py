@@ -104,28 +104,39 @@ def read_choices(row: Mapping[str, Any], where: str, *, answered: bool = True, s
     truth = str(cells.get("answer")).lower()
     if truth in ("true", "false") and "passage" in cells and question is not None:  # BoolQ
         return MultipleChoice(question, ("yes", "no"), "A" if truth == "true" else "B", shuffled=False)
-    ordered = _right_first(cells, where)
-    if ordered is not None:
-        right, wrong = ordered
-        texts = [text for text in (right, *wrong) if text]
-        _check(texts, where)
-        if answered and (not right or right in wrong):
-            problem = "is among the wrong ones" if right else "is missing"
-            raise UnreadableGoldError(f"the right answer {problem}", where=where)
-        texts.sort(key=lambda text: hashlib.sha256(f"{seed}/{question}/{text}".encode("utf-8", "replace")).digest())
-        place = texts.index(right) if right else None
-    else:
-        options = _options(row, cells)
-        if options is None:
-            _check_open(row, cells, where)
-            return None
-        texts = options.texts
-        _check(texts, where)
-        place = _answer(cells, options, where)
-        if place is None and answered:
-            raise UnreadableGoldError(f"no true answer to a question with options, found {', '.join(row)}", where=where)
+    apart = _right_first(cells, where)
+    if apart is not None:
+        return _drawn(question, *apart, where, answered=answered, seed=seed)
+    options = _in_one_column(cells) or _in_columns(row, cells)
+    if options is None:
+        _check_open(row, cells, where)
+        return None
+    _check(options.texts, where)
+    place = _answer(cells, options, where)
+    if place is None and answered:
+        raise UnreadableGoldError(f"no true answer to a question with options, found {', '.join(row)}", where=where)
     letter = "" if place is None else ascii_uppercase[place]
-    return MultipleChoice(question, tuple(texts), letter, shuffled=ordered is not None)
+    return MultipleChoice(question, tuple(options.texts), letter, shuffled=False)
+
+
+def _drawn(
+    question: str | None, right: str, wrong: Sequence[str], where: str, *, answered: bool, seed: int
+) -> MultipleChoice:
+    """The right answer and the wrong ones in an order that is drawn.
+
+    Raises:
+        UnreadableGoldError: the right one is missing, or among the wrong ones.
+        DataError: they are no options.
+    """
+    texts = [text for text in (right, *wrong) if text]
+    _check(texts, where)
+    if answered and not right:
+        raise UnreadableGoldError("the right answer is missing", where=where)
+    if answered and right in wrong:
+        raise UnreadableGoldError("the right answer is among the wrong ones", where=where)
+    texts.sort(key=lambda text: hashlib.sha256(f"{seed}/{question}/{text}".encode("utf-8", "replace")).digest())
+    letter = ascii_uppercase[texts.index(right)] if right else ""
+    return MultipleChoice(question, tuple(texts), letter, shuffled=True)
 
 
 def _name(key: Any) -> str:
@@ -161,6 +172,16 @@ def _question(cells: Mapping[str, Any]) -> str | None:
     if isinstance(cells.get("prompt"), str | list | tuple):
         return None
     texts = {key: value.strip() for key, value in cells.items() if isinstance(value, str)}
+    supplied = _supplied_question(texts)
+    question = next((texts[key] for key in QUESTIONS if key in texts), None)
+    if supplied is not None or question is None:
+        return supplied
+    passages = [texts[key] for key in PASSAGES if key in texts and texts[key] not in question]
+    return "\n\n".join([*passages, question])
+
+
+def _supplied_question(texts: Mapping[str, str]) -> str | None:
+    """The question of a layout whose rows only have what it is about; None for other layouts."""
     if "ctx" in texts and "question" not in texts:
         topic = f"{texts['activity_label']}: " if "activity_label" in texts else ""
         return f"{topic}{texts['ctx']}\n\nHow does the text go on?"
@@ -168,10 +189,7 @@ def _question(cells: Mapping[str, Any]) -> str | None:
         return f"{texts['sentence']}\n\nWhich option fits in the place of _?"
     if "premise" in texts and texts.get("question") in ("cause", "effect"):
         return f"{texts['premise']}\n\nWhat was the {texts['question']} of this?"
-    question = next((texts[key] for key in QUESTIONS if key in texts), None)
-    if question is None:
-        return None
-    return "\n\n".join([*(texts[key] for key in PASSAGES if key in texts and texts[key] not in question), question])
+    return None
 
 
 def _right_first(cells: Mapping[str, Any], where: str) -> tuple[str, list[str]] | None:
@@ -214,26 +232,40 @@ def _listed_wrong(cells: Mapping[str, Any]) -> list[Any]:
     return next(filter(None, lists), [])
 
 
-def _options(row: Mapping[str, Any], cells: Mapping[str, Any]) -> _Options | None:
+def _in_one_column(cells: Mapping[str, Any]) -> _Options | None:
+    """The options of a row that has them in one cell."""
     for name in LISTS:
-        if name in cells and (name != "answers" or "label" in cells):
-            found = _listed(cells[name])
-            if found is not None and not ("candidates" in name and len(max(found.texts, key=len)) > _LONGEST):
-                return found
+        if name not in cells or (name == "answers" and "label" not in cells):
+            continue
+        found = _listed(cells[name])
+        if found is None:
+            continue
+        if "candidates" not in name or len(max(found.texts, key=len)) <= _LONGEST:
+            return found
+    return None
+
+
+def _in_columns(row: Mapping[str, Any], cells: Mapping[str, Any]) -> _Options | None:
+    """The options of a row that has a column for each."""
+    fewest = {"A": 3, "sol": 2 if "goal" in cells else 99, "answer": 2 if "label" in cells else 99}
     for pattern, first in FAMILIES.items():
         prefix, start = pattern[:-1].split("{")
-        source: Mapping[str, Any] = cells if prefix else row
-        texts = []
-        for k in range(len(ascii_uppercase)):
-            value = source.get(prefix + chr(ord(start) + k))
-            number = isinstance(value, int | float) and not isinstance(value, bool) and prefix
-            if not (isinstance(value, str) or number) or is_blank(value):
-                break
-            texts.append(str(value).strip())
-        fewest = {"A": 3, "sol": 2 if "goal" in cells else 99, "answer": 2 if "label" in cells else 99}
+        texts = _family(cells if prefix else row, prefix, start)
         if len(texts) >= fewest.get(prefix or start, 2):
             return _Options(texts, [], first)
     return None
+
+
+def _family(cells: Mapping[str, Any], prefix: str, start: str) -> list[str]:
+    """The texts of columns named by `prefix` and a letter or digit that counts up, to the first that is missing."""
+    texts: list[str] = []
+    for k in range(len(ascii_uppercase)):
+        value = cells.get(prefix + chr(ord(start) + k))
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (isinstance(value, str) or (is_number and prefix)) or is_blank(value):
+            break
+        texts.append(str(value).strip())
+    return texts
 
 
 def _check_open(row: Mapping[str, Any], cells: Mapping[str, Any], where: str) -> None:
@@ -304,19 +336,25 @@ def _listed(value: Any) -> _Options | None:
     if isinstance(value, str):
         value = _parsed(value)
     if isinstance(value, Mapping):
-        texts, labels = value.get("text"), value.get("label")
-        if isinstance(texts, list | tuple) and isinstance(labels, list | tuple) and len(texts) == len(labels):
-            return _of_texts(texts, labels)
-        kept = sorted((str(key), text) for key, text in value.items() if not is_blank(text))
-        names = "".join(key.upper() for key, _ in kept)
-        lettered = ascii_uppercase.startswith(names)
-        return _of_texts([text for _, text in kept], [key for key, _ in kept]) if lettered else None
+        return _of_map(value)
     if not isinstance(value, list | tuple):
         return None
     for label, text in (("label", "text"), ("key", "text"), ("key", "value"), ("id", "text"), ("letter", "text")):
         if value and all(isinstance(one, Mapping) and {label, text} <= set(one) for one in value):
             return _of_texts([one[text] for one in value], [one[label] for one in value])
     return _of_texts(value, [])
+
+
+def _of_map(cell: Mapping[Any, Any]) -> _Options | None:
+    """Options within a map: lists `text` and `label`, or a text for each letter."""
+    texts, labels = cell.get("text"), cell.get("label")
+    if isinstance(texts, list | tuple) and isinstance(labels, list | tuple) and len(texts) == len(labels):
+        return _of_texts(texts, labels)
+    kept = sorted((str(key), text) for key, text in cell.items() if not is_blank(text))
+    letters = "".join(key.upper() for key, _ in kept)
+    if not ascii_uppercase.startswith(letters):
+        return None
+    return _of_texts([text for _, text in kept], [key for key, _ in kept])
 
 
 def _of_texts(texts: Sequence[Any], labels: Sequence[Any]) -> _Options | None:

@@ -50,7 +50,7 @@ from guerdon.settings.data import (
     PromptsDataSettings,
 )
 from guerdon.tasks.answers import final_answer, last_boxed
-from guerdon.tasks.choices import is_blank, read_choices
+from guerdon.tasks.choices import MultipleChoice, is_blank, read_choices
 from guerdon.tasks.code.code_forms import tests_of_row
 from guerdon.tasks.code.code_tests import check_isolation, is_code
 from guerdon.tasks.prompts import (
@@ -316,8 +316,7 @@ def prompts_in(
     Raises:
         DataError: as `read_prompts`.
     """
-    prompts: list[Prompt] = []
-    places: list[str] = []
+    placed: list[tuple[str, Prompt]] = []
     skipped: list[tuple[str, str]] = []  # place and reason
     left_out: Counter[str] = Counter()
     name = ""
@@ -333,37 +332,48 @@ def prompts_in(
             left_out[f"has_{kind}"] += 1
             continue
         try:
-            prompts.append(prompt_of(record, reading.plan, source, ability, answered=answered))
-            places.append(record.where)
+            placed.append((record.where, prompt_of(record, reading.plan, source, ability, answered=answered)))
         except UnreadableGoldError as error:
             skipped.append((record.where, str(error)))
-    total = len(prompts) + len(skipped)
+    total = len(placed) + len(skipped)
     share = len(skipped) / max(total, 1)
+    prompts = [prompt for _, prompt in placed]
     if data is not None:
         _check_code_rows(data, prompts)
         found = unreadable_golds(prompts, data)
-        skipped += [(places[i], f"{places[i]}: {reason}") for i, reason in found.reasons.items()]
+        skipped += [(placed[i][0], f"{placed[i][0]}: {reason}") for i, reason in found.reasons.items()]
         share += found.share * len(prompts) / max(total, 1)
         prompts = [prompt for i, prompt in enumerate(prompts) if i not in found.reasons]
-    if share > MOST_SKIPPED:
-        raise DataError(
-            f"{skipped[0][1]}; {len(skipped)} of {total} rows have no true answer that can be read, and more than "
-            f"{MOST_SKIPPED:.0%} of a file are not skipped: correct each or leave it out"
-        )
     if skipped:
-        numbers = ", ".join((re.findall(r"\d+$", where) or [where])[-1] for where, _ in skipped[:5])
-        more = ", ..." if len(skipped) > 5 else ""
-        log_once(
-            f"{reading.data}: skipped {len(skipped)} of {total} rows whose true answer cannot be read "
-            f"(rows {numbers}{more}); the first: {skipped[0][1]}"
-        )
-    left_out.update({"no_true_answer": len(skipped)} if skipped else {})
-    known = log_reading(reading, used=len(prompts), left_out=left_out) if reading.rows else None
-    if read_as is not None and known is not None:
-        read_as.append(known)
+        _say_skipped(reading.data, skipped, total, share)
+        left_out["no_true_answer"] = len(skipped)
+    if reading.rows:
+        known = log_reading(reading, used=len(prompts), left_out=left_out)
+        if read_as is not None:
+            read_as.append(known)
     if not prompts:
         raise DataError(f"{reading.data}: there is no prompt in it; give a file with a row per question")
     return with_unique_ids(prompts)
+
+
+def _say_skipped(data: str, skipped: Sequence[tuple[str, str]], total: int, share: float) -> None:
+    """Log how many of all rows are skipped, each with its place and why.
+
+    Raises:
+        DataError: their share is more than a file may have.
+    """
+    first = skipped[0][1]
+    if share > MOST_SKIPPED:
+        raise DataError(
+            f"{first}; {len(skipped)} of {total} rows have no true answer that can be read, and more than "
+            f"{MOST_SKIPPED:.0%} of a file are not skipped: correct each or leave it out"
+        )
+    numbers = ", ".join((re.findall(r"\d+$", where) or [where])[-1] for where, _ in skipped[:5])
+    more = ", ..." if len(skipped) > 5 else ""
+    log_once(
+        f"{data}: skipped {len(skipped)} of {total} rows whose true answer cannot be read "
+        f"(rows {numbers}{more}); the first: {first}"
+    )
 
 
 def prompt_of(record: Record, plan: Plan, data_source: str, ability: str = "", *, answered: bool = True) -> Prompt:
@@ -388,13 +398,13 @@ def prompt_of(record: Record, plan: Plan, data_source: str, ability: str = "", *
         DataError: with its place and what is missing.
     """
     where = record.where
-    roles = {role: None if cell != cell else cell for role, cell in record.roles.items()}  # NaN
-    roles |= _answer_of_steps(record, plan)
+    roles = _without_nan(record.roles) | _answer_of_steps(record, plan)
     row = _with_said(record, plan, roles)
     asked = _asked(roles, where)
     if asked is None and not answered and is_preference(plan):
         return _of_responses(record, plan, data_source, ability)
-    choices, tools = read_choices(row, where, answered=answered), _tools(roles, where)
+    choices = read_choices(row, where, answered=answered)
+    tools = _tools(roles, where)
     plan.need(where, "solution")
     solution = _solution(row, roles, plan)
     if choices is None:
@@ -402,26 +412,49 @@ def prompt_of(record: Record, plan: Plan, data_source: str, ability: str = "", *
         gold = _gold(row, roles, plan, solution, where, answered=answered)
         solution = solution or answer or _response(roles, plan)
     else:
-        question = asked if choices.question is None else choices.question
-        messages, _ = _messages(question, {} if choices.question else roles, row, where)
-        messages = (*messages[:-1], {"role": "user", "content": choices.asked(messages[-1]["content"])})
-        gold, solution = choices.answer, None if choices.shuffled else solution
-    info = row.get("extra_info") or {}
-    if not isinstance(info, Mapping):
-        raise DataError(
-            f"extra_info must be a map of keys, this is {type(info).__name__}", where=where, field="extra_info"
-        )
-    rubric = {"rubric": roles["rubric"]} if roles.get("rubric") else {}
+        messages = _with_options(choices, asked, roles, row, where)
+        gold = choices.answer
+        if choices.shuffled:
+            solution = None  # it speaks of the options in the row's order
     return Prompt(
         id=_id(row, roles, plan) or question_hash(messages, tools),
         messages=messages,
         ground_truth=gold,
         data_source=str(row.get("data_source") or data_source),
         ability=str(row.get("ability") or ability),
-        extra_info=dict(info) | rubric,
+        extra_info=_extra_info(row, roles, where),
         solution=solution,
         tools=tools,
     )
+
+
+def _without_nan(cells: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Cells, with nothing where pandas wrote NaN."""
+    return {key: None if cell != cell else cell for key, cell in cells.items()}
+
+
+def _with_options(
+    choices: MultipleChoice, asked: Any, roles: Mapping[str, Any], row: Mapping[str, Any], where: str
+) -> tuple[Message, ...]:
+    """The conversation that asks a multiple-choice question, with the options as lettered lines at its end."""
+    if choices.question is not None:
+        asked, roles = choices.question, {}
+    messages, _ = _messages(asked, roles, row, where)
+    return (*messages[:-1], {"role": "user", "content": choices.asked(messages[-1]["content"])})
+
+
+def _extra_info(row: Mapping[str, Any], roles: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """What a row says besides, and the rubric of its answer.
+
+    Raises:
+        DataError: `extra_info` is no map of keys.
+    """
+    info = row.get("extra_info") or {}
+    if not isinstance(info, Mapping):
+        raise DataError(
+            f"extra_info must be a map of keys, this is {type(info).__name__}", where=where, field="extra_info"
+        )
+    return {**info, "rubric": roles["rubric"]} if roles.get("rubric") else dict(info)
 
 
 def _answer_of_steps(record: Record, plan: Plan) -> dict[str, Any]:
@@ -440,7 +473,7 @@ def _is_said(role: Role, plan: Plan) -> bool:
 def _with_said(record: Record, plan: Plan, roles: Mapping[str, Any]) -> dict[str, Any]:
     """A row in which columns that were said have the names that tests and options are looked for by."""
     said = {use.column: role for role, use in plan.uses.items() if _is_said(role, plan)}
-    row = {name: None if cell != cell else cell for name, cell in record.row.items() if name not in said}  # NaN
+    row = _without_nan({name: cell for name, cell in record.row.items() if name not in said})
     return row | {"answer" if role == "reference" else role: roles[role] for role in said.values()}
 
 
@@ -633,20 +666,27 @@ def unreadable_golds(prompts: Sequence[Prompt], settings: ReadDataSettings) -> U
             if not gold or kind == "generated":
                 continue
             if kind != "math":
-                result = verifier.check(_PROBE if kind != "code" else "", prompt)
-                if result.verdict == "gold_unparsable":
-                    reasons[i] = (
-                        f"it is a programming task, but {result.detail}" if kind == "code" else _reason(gold, kind)
-                    )
+                if reason := _why_unreadable(verifier, prompt, kind):
+                    reasons[i] = reason
             elif not _PLAIN.fullmatch(gold) and not numbers_of(gold, prompt.question):
                 rows_of.setdefault(gold, []).append(i)
     golds = tuple(rows_of)[:: max(1, -(-len(rows_of) // MOST_PARSED))]
     bad = _unparsable(golds, settings.verifier_timeout, settings.verifier_workers, settings.verifier_tolerance)
     reasons |= {i: _reason(gold, "math") for gold in bad for i in rows_of[gold]}
-    parsed, symbolic = (sum(len(rows_of[gold]) for gold in some) for some in (golds, rows_of))
-    unread = sum(len(rows_of[gold]) for gold in bad)
-    share = (len(reasons) - unread + unread * symbolic / max(parsed, 1)) / max(len(prompts), 1)
+    counts = {gold: len(rows) for gold, rows in rows_of.items()}
+    parsed = sum(counts[gold] for gold in golds)
+    unread = sum(counts[gold] for gold in bad)
+    estimated = unread * sum(counts.values()) / max(parsed, 1)
+    share = (len(reasons) - unread + estimated) / max(len(prompts), 1)
     return UnreadableGolds(dict(sorted(reasons.items())), share)
+
+
+def _why_unreadable(verifier: Verifier, prompt: Prompt, kind: str) -> str:
+    """Why the true answer of a task that is not mathematics cannot be read; empty where it can."""
+    result = verifier.check("" if kind == "code" else _PROBE, prompt)
+    if result.verdict != "gold_unparsable":
+        return ""
+    return f"it is a programming task, but {result.detail}" if kind == "code" else _reason(prompt.ground_truth, kind)
 
 
 def _reason(gold: str, kind: str) -> str:

@@ -117,33 +117,42 @@ def score_file(
             `only_failed`), or an unfinished start used another model or file.
         NothingToScoreError: no column is a response.
     """
-    part = out.with_name(f"{out.name}.part")
+    unfinished = out.with_name(f"{out.name}.part")
     check_files(file, out, only_failed=only_failed)
     given = out if only_failed else file
     parts = _held(given)
-    rows, counts = [pair for part in parts for pair in part], [len(part) for part in parts]
+    rows = [pair for part in parts for pair in part]
     reading = _read(given, parts, columns, trained_columns(model))
-    responses_of = scored_responses(reading)
     failed = [k for k, (_, row) in enumerate(rows) if not only_failed or _why_failed(row)]
-    read_now = range(len(rows)) if model.info.compares else failed
-    items = {k: responses_of(rows[k][1], rows[k][0], f"{k}") for k in read_now}
-    wanted = _with_their_prompt(items, failed) if model.info.compares else failed
+    items, asked = _asked(reading, rows, failed, compares=model.info.compares)
     for line in shown_lines(reading, **_used(items.values())):
         log_line(line)
-    cost = _cost(model, [items[k] for k in wanted])
+    cost = _cost(model, asked.values())
     if dry_run:
-        return "\n".join([*cost, f"{len(wanted)} of {len(rows)} rows would be scored"])
+        return "\n".join([*cost, f"{len(asked)} of {len(rows)} rows would be scored"])
     for line in cost:
         log_line(line)
-    begun = {"source": sha256(given), "model": name, "aggregation": aggregation} | _identity(name, options or {})
-    begun |= {"columns": columns} if columns else {}
-    asked = {k: items[k] for k in wanted}
-    found = _scored_rows(asked, model, part, begun, aggregation=aggregation, batch_size=batch_size)
-    layout = reading.plan.layout
-    whole = [_rescored(row, found[k], layout) if k in found else row for k, (_, row) in enumerate(rows)]
-    write_rows(out, given, whole, counts, [name for name in _COLUMNS if any(name in row for row in whole)])
-    part.unlink()
-    return _summary(f"wrote {out}: {len(wanted)} of {len(rows)} rows scored", found.values())
+    begun = {"source": sha256(given), "model": name, "aggregation": aggregation}
+    begun |= _identity(name, options or {}, columns)
+    found = _scored_rows(asked, model, unfinished, begun, aggregation=aggregation, batch_size=batch_size)
+    whole = [_rescored(row, found.get(k, {}), reading.plan.layout) for k, (_, row) in enumerate(rows)]
+    written = set[str]().union(*whole)
+    counts = [len(part) for part in parts]
+    write_rows(out, given, whole, counts, [column for column in _COLUMNS if column in written])
+    unfinished.unlink()
+    return _summary(f"wrote {out}: {len(asked)} of {len(rows)} rows scored", found.values())
+
+
+def _asked(
+    reading: DataReading, rows: Sequence[tuple[str, _Row]], failed: Sequence[int], *, compares: bool
+) -> tuple[dict[int, RowResponses], dict[int, RowResponses]]:
+    """The rows that are read, and those of them that are scored: all of a prompt where a model compares responses."""
+    responses_of = scored_responses(reading)
+    if not compares:
+        items = {k: responses_of(rows[k][1], rows[k][0], f"{k}") for k in failed}
+        return items, items
+    items = {k: responses_of(row, place, f"{k}") for k, (place, row) in enumerate(rows)}
+    return items, {k: items[k] for k in _with_their_prompt(items, failed)}
 
 
 def _summary(done: str, found: Iterable[Mapping[str, Any]]) -> str:
@@ -250,17 +259,18 @@ _ELSEWHERE = {  # options that change no value: where a model is, and how fast o
 }  # fmt: skip
 
 
-def _identity(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a model's options decides its values; and of a rubric file its content."""
+def _identity(name: str, options: Mapping[str, Any], columns: str | Mapping[str, str] | None) -> dict[str, Any]:
+    """What decides the values of a model by name: some of its options, a rubric's content, what columns are for."""
 
     def kept(given: Any) -> Any:
         return {k: kept(v) for k, v in given.items() if k not in _ELSEWHERE} if isinstance(given, Mapping) else given
 
-    found = {"options": kept(options)} if kept(options) else {}
-    return {**found, "rubric": sha256(Path(name))} if is_rubric(name) else found
+    rubric = sha256(Path(name)) if is_rubric(name) else None
+    found = {"options": kept(options), "rubric": rubric, "columns": columns}
+    return {key: value for key, value in found.items() if value}
 
 
-def _cost(model: RewardModel, items: Sequence[RowResponses]) -> list[str]:
+def _cost(model: RewardModel, items: Iterable[RowResponses]) -> list[str]:
     """What the calls of a judge cost, in lines."""
     if not isinstance(model, JudgeModel):
         return []
