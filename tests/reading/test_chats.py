@@ -13,6 +13,7 @@ from guerdon.reading.chats import (
     beyond_question,
     chat_messages,
     context_of,
+    earlier_turns,
     question_of,
     split_answer,
     tool_schemas,
@@ -195,3 +196,9 @@ def test_messages_of_other_apis():
     ]
     assert chat_messages(responses) == wanted
     assert chat_messages(anthropic) == (*wanted[:3], {**wanted[3], "thinking": "easy"})
+
+
+@pytest.mark.parametrize("history", [float("nan"), 1, True, [1, 2], [["a"]], ["a", {"role": "user"}]])
+def test_a_history_that_holds_no_turns_is_refused(history):
+    with pytest.raises(ChatError, match="history holds earlier turns as pairs, messages or texts"):
+        earlier_turns(history)

@@ -163,6 +163,7 @@ def test_the_letters_of_shuffled_answers_are_even_and_change_with_the_seed():
     ("row", "why"),
     [
         ({"question": Q, "choices": OPTIONS, "answer": 4}, "answer 4 names none of the 4 options (counted from 0)"),
+        ({"question": Q, "choices": OPTIONS, "answer": "9" * 5000}, "names none of the 4 options (counted from 0)"),
         ({"question": Q, "A": "1", "B": "2", "C": "3", "answer": 2}, "the number of its first option is not known"),
         ({"question": Q, "options": OPTIONS, "answer": "A", "answer_index": 1}, "answer A, answer_index B"),
         ({"question": Q, "options": OPTIONS, "answer": ["A", "B"]}, "must be a letter, a number or the text"),

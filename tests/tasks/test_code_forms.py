@@ -264,3 +264,9 @@ def test_what_tests_import_is_not_the_programs_although_it_imports_it_too(sandbo
         assert run_tests(tests, code, sandbox, cpu_seconds=5) == 1
         assert run_tests(tests, "import math\nmath.isclose = lambda *a: True\ndef area(r): return 9", sandbox,
                          cpu_seconds=5) == 0  # fmt: skip
+
+
+@pytest.mark.parametrize("opening", ["[", '{"a": '])
+def test_a_text_of_many_brackets_holds_no_tests(opening):
+    assert columns({"prompt": "p", "test_list": opening * 200_000}) is None
+    assert columns({"prompt": "p", "test_list": opening * 150 + "1" + ("]" if opening == "[" else "}") * 150}) is None

@@ -347,13 +347,14 @@ def earlier_turns(history: Any) -> list[dict[str, Any]]:
     if isinstance(history, str):
         found = turns_of(history)
         return found if isinstance(found, list) else [{"role": "user", "content": history}]
-    if all(isinstance(one, Mapping) for one in history):
-        return list(history)
-    if all(isinstance(one, list | tuple) and len(one) == 2 for one in history):
-        return [{"role": role, "content": str(text)} for pair in history
+    turns = history if isinstance(history, list | tuple) else [history]
+    if all(isinstance(one, Mapping) for one in turns):
+        return list(turns)
+    if all(isinstance(one, list | tuple) and len(one) == 2 for one in turns):
+        return [{"role": role, "content": str(text)} for pair in turns
                 for role, text in zip(("user", "assistant"), pair, strict=True)]  # fmt: skip
-    if all(isinstance(one, str) for one in history):
-        return [{"role": ("user", "assistant")[k % 2], "content": text} for k, text in enumerate(history)]
+    if all(isinstance(one, str) for one in turns):
+        return [{"role": ("user", "assistant")[k % 2], "content": text} for k, text in enumerate(turns)]
     raise ChatError(f"history holds earlier turns as pairs, messages or texts, this is {str(history)[:80]!r}")
 
 

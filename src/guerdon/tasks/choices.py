@@ -435,7 +435,7 @@ def _place(value: Any, options: _Options, where: str) -> int | None:
     if not readings and _NUMBER.fullmatch(text):
         counted = "the number of its first option is not known" if first is None else f"counted from {first}"
         raise DataError(
-            f"{where} {text} names none of the {len(texts)} options ({counted}); write the letter of the right one"
+            f"{where} {text[:80]} names none of the {len(texts)} options ({counted}); write the letter of the right one"
         )
     if len(readings) != 1:
         what = "names several options" if readings else f"names none of its {len(texts)} options"
@@ -464,7 +464,7 @@ _NUMBER = re.compile("[0-9]+")
 
 
 def _place_of_number(text: str, options: _Options) -> int | None:
-    if options.first is None:
+    if options.first is None or len(text) > 9:  # no question has so many options
         return None
     place = int(text) - options.first
     return place if 0 <= place < len(options.texts) else None

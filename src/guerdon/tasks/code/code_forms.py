@@ -120,10 +120,10 @@ def _parsed(text: Any) -> Any:
             break
         try:
             text = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             try:
                 text = ast.literal_eval(text)
-            except (ValueError, SyntaxError):
+            except (ValueError, SyntaxError, RecursionError, MemoryError):
                 break
     return text
 
