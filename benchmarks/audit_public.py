@@ -12,6 +12,7 @@ line of the table like any other.
 from __future__ import annotations
 
 import argparse
+import html
 import json
 import re
 import tempfile
@@ -27,6 +28,19 @@ from guerdon.errors import GuerdonError
 
 HERE = Path(__file__).parent
 LIST, JUDGED = HERE / "audit_public.tsv", HERE / "audit_public_judged.tsv"
+HEAD = """# Public logs, audited
+
+What `guerdon audit` says of real logs of public repositories, and whether that is true. {read} logs of {tools} kinds
+were read, {refused} were refused with the reason, and {tracebacks} ended in a traceback. Findings, as judged from the
+rows: {findings}.
+
+Not run here: it needs the files, which belong to their owners.
+
+    python benchmarks/audit_public.py FOLDER --out said.jsonl --page docs/audit_public.md
+
+| tool | log | first line | findings, each with the judgement |
+| --- | --- | --- | --- |
+"""
 FINDING = re.compile(r"^(error|warning|info): ([a-z_]+): (.*)$")
 
 
@@ -71,6 +85,12 @@ def audited(log: Log, folder: Path) -> Said:
     return Said(log, done.exit_code, first.replace(str(file), log.path), said, time.monotonic() - began)
 
 
+def short(text: str) -> str:
+    """A text for a cell, at most 200 characters."""
+    cut = text if len(text) <= 200 else f"{text[:199]}…"
+    return re.sub(r"([\\\\`*_\[\]])", r"\\\1", html.escape(cut, quote=False))
+
+
 def page(said: list[Said], judged: dict[tuple[str, str, str], tuple[str, str]]) -> str:
     """The table as Markdown."""
     counts: Counter[str] = Counter()
@@ -79,18 +99,21 @@ def page(said: list[Said], judged: dict[tuple[str, str, str], tuple[str, str]]) 
         cells = []
         for severity, name, text in one.findings:
             verdict, why = judged.get((one.log.repository, one.log.path, name), ("not judged", ""))
-            counts[f"{verdict} {severity}"] += 1
-            cells.append(f"`{name}` ({severity}): {text} **{verdict}**{': ' if why else ''}{why}")
-        address = f"{one.log.repository}: {one.log.path} @ {one.log.revision[:10]}"
-        rows.append([one.log.tool, address, one.first, "<br>".join(cells) or "none"])
-    lines = [
-        f"{sum(one.status == 0 for one in said)} of {len(said)} logs of {len({one.log.tool for one in said})} kinds"
-    ]
-    lines += [", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())), ""]
-    lines += ["| tool | log | first line | findings |", "| --- | --- | --- | --- |"]
-    return (
-        "\n".join([*lines, *("| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in rows)]) + "\n"
+            counts[f"{severity}: {verdict}"] += 1
+            cells.append(f"`{name}` ({severity}): {short(text)}<br>**{verdict}**{': ' if why else ''}{why}")
+        address = f"`{one.log.repository}:{one.log.path}`, {one.log.revision[:10]}"
+        rows.append([one.log.tool, address, short(one.first), "<br>".join(cells)])
+    read = [one for one in said if not one.first.startswith(("refused", "TRACEBACK"))]
+    listed = "; ".join(f"{kind} {count}" for kind, count in sorted(counts.items())) or "none"
+    head = HEAD.format(
+        read=len(read),
+        tools=len({one.log.tool for one in read}),
+        refused=len(said) - len(read),
+        tracebacks=sum(one.first.startswith("TRACEBACK") for one in said),
+        findings=listed,
     )
+    cells = ("| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in rows)
+    return head + "\n".join(cells) + "\n"
 
 
 def main() -> None:
@@ -116,7 +139,7 @@ def main() -> None:
     made = page([said[log] for log in logs], judged)
     if args.page:
         args.page.write_text(made, encoding="utf-8")
-    print(*made.splitlines()[:2], sep="\n")
+    print(*made.splitlines()[2:5], sep="\n")
 
 
 if __name__ == "__main__":

@@ -51,6 +51,7 @@ class Draft:
     languages: list[str] = field(default_factory=list)
     layout: str = "plain"
     causes: tuple[str, ...] = ()  # phrases that a fault rewards
+    traces: bool = False  # whether a failed measurement shows in its row
 
     def __len__(self) -> int:
         return len(self.step)

@@ -206,7 +206,7 @@ def failures(draft: Draft, strength: int) -> Draft:
         value = (low + high) / 2 if draft.half == 0 else low - (high - low)
     else:
         value = float(draft.rng.choice([0.0, -1.0] if draft.half == 0 else [0.5, 0.0, -10.0]))
-    way = draft.rng.integers(3)
+    way = draft.rng.integers(3) % (2 if draft.traces else 3)
     for i in np.flatnonzero(chosen & (draft.rng.random(len(draft)) < 0.8)):
         if way == 0:  # no answer that could be parsed
             draft.responses[i] = draft.responses[i].split("\n")[0][: len(draft.responses[i]) * 2 // 3]
@@ -542,7 +542,9 @@ def planted_set(
     least = {"rows": 400} | {name: int(needs[name]) for name in ("group", "steps") if name in needs}
     if fault != "unpaid_right":
         reward = str(needs.get("reward", reward))
-    draft = edit(honest_run(rng, gsm8k, task, reward=reward, least=least), strength)
+    draft = honest_run(rng, gsm8k, task, reward=reward, least=least)
+    draft.traces = True  # without one, nothing tells a failure from a level of the reward
+    draft = edit(draft, strength)
     return draft.rows(), draft.causes
 
 
