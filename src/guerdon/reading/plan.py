@@ -18,6 +18,7 @@ from guerdon.reading.codings import (
     NUMBER,
     SIGNED,
     TIES,
+    TRUE_TIE,
     Coding,
     by_columns,
     label_codings,
@@ -461,6 +462,11 @@ class _Planner:
         self._take_alone("rejected", worse)
         for role in ("margin", "chosen_score", "rejected_score"):
             self._take_first(role)
+        for name in named("tie", self._free()):
+            if "tie" not in self.uses and any(
+                TRUE_TIE.read(value, {}) == 0 for value in self.sketches[name].values or ()
+            ):
+                self._use("tie", name, None, "name")
         return True
 
     def _take_pair(self) -> bool:
