@@ -9,7 +9,9 @@ in docs/source/dataset_formats.md (preference and unpaired preference, explicit 
 """
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +21,7 @@ from guerdon.episodes.preferences import (
     benchmark_of,
     check_preferences,
     comparison,
+    counted_votes,
     is_preference,
     near_duplicates,
     read_preferences,
@@ -225,8 +228,8 @@ def test_other_rows_are_errors_that_name_the_place(row, words):
     assert words in str(caught.value)
 
 
-def written(folder, rows):
-    path = folder / "pairs.jsonl"
+def written(folder, rows, name="pairs.jsonl"):
+    path = folder / name
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
 
@@ -236,15 +239,104 @@ def pair(question, better, worse):
 
 
 def test_contradicting_pairs_are_left_out_and_tell_the_noise(tmp_path):
-    rows = [pair(f"q{k}", "a", "b") for k in range(10)] * 2
+    rows = [pair(f"q{k}", "a", "b") for k in range(10)] + [pair(f"q{k}", "a", "b") for k in range(2, 10)]
     rows += [pair("q0", "b", "a"), pair("q1", "b", "a")]
     found = read_preferences(written(tmp_path, rows))
-    assert (found.repeated, found.contradicted) == (10, 2)
-    assert len(found.comparisons) == 16  # three rows of each contradicted pair are gone
-    assert found.left_out == {"contradicted": 6}
-    noise = found.label_noise
+    assert found.votes.repeated == 10
+    assert len(found.comparisons) == 16  # both rows of each contradicted pair are gone
+    assert found.left_out == {"contradicted": 4}
+    noise = found.votes.label_noise
     assert 2 * noise * (1 - noise) == pytest.approx(0.2)
-    assert read_preferences(written(tmp_path, rows[:10])).label_noise is None
+    assert read_preferences(written(tmp_path, rows[:10])).votes.label_noise is None
+
+
+def test_a_majority_is_kept_with_its_share(tmp_path):
+    """Seven ways in which votes on one pair differ; the pairs are told apart by their prompt."""
+    cast = {"2:1": "aab", "3:2": "babab", "1:1": "ab", "a tie beside": "at", "mostly ties": "tat", "even": "abt",
+            "even below ties": "abtt", "all one": "bb", "all ties": "tt"}  # fmt: skip
+    rows = [
+        {"prompt": name, "response_a": "x", "response_b": "y", "winner": {"t": "tie"}.get(vote, f"model_{vote}")}
+        for name, votes in cast.items()
+        for vote in votes
+    ]
+    found = read_preferences(written(tmp_path, rows))
+    kept = {}
+    for one in found.comparisons:
+        kept.setdefault(one.prompt, []).append((one.ranks, round(one.share, 3)))
+    first, second, tie = (0, 1), (1, 0), (0, 0)
+    assert kept == {
+        "2:1": [(first, 0.667)] * 2, "3:2": [(second, 0.6)] * 3, "a tie beside": [(first, 0.5)],
+        "mostly ties": [(tie, 0.667)] * 2, "even below ties": [(tie, 0.5)] * 2, "all one": [(second, 1.0)] * 2,
+        "all ties": [(tie, 1.0)] * 2,
+    }  # fmt: skip
+    assert found.left_out == {"outvoted": 1 + 2 + 1 + 1 + 2, "contradicted": 2 + 3}
+    assert (found.votes.repeated, found.votes.majorities) == (9, 5)
+    # of two votes for a response each: 2:1, 3:2, 1:1, even, even below ties, all one
+    assert found.votes.disagreement == pytest.approx((2 / 3 + 0.6 + 1 + 1 + 1 + 0) / 6)
+    assert found.votes.mean_share == pytest.approx((2 / 3 + 0.6 + 0.5 + 2 / 3 + 0.5) / 5)
+
+
+@pytest.mark.parametrize("wrong", [0.05, 0.15, 0.30])
+def test_planted_noise_is_found_whatever_the_number_of_votes(wrong):
+    rng = np.random.default_rng(11)
+    for least, most in ((2, 2), (3, 3), (5, 5), (2, 7)):
+        found = []
+        for k in range(500):
+            for vote in range(rng.integers(least, most + 1)):
+                one = of(f"q{k}", vote)
+                turned = rng.random() < wrong
+                found.append(replace(one, ranks=one.ranks[::-1]) if turned else one)
+        errors = abs(counted_votes(found).label_noise - wrong)
+        assert errors < (0.02 if least > 2 else 0.035), (least, most)  # two votes a pair tell less
+
+
+def test_votes_of_all_files_count_together(tmp_path):
+    """Neither file contradicts itself; together one pair is contradicted, and one has a majority."""
+    one = written(tmp_path, [pair("p", "a", "b"), pair("q", "a", "b"), pair("r", "a", "b")], "one.jsonl")
+    two = written(tmp_path, [pair("q", "b", "a"), pair("p", "b", "a"), pair("p", "b", "a")], "two.jsonl")
+    read_as = []
+    found = read_preferences([one, two], read_as=read_as)
+    assert [(c.prompt, c.share) for c in found.comparisons] == [("r", 1.0), ("p", 2 / 3), ("p", 2 / 3)]
+    assert found.left_out == {"outvoted": 1, "contradicted": 2}
+    records = [one.record for one in read_as]
+    assert [record["used"] for record in records] == [1, 2]
+    assert [record["left_out"] for record in records] == [{"outvoted": 1, "contradicted": 1}, {"contradicted": 1}]
+    assert found.votes.disagreement == pytest.approx((2 / 3 + 1) / 2)
+    both = written(tmp_path, [pair("p", "a", "b"), pair("p", "b", "a")], "both.jsonl")
+    with pytest.raises(DataError, match=r"both\.jsonl: there is no comparison that can be used: 2 contradicted"):
+        read_preferences([both])
+    empty = written(tmp_path, [pair("p", " ", "b")], "empty.jsonl")
+    with pytest.raises(DataError, match=r"empty\.jsonl: there is no comparison that can be used: 1 empty_answer"):
+        read_preferences([one, empty])
+
+
+@pytest.mark.parametrize("more", [
+    {"score_chosen": 4, "score_rejected": 4.0}, {"chosen_rating": "3", "rejected_rating": "3"}, {"status": "tie"},
+    {"status": "Tie", "chosen_score": 5, "rejected_score": 1}, {"tie": True}, {"is_tie": 1},
+])  # fmt: skip
+def test_a_better_and_a_worse_response_can_be_tied(more):
+    row = {"prompt": "Which colour?", "chosen": "blue", "rejected": "red"}
+    untied = {"status": "unchanged", "tie": False, "is_tie": 0, "score_chosen": 4, "score_rejected": 1,
+              "chosen_rating": 4, "chosen_score": 4, "rejected_rating": 1, "rejected_score": 1}  # fmt: skip
+    other = {key: untied[key] for key in more}
+    found = read({**row, **more}, {**row, **other})
+    assert texts(found) == TIE
+    assert (found.margin, found.label) == (0.0, None)
+    assert texts(read({**row, **other}, {**row, **more})) == BLUE
+
+
+@pytest.mark.parametrize("half", [0.5, "0.5", ".5"])
+def test_one_half_is_a_tie_of_every_winner(half):
+    row = {"prompt": "Which colour?", "response_0": "blue", "response_1": "red"}
+    assert texts(read({**row, "winner": half}, {**row, "winner": 0}, {**row, "winner": 1})) == TIE
+    sides = {"prompt": "Which colour?", "response_1": "blue", "response_2": "red"}
+    others = [{**sides, "preferred_1": a, "preferred_2": 1 - a} for a in (0, 1)]
+    assert texts(read({**sides, "preferred_1": half, "preferred_2": half}, *others)) == TIE
+    assert texts(read(*others)) == RED
+    scored = {"prompt": "Which colour?", "response_1": "blue", "response_2": "red", "score_1": 2, "score_2": 2}
+    assert texts(read(scored)) == TIE
+    listed = {"prompt": "Which colour?", "responses": ["blue", "red"], "scores": [half, half]}
+    assert texts(read(listed)) == TIE
 
 
 def test_other_names_of_columns(tmp_path):

@@ -132,10 +132,20 @@ def test_contradicting_pairs_are_left_out_and_counted(tmp_path):
     a, b = {"prompt": "p", "chosen": "x", "rejected": "y"}, {"prompt": "p", "chosen": "y", "rejected": "x"}
     rows = [a, b, {**a, "prompt": "q"}, {**a, "prompt": "q"}, {"prompt": "r", "chosen": "x", "rejected": "x"}]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    choices, left_out, noise, _ = read_choices(str(tmp_path / "pairs.jsonl"))
+    choices, left_out, votes, _ = read_choices(str(tmp_path / "pairs.jsonl"))
     assert [choice.prompt for choice in choices] == [choices[0].prompt] * 2
     assert dict(left_out) == {"contradicted": 2, "equal_answers": 1}
-    assert noise == pytest.approx(0.5)  # half of the repeated pairs differ, 2 e (1 - e) = 1/2
+    assert votes.label_noise == pytest.approx(0.5)  # half of the repeated pairs differ, 2 e (1 - e) = 1/2
+    more = [*rows, a, {**a, "prompt": "t", "status": "tie"}]  # two of three are for x; a tie
+    own = "".join(json.dumps({**row, "subset": "s", "status": row.get("status", "kept")}) + "\n" for row in more)
+    (tmp_path / "majority.jsonl").write_text(own)
+    choices, left_out, votes, _ = read_choices(str(tmp_path / "majority.jsonl"))
+    assert [(choice.prompt, choice.chosen[0].text) for choice in choices[:3]] == [("p", "x"), ("q", "x"), ("q", "x")]
+    assert dict(left_out) == {"outvoted": 1, "tie": 1}
+    assert votes.facts() == {
+        "label_noise": pytest.approx((1 - (1 - 2 / 3) ** 0.5) / 2), "majorities": 1,
+        "majority_share": pytest.approx(2 / 3),
+    }  # fmt: skip
     (tmp_path / "own.jsonl").write_text("".join(json.dumps({**row, "subset": "s"}) + "\n" for row in rows))
     assert read_choices(str(tmp_path / "own.jsonl"))[1] == {"contradicted": 2}
     (tmp_path / "reward_bench.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

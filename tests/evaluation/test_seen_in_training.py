@@ -18,7 +18,7 @@ from guerdon.train.text import train_text_model
 
 sys.path.append(str(Path(__file__).parents[1] / "train"))
 
-from text_lessons import TINY, sums  # noqa: E402
+from text_lessons import TINY, sums
 
 torch.set_num_threads(1)
 LETTERS = {name: value for name, value in TINY.items() if name != "alphabet"}

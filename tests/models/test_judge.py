@@ -238,25 +238,39 @@ def test_votes_on_a_list_begin_with_different_responses():
     assert [shown(r) for r in client.requests] == [["a", "bb", "ccc"], ["bb", "ccc", "a"]]
 
 
-def test_a_lost_member_of_a_list_is_a_failure():
-    def reply(texts, request):
-        return {name: one for name, one in ranked(texts, request).items() if name != "2"}
+def test_a_lost_member_of_a_list_is_a_failure_of_the_list():
+    """Which response each number means is not known where one is left out; of two votes the other list counts."""
 
-    assert outcomes(judged(reply, group("a", "bb", "ccc"), mode="listwise")[0]) == [
-        0.2,
-        "not_ranked",
-        pytest.approx(0.6),
-    ]
-    assert outcomes(judged(reply, group("a", "bb", "ccc"), mode="listwise", min_measured=0.9)[0]) == ["bad_score"] * 3
+    def reply(texts, request):
+        return {name: one for name, one in ranked(texts, request).items() if request.sample or name != "2"}
+
+    found, _ = judged(reply, group("a", "bb", "ccc"), mode="listwise")
+    assert outcomes(found) == ["not_ranked"] * 3
+    assert found[0].score.failure.detail.startswith("no score of response 2: ")
+    two = {"mode": "listwise", "votes": 2, "temperature": 1.0}
+    assert outcomes(judged(reply, group("a", "bb", "ccc"), **two)[0]) == [0.2, 0.4, pytest.approx(0.6)]
+    assert outcomes(judged(reply, group("a", "bb", "ccc"), **two, min_measured=0.9)[0]) == ["not_ranked"] * 3
 
 
 @pytest.mark.parametrize(
     ("reply", "wanted"),
     [
         ('{"1": {"score": 2}, "1": {"score": 4}, "2": {"score": 3}}', ["not_json"] * 3),
-        ({"1": {"score": 2}, "2": {"score": 4}, "3": {"score": 9}}, [0.2, 0.4, 0.2]),  # there is no third
-        ({"1": {"score": "2"}, "2": {"score": 11}}, [0.2, "not_ranked", 0.2]),
-        ({"1": {"score": 2}}, [0.2, "not_ranked", 0.2]),
+        ({"1": {"score": 2}, "2": {"score": 4}, "3": {"score": 9}}, ["bad_schema"] * 3),  # there is no third
+        ({"1": {"score": 2}, "2": {"score": 4}, "C": {"score": 9}}, ["bad_schema"] * 3),
+        ({"1": {"score": 2}, "2": {"score": 4}, "3": None}, ["bad_schema"] * 3),
+        ({"1": {"score": 2}, "2": {"score": 4}, "x": "7"}, ["bad_schema"] * 3),
+        ({"1": {"score": 2}, "2": {"score": 4}, "total": 6}, ["bad_schema"] * 3),
+        ({"1": {"score": 2}, "2": {"score": 4}, "order": ["2", "1"]}, ["bad_schema"] * 3),
+        ({"1": {"score": 2}, " 1 ": {"score": 2}, "2": {"score": 4}}, ["bad_schema"] * 3),
+        ({"0": {"score": 2}, "1": {"score": 4}}, ["bad_schema"] * 3),  # numbered from 0
+        ({"1": {"score": "2"}, "2": {"score": 11}}, ["bad_score"] * 3),
+        ({"1": {"score": 2}, "2": {"score": -0.5}}, ["bad_score"] * 3),
+        ({"1": {"score": 2}, "2": {"score": None}}, ["bad_score"] * 3),
+        ({"1": 2, "2": 4}, ["bad_score"] * 3),
+        ({"1": {"score": 2}}, ["not_ranked"] * 3),
+        ({"1": {"score": 2}, "2": {"score": "4"}, "reason": "The second is longer."}, [0.2, 0.4, 0.2]),
+        ({"1": {"score": 2}, " 2": {"score": 4}, "note": None, "best": "the second"}, [0.2, 0.4, 0.2]),
         ({"a": {"score": 2}, "bb": {"score": 4}}, ["bad_schema"] * 3),
         ("```\n" + json.dumps({"1": {"score": 0}, "2": {"score": 10}}) + "\n```", [0.0, 1.0, 0.0]),
     ],
@@ -265,6 +279,25 @@ def test_the_forms_of_a_reply_about_a_group_in_which_a_response_occurs_twice(rep
     found, client = judged(lambda *_: reply, group("a", "bb", "a"), mode="listwise")
     assert outcomes(found) == wanted
     assert [shown(one) for one in client.requests] == [["a", "bb"]]
+
+
+@pytest.mark.parametrize("mode", ["criteria", "scale", "pairwise", "listwise"])
+@pytest.mark.parametrize("scale", [(0.0, 10.0), (-1.0, 1.0), (1.0, 5.0)])
+def test_the_example_of_a_request_is_no_answer(mode, scale):
+    """An echo of what the reply should look like is a failure, alone and behind words."""
+
+    def echo(lead):
+        def reply(texts, request):
+            example = request.messages[-1]["content"].rpartition("as JSON:\n")[2]
+            assert json.loads(example).keys() == request.schema["properties"].keys()
+            return lead + example
+
+        return reply
+
+    for lead in ("", "Here is my verdict: ", "```json\n"):
+        found, client = judged(echo(lead), group("a", "bb"), mode=mode, rubric=RUBRIC, scale=scale)
+        assert all(one.score.failure is not None for one in found), lead
+        assert client.requests
 
 
 def test_relative_values_say_so():

@@ -5,7 +5,7 @@ used is left out and counted by reason, never used in silence.
 
     found = read_preferences("pairs.jsonl")
     found = read_preferences("votes.parquet", columns="prompt=question,first=left,second=right,winner=vote:1/2")
-    print(len(found.comparisons), dict(found.left_out), found.label_noise)
+    print(len(found.comparisons), dict(found.left_out), found.votes.label_noise)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +34,7 @@ from guerdon.reading.chats import (
     tool_schemas,
     turns_of,
 )
+from guerdon.reading.codings import TRUE_TIE
 from guerdon.reading.containers import has_rows
 from guerdon.reading.plan import Plan, cell_of
 from guerdon.reading.reader import DataReading, Record, read
@@ -60,6 +61,7 @@ class Comparison:
         label: of a single response, whether it is good.
         attributes: of a single response, its ratings by name.
         subset: part of the data, as published.
+        share: of the judgements on a pair that say the same, where they differ; else 1.
     """
 
     id: str
@@ -69,6 +71,7 @@ class Comparison:
     label: bool | None = None
     attributes: Mapping[str, float] = field(default_factory=dict)
     subset: str = ""
+    share: float = 1.0
 
     @property
     def prompt(self) -> str:
@@ -83,31 +86,52 @@ class Preferences:
     Attributes:
         comparisons: that can be used, in order.
         left_out: numbers of rows that cannot be used, by reason.
-        repeated: pairs of responses that were judged more than once.
-        contradicted: of these, the pairs whose judgements differ.
-        benchmark: whose test set this is (`benchmark_of`).
+        votes: what repeated judgements of one pair say, those of all files together.
+        benchmarks: of files that are a test set, whose it is (`benchmark_of`).
     """
 
     comparisons: tuple[Comparison, ...]
     left_out: Mapping[str, int]
+    votes: Votes
+    benchmarks: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Votes:
+    """What several judgements of the same two responses say; each is a vote for one of them, or for a tie.
+
+    Attributes:
+        repeated: pairs of responses that were judged more than once.
+        disagreement: of a random pair that has two votes for a response at least, the probability that two random ones
+            of these are for different responses; None: there is no such pair.
+        shares: of each comparison that is kept and whose pair has different votes, the share of votes that say the
+            same, by its index.
+        left_out: index and reason of the others: `outvoted`, or `contradicted` where either response has as many votes
+            as the other, and as many as a tie or more.
+        majorities: pairs with different votes of which one is kept.
+        mean_share: of these pairs; None: there is none.
+    """
+
     repeated: int = 0
-    contradicted: int = 0
-    benchmark: str | None = None
+    disagreement: float | None = None
+    shares: Mapping[int, float] = field(default_factory=dict)
+    left_out: Mapping[int, str] = field(default_factory=dict)
+    majorities: int = 0
+    mean_share: float | None = None
 
     @property
     def label_noise(self) -> float | None:
-        """As `label_noise`."""
-        return label_noise(self.repeated, self.contradicted)
+        """Share of wrong votes, if each is wrong independently; None where no pair has two votes for a response.
 
+        Two votes with error rate e differ with probability 2 e (1 - e).
+        """
+        if self.disagreement is None:
+            return None
+        return float((1 - np.sqrt(max(1 - 2 * self.disagreement, 0.0))) / 2)
 
-def label_noise(repeated: int, contradicted: int) -> float | None:
-    """Share of wrong judgements, if each is wrong independently; None where no pair was judged twice.
-
-    Two judgements with error rate e differ with probability 2 e (1 - e).
-    """
-    if not repeated:
-        return None
-    return float((1 - np.sqrt(max(1 - 2 * contradicted / repeated, 0.0))) / 2)
+    def facts(self) -> dict[str, Any]:
+        """What cards say of them."""
+        return {"label_noise": self.label_noise, "majorities": self.majorities, "majority_share": self.mean_share}
 
 
 class JudgedRow(NamedTuple):
@@ -216,8 +240,16 @@ def _chosen(record: Record, found: Given) -> JudgedRow:
         margin = better - worse
     if margin is not None and margin < 0:
         raise LeftOut("chosen_scored_lower")
+    if is_tied(record):
+        return JudgedRow(found.prompt, found.responses, [0] * len(found.responses), 0.0)
     ranks = [int(k >= found.better) for k in range(len(found.responses))]
     return JudgedRow(found.prompt, found.responses, ranks, margin)
+
+
+def is_tied(record: Record) -> bool:
+    """Whether a row with a better and a worse response says that none is better: in a word, or by equal scores."""
+    better, worse = (number_of(record.roles.get(role)) for role in ("chosen_score", "rejected_score"))
+    return TRUE_TIE.read(record.roles.get("tie"), {}) == 0 or (better is not None and better == worse)
 
 
 def _side_by_side(record: Record) -> Given:
@@ -400,15 +432,25 @@ def is_preference(plan: Plan) -> bool:
     return (plan.has("response") or plan.has("messages")) and rated
 
 
+class _Source(NamedTuple):
+    """What a file, a folder or a hub data set holds, before votes are counted."""
+
+    data: str
+    reading: DataReading
+    comparisons: list[Comparison]
+    left_out: Counter[str]
+    benchmark: str | None
+
+
 def read_preferences(
-    data: str,
+    data: str | Sequence[str],
     *,
     columns: str | Mapping[str, str] | None = None,
     stored: Mapping[str, str] | None = None,
     train: bool = False,
     read_as: list[ReadAs] | None = None,
 ) -> Preferences:
-    """The comparisons of a file, a folder or a hub data set.
+    """The comparisons of a file, a folder or a hub data set, or of several, whose votes count together.
 
     Args:
         data: see `read`.
@@ -420,6 +462,36 @@ def read_preferences(
     Raises:
         DataError: the data cannot be read, a row has no known layout, or no row can be used.
     """
+    paths = (data,) if isinstance(data, str) else tuple(data)
+    sources = [_source(path, columns=columns, stored=stored, train=train) for path in paths]
+    votes = counted_votes([one for source in sources for one in source.comparisons])
+    kept: list[Comparison] = []
+    start = 0
+    for source in sources:
+        places = range(start, start + len(source.comparisons))
+        start += len(source.comparisons)
+        source.left_out.update(votes.left_out[place] for place in places if place in votes.left_out)
+        own = [
+            replace(one, share=votes.shares.get(place, 1.0))
+            for place, one in zip(places, source.comparisons, strict=True)
+            if place not in votes.left_out
+        ]
+        kept += own
+        if read_as is not None:
+            read_as.append(log_reading(source.reading, used=len(own), left_out=source.left_out))
+        if not source.comparisons:
+            raise _none_usable(source.left_out, source.data)
+    left_out = sum((source.left_out for source in sources), Counter[str]())
+    if not kept:
+        raise _none_usable(left_out, ", ".join(paths))
+    benchmarks = {source.data: source.benchmark for source in sources if source.benchmark is not None}
+    return Preferences(tuple(kept), dict(left_out), votes, benchmarks)
+
+
+def _source(
+    data: str, *, columns: str | Mapping[str, str] | None, stored: Mapping[str, str] | None, train: bool
+) -> _Source:
+    """The comparisons of one file, folder or hub data set."""
     reading = read(data, columns=columns, stored=stored, train=train)
     check_preferences(reading)
     found: list[Comparison] = []
@@ -432,15 +504,13 @@ def read_preferences(
             left_out[one] += 1
         else:
             found.append(one)
-    gone, repeated, contradicted = contradictions(found)
-    kept = [one for place, one in enumerate(found) if place not in gone]
-    left_out.update({"contradicted": len(gone)} if gone else {})
-    if read_as is not None:
-        read_as.append(log_reading(reading, used=len(kept), left_out=left_out))
-    if not kept:
-        why = f": {', '.join(f'{n} {reason}' for reason, n in left_out.items())}" if left_out else ""
-        raise DataError(f"there is no comparison that can be used{why}", where=data)
-    return Preferences(tuple(kept), dict(left_out), repeated, contradicted, benchmark)
+    return _Source(data, reading, found, left_out, benchmark)
+
+
+def _none_usable(left_out: Mapping[str, int], where: str) -> DataError:
+    """That no row can be used, with the reasons."""
+    why = f": {', '.join(f'{n} {reason}' for reason, n in left_out.items())}" if left_out else ""
+    return DataError(f"there is no comparison that can be used{why}", where=where)
 
 
 def check_preferences(reading: DataReading) -> None:
@@ -562,16 +632,43 @@ def solution_of(prompt: Any, given: Any, name: str, tools: Any, system: str = ""
     )
 
 
-def contradictions(found: Sequence[Comparison]) -> tuple[set[int], int, int]:
-    """Indices of the pairs that were judged in both directions; numbers of repeated and of contradicted pairs."""
-    choices: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
+def counted_votes(found: Sequence[Comparison]) -> Votes:
+    """What repeated judgements of the same two responses to a prompt say; comparisons of other numbers have no say."""
+    votes: dict[tuple[str, ...], dict[int, int]] = {}
     for place, one in enumerate(found):
         if len(one.responses) == 2:
             (a, rank_a), (b, rank_b) = sorted(zip((r.text for r in one.responses), one.ranks, strict=True))
-            choices.setdefault((one.prompt, a, b), []).append((place, int(np.sign(rank_a - rank_b))))
-    repeated = [v for v in choices.values() if len(v) > 1]
-    against = [v for v in repeated if len({sign for _, sign in v}) > 1]
-    return {place for v in against for place, _ in v}, len(repeated), len(against)
+            votes.setdefault((one.prompt, a, b), {})[place] = int(np.sign(rank_b - rank_a))
+    repeated = [own for own in votes.values() if len(own) > 1]
+    shares: dict[int, float] = {}
+    left_out: dict[int, str] = {}
+    differing: list[float] = []
+    majorities: list[float] = []
+    for own in repeated:
+        times = Counter(own.values())
+        wins = times[1] + times[-1]
+        if wins > 1:
+            differing.append(2 * times[1] * times[-1] / (wins * (wins - 1)))
+        if len(times) == 1:
+            continue
+        most = _majority(times)
+        if most is None:
+            left_out |= dict.fromkeys(own, "contradicted")
+            continue
+        share = times[most] / len(own)
+        majorities.append(share)
+        left_out |= {place: "outvoted" for place, vote in own.items() if vote != most}
+        shares |= {place: share for place, vote in own.items() if vote == most}
+    disagreement = float(np.mean(differing)) if differing else None
+    mean_share = float(np.mean(majorities)) if majorities else None
+    return Votes(len(repeated), disagreement, shares, left_out, len(majorities), mean_share)
+
+
+def _majority(times: Counter[int]) -> int | None:
+    """The most frequent of 1 (the first), -1 (the second) and 0 (a tie), which yields to as many wins."""
+    if times[1] == times[-1] and times[1] >= times[0]:
+        return None
+    return max((1, -1, 0), key=lambda vote: times[vote])
 
 
 def split_prompts(comparisons: Sequence[Comparison], share: float, seed: int) -> tuple[list[int], list[int], int]:

@@ -72,6 +72,8 @@ def sign_of(cell: Any, row: Row) -> float | None:
 
 SIGNED = Coding("below 0: first", sign_of, is_scale=True)
 TRUTH = Coding("true/false", lambda cell, row: _truth(canonical(cell)))
+TRUE_TIE = Coding("tie", lambda cell, row: 0.0 if (word := canonical(cell)) in TIES or _truth(word) else None)
+"""A column that says of some rows that none of two responses is better."""
 MINUS = Coding("1/-1", lambda cell, row: {"1": 1.0, "-1": 0.0}.get(canonical(cell)))
 NUMBER = Coding("number", lambda cell, row: number_of(cell), is_scale=True)
 MEASURED = Coding("number", lambda cell, row: _measured(cell), is_scale=True)
@@ -88,6 +90,10 @@ def _truth(word: str) -> float | None:
     if word == "1" or word in TRUE:
         return 1.0
     return 0.0 if word == "0" or word in FALSE else None
+
+
+def _part(word: str) -> float | None:
+    return 0.5 if word == "0.5" else _truth(word)
 
 
 def pair(first: str, second: str) -> Coding:
@@ -124,10 +130,10 @@ def named_by_row(first: str, second: str) -> Coding:
 
 
 def by_columns(first: str, second: str) -> Coding:
-    """Two columns of 0 and 1, one for each response; the cell itself is that of the first."""
+    """Two columns of 0 and 1, one for each response, 0.5 in both for a tie; the cell itself is that of the first."""
 
     def read(cell: Any, row: Row) -> float | None:
-        a, b = (_truth(canonical(row.get(column))) for column in (first, second))
+        a, b = (_part(canonical(row.get(column))) for column in (first, second))
         return None if a is None or b is None else b - a
 
     return Coding(f"{first}, {second}", read, of_row=True)

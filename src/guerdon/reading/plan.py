@@ -18,6 +18,7 @@ from guerdon.reading.codings import (
     NUMBER,
     SIGNED,
     TIES,
+    TRUE_TIE,
     Coding,
     by_columns,
     label_codings,
@@ -526,6 +527,10 @@ class _Planner:
         self._take_one("rejected", worse)
         for role in _OF_CHOSEN:
             self._take_one(role, named(role, self._free()))
+        for name in named("tie", self._free()):
+            says_tie = any(TRUE_TIE.read(value, {}) == 0 for value in self.sketches[name].values or ())
+            if says_tie and "tie" not in self.uses:
+                self._use("tie", name, None, "name")
         return True
 
     def _take_pair(self) -> bool:

@@ -15,7 +15,8 @@ from typing import Literal, get_args
 
 Role = Literal[
     "prompt", "input", "messages", "history", "passage", "system", "tools", "images", "videos", "audio", "turn",
-    "response", "responses", "chosen", "rejected", "first", "second", "winner", "margin", "ranks", "scores",
+    "response", "responses", "chosen", "rejected", "first", "second", "winner", "margin", "tie", "ranks",
+    "scores",
     "chosen_score", "rejected_score", "first_score", "second_score",
     "label", "rating", "steps", "step_labels", "reference", "tests", "rubric", "solution", "options",
     "reward", "token_rewards", "truth", "advantage", "step", "group", "tokens", "length", "truncated", "failed",
@@ -49,6 +50,7 @@ ROLES: Mapping[Role, tuple[str, ...]] = {  # the first name that is there counts
     "winner": ("winner", "overall_preference", "preference_strength", "better_response_id", "preference", "preferred",
                "vote", "choice", "selected", "judgment", "verdict", "better", "label", "labels"),
     "margin": ("margin",),
+    "tie": ("status", "tie", "is_tie"),
     "ranks": ("ranks", "ranking", "rank"),
     "scores": ("scores", "ratings", "rating"),
     "chosen_score": ("score_chosen", "chosen_score", "chosen_rating"),

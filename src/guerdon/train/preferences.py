@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from guerdon.compute import distributed
-from guerdon.episodes.preferences import Comparison, read_preferences, split_prompts
+from guerdon.episodes.preferences import Comparison, Votes, read_preferences, split_prompts
 from guerdon.errors import DataError
 from guerdon.models.images.quality import auroc
 from guerdon.models.text.sequence_classifier import PreferenceModel
@@ -83,7 +83,7 @@ class PreferenceData:
     train: tuple[Comparison, ...]
     held_out: tuple[Comparison, ...]
     left_out: Mapping[str, int]
-    label_noise: float | None
+    votes: Votes = field(default_factory=Votes)
     read_as: tuple[ReadAs, ...] = ()
     separator: ClassVar = ""
     folder: ClassVar = None
@@ -121,7 +121,7 @@ class PreferenceData:
 
     def facts(self) -> dict[str, Any]:
         """What the card says of the data."""
-        return {"left_out": dict(self.left_out), "label_noise": self.label_noise, **read_as_facts(self.read_as)}
+        return {"left_out": dict(self.left_out), **self.votes.facts(), **read_as_facts(self.read_as)}
 
 
 @doing("reading the data")
@@ -131,20 +131,14 @@ def read_preference_data(settings: PreferenceTrainSettings) -> PreferenceData:
     Raises:
         DataError: a data set cannot be read, or holds another kind of judgement than the settings need.
     """
-    found: list[Comparison] = []
-    left_out: Counter[str] = Counter()
-    noise = None
     read_as: list[ReadAs] = []
-    for path in settings.data_paths:
-        one = read_preferences(path, columns=settings.columns, train=True, read_as=read_as)
-        if one.benchmark is not None:
-            raise DataError(
-                f"{path} is the test set of {one.benchmark}, which means nothing for a model trained on it: train on "
-                "other preferences and name it in evaluate.pairs; if it is something else, rename it"
-            )
-        found += one.comparisons
-        left_out.update(one.left_out)
-        noise = one.label_noise if noise is None else noise
+    data = read_preferences(settings.data_paths, columns=settings.columns, train=True, read_as=read_as)
+    for path, benchmark in data.benchmarks.items():
+        raise DataError(
+            f"{path} is the test set of {benchmark}, which means nothing for a model trained on it: train on "
+            "other preferences and name it in evaluate.pairs; if it is something else, rename it"
+        )
+    found, left_out = data.comparisons, Counter(data.left_out)
     kinds = Counter(_kind(one, settings) for one in found)
     wanted = _wanted(kinds, settings)
     used = [one for one in found if _kind(one, settings) == wanted]
@@ -153,7 +147,7 @@ def read_preference_data(settings: PreferenceTrainSettings) -> PreferenceData:
     if near:
         left_out["near_duplicate"] += near
     to_train, to_hold = (tuple(used[i] for i in part) for part in (train, held))
-    return PreferenceData(to_train, to_hold, dict(left_out), noise, tuple(read_as))
+    return PreferenceData(to_train, to_hold, dict(left_out), data.votes, tuple(read_as))
 
 
 def _wanted(kinds: Counter[str], settings: PreferenceTrainSettings) -> str:

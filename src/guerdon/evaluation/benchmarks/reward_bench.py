@@ -32,11 +32,12 @@ from scipy.special import expit
 
 from guerdon.episodes.preferences import (
     Comparison,
+    Votes,
     benchmark_of,
     check_preferences,
     comparison,
-    contradictions,
-    label_noise,
+    counted_votes,
+    is_tied,
     read_response,
     responses_of,
 )
@@ -101,13 +102,13 @@ class ReadChoices(NamedTuple):
     Attributes:
         choices: in order.
         left_out: rows that cannot be used, by reason.
-        label_noise: as `label_noise`.
+        votes: what repeated judgements of one pair say.
         read_as: what its columns were taken for, see `shown_record`.
     """
 
     choices: list[PreferenceChoice]
     left_out: Counter[str]
-    label_noise: float | None
+    votes: Votes
     read_as: Mapping[str, Any]
 
 
@@ -116,7 +117,7 @@ def read_choices(
 ) -> ReadChoices:
     """The prompts of a file, a folder or a hub data set.
 
-    Outside benchmarks, pairs that were judged in both directions are left out; their share estimates the noise.
+    Outside benchmarks, pairs that were judged more than once count as the majority says (`counted_votes`).
 
     Args:
         data: see `read`.
@@ -134,20 +135,20 @@ def read_choices(
     left_out = Counter(reading.bad)
     choices = _choices_of(reading, left_out)
     judged = {
-        k: Comparison(one.id, tuple(responses), (0, 1))
+        k: Comparison(one.id, tuple(responses), (0, int(not one.is_tie)))
         for k, one in enumerate(choices)
         if not one.benchmark and len(responses := [x for x in one.responses if isinstance(x, Solution)]) == 2
     }  # fmt: skip
     places = list(judged)
-    against, repeated, contradicted = contradictions(list(judged.values()))
-    gone = {places[k] for k in against}
-    left_out.update({"contradicted": len(gone)} if gone else {})
-    choices = [one for k, one in enumerate(choices) if k not in gone]
+    votes = counted_votes(list(judged.values()))
+    gone = {places[k]: reason for k, reason in votes.left_out.items()}
+    left_out.update("tie" if choices[k].is_tie else reason for k, reason in gone.items())
+    choices = _without_ties([one for k, one in enumerate(choices) if k not in gone], left_out)
     counted = ", ".join(f"{n} {reason}" for reason, n in sorted(left_out.items()))
     if not choices:
         raise DataError(f"there is no comparison that can be used: {counted}", where=data)
     read_as = shown_record(reading, used=len(choices), left_out=left_out)
-    return ReadChoices(choices, left_out, label_noise(repeated, contradicted), read_as)
+    return ReadChoices(choices, left_out, votes, read_as)
 
 
 def pairs_of(choices: Sequence[PreferenceChoice], values: Sequence[Value]) -> ResponsePairs:
@@ -259,11 +260,15 @@ def preference_lines(section: Mapping[str, Any]) -> list[str]:
     """The section `pairs` of a card, without its failures."""
     shares = {"overall": section["overall"], **section["subsets"], **section["sections"]}
     left_out = ", ".join(f"{n} {reason}" for reason, n in section["left_out"].items())
-    noise = section["label_noise"]
+    noise, majorities = section["label_noise"], section["majorities"]
     lines = [*figure_table((name, share["measured"]) for name, share in shares.items())]
     lines.append(f"ties: {sum(section['ties'].values())}")
     lines += [f"rows left out: {left_out}"] * bool(left_out)
-    lines += [] if noise is None else [f"pairs judged twice: a share of {noise:.3f} of the judgements is wrong"]
+    lines += (
+        [] if noise is None else [f"pairs judged more than once: a share of {noise:.3f} of the judgements is wrong"]
+    )
+    if majorities:
+        lines.append(f"pairs as a majority judged them: {majorities}, mean share {section['majority_share']:.3f}")
     titles = {
         "length": "pairs by length (length_controlled: accuracy at equal length)",
         "calibration": "values read as Bradley-Terry logits; such probabilities hold within a prompt",
@@ -321,6 +326,11 @@ class PreferenceChoice:
     def responses(self) -> tuple[Solution | Failure, ...]:
         """Right ones first."""
         return self.chosen + self.rejected
+
+    @property
+    def is_tie(self) -> bool:
+        """Whether no response is better than another; such a choice is left out."""
+        return not self.rejected
 
     @property
     def prompt(self) -> str:
@@ -403,11 +413,19 @@ def choices_from_rows(
     """
     held = [(f"{path}{': ' * bool(path)}row {number + 1}", row) for number, row in enumerate(rows)]
     reading = read(path, parts=[held_part(held, path or "rows", "rows", subset)])
-    return _choices_of(reading, Counter() if left_out is None else left_out)
+    left_out = Counter() if left_out is None else left_out
+    return _without_ties(_choices_of(reading, left_out), left_out)
+
+
+def _without_ties(choices: Sequence[PreferenceChoice], left_out: Counter[str]) -> list[PreferenceChoice]:
+    """The choices that are none between equally good responses; those are counted."""
+    found = [one for one in choices if not one.is_tie]
+    left_out.update({"tie": len(choices) - len(found)} if len(found) < len(choices) else {})
+    return found
 
 
 def _choices_of(reading: DataReading, left_out: Counter[str]) -> list[PreferenceChoice]:
-    """The prompts of rows that were read; the others are counted by reason."""
+    """The prompts of rows that were read, ties among them; the others are counted by reason."""
     check_preferences(reading)
     choices = []
     for record in reading.records():
@@ -459,7 +477,10 @@ def _listed_choice(record: Record, benchmark: str) -> PreferenceChoice | str:
     part = record.subset
     if benchmark == "RM-Bench" and record.row.get("domain") is None:
         part = part.partition("_")[0]
-    return PreferenceChoice(name, part or "all", responses("chosen"), responses("rejected"), benchmark)
+    better, worse = responses("chosen"), responses("rejected")
+    if not benchmark and is_tied(record):
+        better, worse = better + worse, ()
+    return PreferenceChoice(name, part or "all", better, worse, benchmark)
 
 
 _BESIDE_TEXT: tuple[Role, ...] = ("images", "videos", "audio")
@@ -473,8 +494,8 @@ def _compared(record: Record, reading: DataReading, benchmark: str) -> Preferenc
     both = list(zip(one.responses, one.ranks, strict=True))
     chosen, rejected = (tuple(x for x, rank in both if (rank == 0) == best) for best in (True, False))
     part = one.subset if benchmark != "PPE" else str(record.row.get("language") or one.subset)
-    if not rejected:
-        return "tie" if len(one.responses) > 1 else "single_response"
+    if len(one.responses) == 1:
+        return "single_response"
     return PreferenceChoice(one.id, part, chosen, rejected, benchmark)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from guerdon.episodes.preferences import Votes
 from guerdon.episodes.solution_files import published_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError, DataError, MissingDependencyError, boundary
@@ -119,15 +120,15 @@ def evaluate_text(
 class Sets:
     """The data of an evaluation: ProcessBench, PRMBench, preferences, and the samples of `best_of_n`.
 
-    `left_out` counts the rows of preferences that cannot be used, by reason; `label_noise` as `read_choices`; `read_as`
-    says what the columns of `pairs` and of `labels` were taken for.
+    `left_out` counts the rows of preferences that cannot be used, by reason; `votes` as `read_choices`; `read_as` says
+    what the columns of `pairs` and of `labels` were taken for.
     """
 
     process_bench: Sequence[Solution] = ()
     prm_bench: Sequence[Solution] = ()
     choices: Sequence[PreferenceChoice] = ()
     left_out: Mapping[str, int] = field(default_factory=Counter)
-    label_noise: float | None = None
+    votes: Votes = field(default_factory=Votes)
     labelled: LabelledResponses | None = None
     samples: Sequence[Solution] = ()
     read_as: Mapping[str, Any] = field(default_factory=dict)
@@ -146,8 +147,8 @@ def read_sets(settings: EvaluateTextSettings, stored: Mapping[str, str] | None =
     s = settings
     found = Sets()
     if s.pairs is not None:
-        choices, left_out, noise, read_as = read_choices(s.pairs, columns=s.columns, stored=stored)
-        found = replace(found, choices=choices, left_out=left_out, label_noise=noise, read_as={"pairs": read_as})
+        choices, left_out, votes, read_as = read_choices(s.pairs, columns=s.columns, stored=stored)
+        found = replace(found, choices=choices, left_out=left_out, votes=votes, read_as={"pairs": read_as})
     if s.process_bench:
         found = replace(found, process_bench=_published(s.process_bench))
     if s.prm_bench is not None:
@@ -307,7 +308,7 @@ class _Suite:
             more["calibration"], bins = calibration(pairs, **self.bootstrap)
             self.pictures["pairs_reliability"] = charts.reliability_diagram(bins)
         self.record["pairs"] = {
-            "benchmark": name, **worth, "left_out": dict(self.sets.left_out), "label_noise": self.sets.label_noise,
+            "benchmark": name, **worth, "left_out": dict(self.sets.left_out), **self.sets.votes.facts(),
             **asdict(found), **{k: {n: asdict(one) for n, one in v.items()} for k, v in more.items()},
         }  # fmt: skip
 

@@ -277,8 +277,7 @@ class JudgeModel:
         if self._plan.mode == "criteria":
             assert item.rubric is not None
             return item.rubric.value({name: one for name, (one, _) in answer.items()})[0]
-        found = answer.get(str(place))
-        return Failure("not_ranked", f"no score of response {place + 1}") if found is None else found[0]
+        return answer[str(place)][0]
 
     def _explained(self, judgements: Sequence[float | Failure], text: str) -> ExplainedScore:
         values = [v for v in judgements if not isinstance(v, Failure)]
@@ -336,12 +335,11 @@ def _form_of(plan: JudgePlan, rubric: Rubric | None, names: list[str]) -> _Form:
         return _Form("A reason in one sentence, and which response is better", keys, ["winner"], _of_pair)
     low, high = plan.scale
     wanted = f"A reason in one sentence and a score from {low:g} (worst) to {high:g} (best)"
-    one_score = _schema({"type": "number"}, "score")
-    parse = partial(_of_scores, names, plan.scale, plan.min_measured)
+    one_score = _schema({"type": "number", "description": f"a number from {low:g} to {high:g}"}, "score")
     if plan.mode == "listwise":
         wanted += " for every response, which sets it apart from the others"
-        return _Form(wanted, dict.fromkeys(names, one_score), names, parse)
-    return _Form(wanted, one_score["properties"], ["score"], parse)
+        return _Form(wanted, dict.fromkeys(names, one_score), names, partial(_of_list, names, plan.scale))
+    return _Form(wanted, one_score["properties"], ["score"], partial(_of_scale, plan.scale))
 
 
 def _shown_together(plan: JudgePlan, members: Sequence[int]) -> list[tuple[int, ...]]:
@@ -372,8 +370,7 @@ def _schema(kind: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _example(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """What a reply looks like."""
-    kinds = {"string": "...", "number": 0}
+    """What a reply looks like, with words in place of judgements: as an answer it is none."""
     example: dict[str, Any] = {}
     for name, one in keys.items():
         if "properties" in one:
@@ -381,7 +378,7 @@ def _example(keys: Mapping[str, Any]) -> dict[str, Any]:
         elif "enum" in one:
             example[name] = " or ".join(one["enum"])
         else:
-            example[name] = kinds[one["type"]]
+            example[name] = one.get("description", "...")
     return example
 
 
@@ -416,25 +413,55 @@ def _of_pair(reply: Mapping[str, Any]) -> Judgement | Failure:
     return {"0": ({"a": 1.0, "b": 0.0, "tie": 0.5}[word], reason_text(reply.get("reason", "")))}
 
 
-def _of_scores(
-    names: Sequence[str], scale: tuple[float, float], least: float, reply: Mapping[str, Any]
-) -> Judgement | Failure:
-    """Scores of the responses that have one within the scale, from 0 to 1; this share of them must."""
-    found = {}
+def _of_scale(scale: tuple[float, float], reply: Mapping[str, Any]) -> Judgement | Failure:
+    """The score of one response, from 0 to 1."""
+    share = _share(reply, scale)
+    if share is None:
+        return Failure("bad_score", f"no score from {scale[0]:g} to {scale[1]:g}: {str(reply)[:80]!r}")
+    return {"0": (share, reason_text(reply.get("reason", "")))}
+
+
+def _of_list(names: Sequence[str], scale: tuple[float, float], reply: Mapping[str, Any]) -> Judgement | Failure:
+    """The scores of all responses, from 0 to 1; a list that breaks its form anywhere has none.
+
+    A reply that numbers from 0, leaves one out or has one too many may mean another response by each number. Words
+    beside the scores are no score.
+    """
+    given = {key.strip(): value for key, value in reply.items()}
+    if len(given) < len(reply):
+        return Failure("bad_schema", f"a response is judged twice: {str(reply)[:80]!r}")
+    others = [key for key, value in given.items() if key not in names and not _is_remark(key, value)]
+    if others:
+        return Failure("bad_schema", f"{others[0][:40]!r} is none of the responses {names[0]} to {names[-1]}")
+    missing = [name for name in names if name not in given]
+    if missing:
+        return Failure("not_ranked", f"no score of response {', '.join(missing)}: {str(reply)[:80]!r}")
+    found: dict[str, tuple[float, str]] = {}
     for place, name in enumerate(names):
-        one: Any = reply.get(name) if name else reply
-        score = one.get("score") if isinstance(one, Mapping) else None
-        if isinstance(score, str) and _DECIMAL.fullmatch(score):
-            score = float(score)
-        if isinstance(score, bool) or not isinstance(score, int | float) or not scale[0] <= score <= scale[1]:
-            continue
-        found[str(place)] = ((score - scale[0]) / (scale[1] - scale[0]), reason_text(one.get("reason", "")))
-    if found and len(found) >= least * len(names):
-        return found
-    return Failure(
-        "bad_score",
-        f"{len(found)} of {len(names)} responses have a score from {scale[0]:g} to {scale[1]:g}: {str(reply)[:80]!r}",
-    )
+        share = _share(given[name], scale)
+        if share is None:
+            low, high = scale
+            shown = str(given[name])[:80]
+            return Failure("bad_score", f"response {name} has no score from {low:g} to {high:g}: {shown!r}")
+        found[str(place)] = (share, reason_text(given[name].get("reason", "")))
+    return found
+
+
+def _is_remark(key: str, value: Any) -> bool:
+    """Whether an entry beside the scores is words about them, and no score of a response that is not there."""
+    if _DECIMAL.fullmatch(key):
+        return False
+    return value is None or (isinstance(value, str) and not _DECIMAL.fullmatch(value))
+
+
+def _share(judgement: Any, scale: tuple[float, float]) -> float | None:
+    """The score of a judgement, which may be in quotes, from 0 to 1; None: it has none within the scale."""
+    score = judgement.get("score") if isinstance(judgement, Mapping) else None
+    if isinstance(score, str) and _DECIMAL.fullmatch(score):
+        score = float(score)
+    if isinstance(score, bool) or not isinstance(score, int | float) or not scale[0] <= score <= scale[1]:
+        return None
+    return (score - scale[0]) / (scale[1] - scale[0])
 
 
 def _compared(both: Sequence[tuple[_Item, Judgement | Failure]]) -> dict[int, float | Failure]:
