@@ -176,6 +176,7 @@ LAYOUTS: tuple[RowLayout, ...] = (
     RowLayout("HelpSteer2", "labels", ("prompt", "response", "helpfulness"), {}),
     RowLayout("BeaverTails", "labels", ("prompt", "response", "is_safe"), {"label": "is_safe"}),
     RowLayout("CJE", "labels", ("oracle_label",), {"label": "oracle_label:number", "reward": "judge_score"}),
+    RowLayout("CJE", "log", ("judge_score", "oracle_label"), {"reward": "judge_score", "truth": "oracle_label"}),
     # steps
     RowLayout("training rows of guerdon", "steps", ("input_text", "target_text"),
               {"steps": "input_text", "step_labels": "target_text"}),
@@ -202,7 +203,8 @@ LAYOUTS: tuple[RowLayout, ...] = (
     RowLayout("IFEval", "prompts", ("prompt", "instruction_id_list", "kwargs")),
     RowLayout("HealthBench", "prompts", ("prompt", "rubrics", "prompt_id"), {"rubric": "rubrics"}),
     RowLayout("PRIME and verl", "prompts", ("prompt", "reward_model"), {"reference": "reward_model.ground_truth"}),
-    RowLayout("GPQA", "prompts", ("Question", "Correct Answer", "Incorrect Answer 1"), {"prompt": "Question"}),
+    RowLayout("GPQA", "prompts", ("Question", "Correct Answer", "Incorrect Answer 1"),
+              {"prompt": "Question", "reference": "Correct Answer"}),
     RowLayout("Alpaca", "prompts", ("instruction", "output"),
               {"prompt": "instruction", "input": "input", "response": "output"}),
     RowLayout("Dolly", "prompts", ("instruction", "context", "response", "category"), {"passage": "context"}),
