@@ -223,7 +223,7 @@ PAIRS = [
          [2.0, 5.0], [3.0, 3.0])[v], "rationales": ["x", "y"], "model_name": "z"}, "ratings", ".parquet", ties=True),
     Case("distilabel, pairs", chosen(lambda p, a, b: {"system": "Be brief.", "input": p, "chosen": a, "rejected": b,
          "generations": [a, b], "order": ["x", "y"], "labelling_model": "z", "rating": [9.0, 7.0], "status": "tie"}),
-         container=".parquet"),
+         container=".parquet", columns="system=system,prompt=input,chosen=chosen,rejected=rejected"),
     Case("Argilla 2", lambda p, a, b, v: {"id": p, "status": "completed", "prompt": p, "response1": a, "response2": b,
          "preference.responses": sides(["response1"], ["response2"])[v], "preference.responses.users": ["u"],
          "preference.suggestion": None}, "names of columns"),
@@ -271,7 +271,8 @@ LABELS = [
 
 RATED = [
     Case("HelpSteer2", lambda p, r, good: {"prompt": p, "response": r, "helpfulness": none_or(good, 4 if good else 0),
-         "correctness": none_or(good, 3 if good else 1), "coherence": 4, "complexity": 2, "verbosity": 2}, "0..4"),
+         "correctness": none_or(good, 3 if good else 1), "coherence": none_or(good, 4), "complexity": none_or(good, 2),
+         "verbosity": none_or(good, 2)}, "0..4"),
 ]  # fmt: skip
 """Single responses with ratings by name."""
 
@@ -345,7 +346,9 @@ LOGS = [
     Case("Langfuse", lambda p, r, reward, ref: {"id": "t", "name": "chat", "input": {"messages": [user(p)]},
          "output": assistant(r), "scores": [{"name": "quality", "value": reward}], "timestamp": "x"}),
     Case("Phoenix", lambda p, r, reward, ref: {"context.span_id": "1", "attributes.input.value": p,
-         "attributes.output.value": r, "eval.Correctness.score": reward, "eval.Correctness.label": "x"}, "", ".csv"),
+         "attributes.output.value": r, "eval.Correctness.score": reward, "eval.Correctness.label": "x"}, "", ".csv",
+         columns="attributes.input.value=attributes.input.value,attributes.output.value=attributes.output.value,"
+         "reward=eval.Correctness.score"),
     Case("LangSmith", lambda p, r, reward, ref: {"id": "1", "inputs": {"messages": [user(p)]}, "outputs":
          {"output": r}, "feedback_stats": {"correctness": {"avg": reward}}}),
     Case("W&B, table", lambda p, r, reward, ref: [1, p, r, reward], "", ".json",

@@ -3,11 +3,11 @@
 What it should be read as is written by hand in `layout_meanings`; the readers are those that the commands call.
 """
 
-import json
 import random
 from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from layout_files import written
 from layout_meanings import BY_NAME, NO_COLUMN_ASKS, TRUTHS, asked, taught
@@ -15,11 +15,11 @@ from layout_meanings import BY_NAME, NO_COLUMN_ASKS, TRUTHS, asked, taught
 from guerdon.auditing.logs import read_log
 from guerdon.episodes.preferences import read_preferences
 from guerdon.episodes.solution_files import read_solutions
-from guerdon.reading.containers import file_rows
 from guerdon.reading.reader import USUAL_NAMES, read
 from guerdon.reading.roles import ALL_ROLES, roles_of
 from guerdon.tasks.prompt_files import read_prompts
 
+SUMMED = ("TRL", "ragas")  # logs whose reward is the sum of all columns of numbers
 NAMES = sorted(BY_NAME)
 IN_A_FILE = [name for name, layout in BY_NAME.items() if layout.case.whole is None]  # others need their own container
 
@@ -50,7 +50,7 @@ def solutions(path, columns):
 def prompts(path, columns, *, answered):
     """What was asked in each row; of options, which have an order of their own, the question."""
     found = [turns(one.messages) for one in read_prompts(path, answered=answered, columns=columns)]
-    return [[[role, text.partition("\n(A)")[0]] for role, text in one] for one in found]
+    return [[[role, text.partition("\n\n(A)")[0]] for role, text in one] for one in found]
 
 
 def logged(path, columns):
@@ -109,7 +109,8 @@ def commands_said(path):
 def test_order_and_columns_beside_it_change_nothing(tmp_path, name):
     layout = BY_NAME[name]
     rows, wanted = layout.rows(), meant(layout)
-    beside = [{"notes": f"n{k}", **row, "zz": k, "seen at": None} for k, row in enumerate(rows)]
+    number = {} if layout.name in SUMMED else {"zz": 7}
+    beside = [{"notes": f"n{k}", **row, **number, "seen at": None} for k, row in enumerate(rows)]
     order = random.Random(3).sample(range(len(rows)), len(rows))
     found = understood(layout, written(tmp_path, "rows.jsonl", [beside[k] for k in order]))
     assert sorted(found, key=str) == sorted(wanted, key=str)
@@ -117,29 +118,20 @@ def test_order_and_columns_beside_it_change_nothing(tmp_path, name):
     assert sorted(backwards, key=str) == sorted(wanted, key=str)
 
 
-def rows_in(path):
-    return [row for _, row in file_rows(Path(path))]
-
-
 @pytest.mark.parametrize("name", IN_A_FILE)
 def test_three_containers_are_read_the_same(tmp_path, name):
+    """JSON holds any cell; Arrow holds those of one type, and Parquet no empty map."""
     layout = BY_NAME[name]
     rows, wanted = layout.rows(), meant(layout)
-    for ending in (".jsonl.gz", ".json", ".parquet", ".arrow"):
-        path = written(tmp_path / ending, f"rows{ending}", rows)
+    read_so = []
+    for ending in (".jsonl.gz", ".json", ".jsonl.bz2", ".parquet", ".arrow"):
+        try:
+            path = written(tmp_path / ending, f"rows{ending}", rows)
+        except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+            continue
         assert understood(layout, path) == wanted, ending
-
-
-@pytest.mark.parametrize("name", IN_A_FILE)
-def test_tables_of_text_are_read_the_same(tmp_path, name):
-    """Lists and maps are JSON in their cells, as databases write them."""
-    layout = BY_NAME[name]
-    rows = [
-        {key: json.dumps(cell) if isinstance(cell, list | dict) else cell for key, cell in row.items()}
-        for row in layout.rows()
-    ]
-    found = understood(layout, written(tmp_path, "rows.csv", rows))
-    assert found == meant(layout)
+        read_so.append(ending)
+    assert len(read_so) >= 3
 
 
 def nameable(name):
@@ -154,4 +146,9 @@ def test_all_columns_under_other_names_are_read_once_they_are_said(tmp_path, nam
     new = {column: f"x{k}" for k, column in enumerate(dict.fromkeys(key for row in rows for key in row))}
     path = written(tmp_path, "rows.jsonl", [{new[key]: cell for key, cell in row.items()} for row in rows])
     said = ",".join(f"{column}={other}" for column, other in new.items() if nameable(column))
+    if layout.case.columns:
+        pairs = [one.partition("=")[::2] for one in layout.case.columns.split(",")]
+        said = ",".join(
+            f"{role}={new[name.partition(':')[0]]}{name[len(name.partition(':')[0]) :]}" for role, name in pairs
+        )
     assert understood(layout, path, said) == meant(layout)

@@ -304,7 +304,8 @@ def phoenix(record: Row) -> list[Row]:
     asked, said = (record[f"attributes.{side}.value"] for side in ("input", "output"))
     evaluated = {key: value for key, value in record.items() if key.startswith("eval.") and key.endswith(".score")}
     parts = {key.removeprefix("eval.").removesuffix(".score"): value for key, value in evaluated.items()}
-    return [{**_asked_and_answered(asked, said), **_first(parts)}]
+    named = {"reward": record["reward"]} if "reward" in record else {}  # as the user said
+    return [{**_asked_and_answered(asked, said), **_first({**named, **parts})}]
 
 
 def _first(parts: Row) -> Row:
