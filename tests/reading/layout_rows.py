@@ -207,6 +207,8 @@ PAIRS = [
          none_or(b, [assistant(b)])}), container=".parquet"),
     Case("LLaMA-Factory, Alpaca", chosen(lambda p, a, b: {"instruction": p, "input": "", "chosen": a, "rejected": b}),
          container=".json"),
+    Case("LLaMA-Factory, history", chosen(lambda p, a, b: {"instruction": p, "input": "", "system": "Be brief.",
+         "history": [["Hello.", "Yes?"]], "chosen": a, "rejected": b}), container=".json"),
     Case("LLaMA-Factory, ShareGPT", chosen(lambda p, a, b: {
         "conversations": [{"from": "human", "value": p}], "chosen": none_or(a, {"from": "gpt", "value": a}),
         "rejected": none_or(b, {"from": "gpt", "value": b})}), container=".json"),
@@ -219,6 +221,9 @@ PAIRS = [
          none_or(b, talk(p, b))})),
     Case("distilabel", lambda p, a, b, v: {"instruction": p, "generations": [a, b], "ratings": sides([5.0, 2.0],
          [2.0, 5.0], [3.0, 3.0])[v], "rationales": ["x", "y"], "model_name": "z"}, "ratings", ".parquet", ties=True),
+    Case("distilabel, pairs", chosen(lambda p, a, b: {"system": "Be brief.", "input": p, "chosen": a, "rejected": b,
+         "generations": [a, b], "order": ["x", "y"], "labelling_model": "z", "rating": [9.0, 7.0], "status": "tie"}),
+         container=".parquet", columns="system=system,prompt=input,chosen=chosen,rejected=rejected"),
     Case("Argilla 2", lambda p, a, b, v: {"id": p, "status": "completed", "prompt": p, "response1": a, "response2": b,
          "preference.responses": sides(["response1"], ["response2"])[v], "preference.responses.users": ["u"],
          "preference.suggestion": None}, "names of columns"),
@@ -229,6 +234,8 @@ PAIRS = [
     Case("Label Studio, JSON_MIN", lambda p, a, b, v: {"id": 1, "prompt": p, "answer1": a, "answer2": b,
          "comparison": {"selected": sides("left", "right")[v]}, "annotator": 1}, "left/right", ".json"),
     Case("OASST", lambda p, a, b, v: (p, a, b, v), "rank from 0", whole=oasst),
+    Case("scores of both", chosen(lambda p, a, b: {"prompt": p, "chosen": a, "rejected": b, "score_chosen": 8.0,
+         "score_rejected": 5.0}), container=".csv"),
     Case("chats in cells", chosen(lambda p, a, b: {
         "prompt": json.dumps([user(p)]), "chosen": none_or(a, json.dumps([assistant(a)])),
         "rejected": none_or(b, json.dumps([assistant(b)]))}), container=".csv"),
@@ -262,10 +269,24 @@ LABELS = [
          "oracle_label": none_or(good, float(good or 0))}, "number"),
 ]  # fmt: skip
 
+RATED = [
+    Case("HelpSteer2", lambda p, r, good: {"prompt": p, "response": r, "helpfulness": none_or(good, 4 if good else 0),
+         "correctness": none_or(good, 3 if good else 1), "coherence": none_or(good, 4), "complexity": none_or(good, 2),
+         "verbosity": none_or(good, 2)}, "0..4"),
+]  # fmt: skip
+"""Single responses with ratings by name."""
+
 
 def sampled(rows):
     """Samples of inspect_ai in the object that holds them."""
     return {"status": "success", "eval": {"task": "t"}, "samples": rows}
+
+
+def trace(prompt, response, reward):
+    """A trace of verifiers: its messages are a chain of nodes."""
+    nodes = [{"message": user(prompt), "parent": None}, {"message": assistant(response), "parent": 0, "sampled": True}]
+    return {"nodes": nodes, "rewards": {"correct": {"score": reward, "weight": 1.0}}, "metrics": {"turns": 1.0},
+            "stop_condition": "stop", "num_output_tokens": 3}  # fmt: skip
 
 
 LOGS = [
@@ -279,6 +300,9 @@ LOGS = [
     Case("inspect_ai", lambda p, r, reward, ref: {"id": 1, "epoch": 1, "input": p, "target": ref,
          "messages": talk(p, r), "output": {"choices": [{"message": assistant(r), "stop_reason": "stop"}]},
          "scores": {"match": {"value": "C" if reward else "I"}}}, "C/I", ".json", whole=sampled),
+    Case("traces of prime-rl", lambda p, r, reward, ref: {"run": {"work": {"step": 3}}, "traces": [
+         trace(p, r, reward)]}),
+    Case("traces of verifiers", lambda p, r, reward, ref: trace(p, r, reward)),
     Case("NeMo-Gym", lambda p, r, reward, ref: {"responses_create_params": {"input": [user(p)]}, "reward": reward,
          "response": {"output": [{"type": "message", "role": "assistant",
                                   "content": [{"type": "output_text", "text": r}]}]}, "expected_answer": ref}),
@@ -313,13 +337,18 @@ LOGS = [
          "prediction": r, "score": reward}, "", ".csv",
          columns="prompt=question,response=prediction,reward=score,reference=answer"),
     Case("completions with rewards", lambda p, r, reward, ref: {"prompt": p, "completions": [r], "rewards": [reward]}),
+    Case("rewards as a map", lambda p, r, reward, ref: {"prompt": p, "response": r, "rewards":
+         {"accuracy": reward, "format": 0.0}}),
+    Case("rewards as a list", lambda p, r, reward, ref: {"prompt": p, "response": r, "rewards": [reward, 0.0]}),
     Case("promptfoo", lambda p, r, reward, ref: {"prompt": {"raw": p, "label": "x"}, "vars": {}, "response":
          {"output": r}, "score": reward, "success": bool(reward)}, "", ".json", whole=lambda rows: {
              "evalId": "e", "results": {"version": 3, "prompts": [{"raw": "x"}], "results": rows}}),
     Case("Langfuse", lambda p, r, reward, ref: {"id": "t", "name": "chat", "input": {"messages": [user(p)]},
          "output": assistant(r), "scores": [{"name": "quality", "value": reward}], "timestamp": "x"}),
     Case("Phoenix", lambda p, r, reward, ref: {"context.span_id": "1", "attributes.input.value": p,
-         "attributes.output.value": r, "eval.Correctness.score": reward, "eval.Correctness.label": "x"}, "", ".csv"),
+         "attributes.output.value": r, "eval.Correctness.score": reward, "eval.Correctness.label": "x"}, "", ".csv",
+         columns="attributes.input.value=attributes.input.value,attributes.output.value=attributes.output.value,"
+         "reward=eval.Correctness.score"),
     Case("LangSmith", lambda p, r, reward, ref: {"id": "1", "inputs": {"messages": [user(p)]}, "outputs":
          {"output": r}, "feedback_stats": {"correctness": {"avg": reward}}}),
     Case("W&B, table", lambda p, r, reward, ref: [1, p, r, reward], "", ".json",
@@ -488,7 +517,7 @@ GROUPS = (
     (PROMPTS, ANSWERS),
     (UNANSWERED, ANSWERS),
     (PAIRS, [(prompt, *TEXTS[prompt], verdict) for prompt, verdict in ASKED[:4]]),
-    (LABELS, [one for one in GOOD if one[2] is not None]),
+    ((*LABELS, *RATED), [one for one in GOOD if one[2] is not None]),
     (LOGS, RESPONSES),
 )
 """Layouts with what their rows are made from."""

@@ -64,7 +64,7 @@ def test_logs_are_read_as_they_are_meant(tmp_path, name):
     found, reading = understood(written(tmp_path, f"rows{case.container}", rows, case.whole))
     if case.name == "Atropos":
         found = found[::2]
-    summed = reading.plan.layout.parts == "sum" or "reward" not in reading.plan.uses
+    summed = reading.plan.layout.parts == "sum" or "reward" not in reading.plan.uses or name.startswith("rewards as")
     for (asked, said, reward, reference), row in zip(RESPONSES, found, strict=True):
         assert row[0].endswith(asked)
         assert row[1] == said

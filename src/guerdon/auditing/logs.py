@@ -30,7 +30,7 @@ from guerdon.reading.columns import Columns, said_columns
 from guerdon.reading.containers import ROWS, Part, file_rows, has_rows, parts_of
 from guerdon.reading.data_sets import log_files
 from guerdon.reading.fields import is_beyond_float
-from guerdon.reading.layouts import PLAIN, Row, RowLayout, columns_of, layout_of
+from guerdon.reading.layouts import PLAIN, Row, RowLayout, columns_of, layout_of, names_of
 from guerdon.reading.log_columns import REWARDS, Look
 from guerdon.reading.nested import RESCORED
 from guerdon.reading.reader import USUAL_NAMES, rows_in
@@ -383,6 +383,7 @@ def read_log(
     if (path / "meta" / "info.json").is_file():
         return read_lerobot(path, {role: one.column for role, one in said.uses.items()})
     files = _files_of(path)
+    said = _as_named(files.others, said)
     notes: list[str] = []
     kind, skipped = _kind_of(path, files, said, notes)
     curves, shown = read_events(files.events, path)
@@ -535,6 +536,23 @@ def _layout_of(filled: Iterable[str], names: Iterable[str], said: Columns) -> Ro
     there, empty = ({own.get(name, name) for name in columns} for columns in (filled, names))
     found = layout_of(there, kind="log")
     return layout_of(there | empty, kind="log") if found is PLAIN else found
+
+
+def _as_named(parts: Sequence[Part], said: Columns) -> Columns:
+    """What the user said, as names of columns of the layout that the first file has under these, where it has one."""
+    names = said.as_names(USUAL_NAMES)
+    if names.renamed == said.renamed or not parts:
+        return said
+    try:
+        layout = _first_rows(parts[0], said, _FIRST).layout
+        if layout is not PLAIN and layout.unwrap is None:
+            return said
+        if layout is PLAIN:
+            layout = _first_rows(parts[0], names, _FIRST).layout
+        first = islice((one for _, one in parts[0].rows() if isinstance(one, Mapping)), _FIRST)
+        return said if layout is PLAIN else said.as_names(names_of(layout), columns_of(first))
+    except DataError:  # said when all files are read
+        return said
 
 
 def _first_rows(part: Part, said: Columns, most: int) -> _First:

@@ -134,7 +134,8 @@ class BoundedParquet:
             arrays = [batch.column(field.name) for field in fields]
             changed = [array for array, field in zip(arrays, fields, strict=True) if array.type != field.type]
             count.add(sum(int(python_bytes(array).sum()) for array in changed))
-            found.append(pa.record_batch([a.cast(f.type) for a, f in zip(arrays, fields, strict=True)], schema=schema))
+            as_said = [a if a.type == f.type else a.cast(f.type) for a, f in zip(arrays, fields, strict=True)]
+            found.append(pa.record_batch(as_said, schema=schema))
         return pa.Table.from_batches(found, schema=schema)
 
     def _batches(

@@ -44,9 +44,18 @@ class Columns:
     renamed: Mapping[str, str] = field(default_factory=dict)
     function: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] | None = None
 
-    def as_names(self, names: Collection[str]) -> Columns:
-        """The same, where roles that are also names of a layout's columns are such names."""
-        plain = {str(role): said.column for role, said in self.uses.items() if role in names and said.coding is None}
+    def as_names(self, names: Collection[str], there: Collection[str] | None = None) -> Columns:
+        """The same, where roles that are also names of a layout's columns are such names.
+
+        Args:
+            names: of the layout.
+            there: columns of the data, to which others than these are no names; None: any may be.
+        """
+        plain = {
+            str(role): said.column
+            for role, said in self.uses.items()
+            if role in names and said.coding is None and (there is None or said.column in there)
+        }
         uses = {role: said for role, said in self.uses.items() if role not in plain}
         return Columns(uses, {**self.renamed, **plain}, self.function)
 

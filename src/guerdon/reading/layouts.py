@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from guerdon.reading import nested
-from guerdon.reading.roles import Role
+from guerdon.reading.roles import ALL_ROLES, Role
 
 Row = Mapping[str, Any]
 Kind = Literal["pairs", "labels", "steps", "prompts", "log"]
@@ -76,6 +76,14 @@ def layout_of(columns: Collection[str], rows: Sequence[Row] = (), *, kind: Kind 
     return next((one for one in known if _fits(one, columns) and _is_shown(one, rows)), PLAIN)
 
 
+def names_of(layout: RowLayout) -> set[str]:
+    """The names of columns that a layout knows; where rows are nested, a role is the name of a column, too."""
+    said = (column.partition(":")[0] for column in layout.roles.values())
+    known = {*layout.keys, *filter(None, said)}
+    roles = ALL_ROLES if layout.unwrap or layout.whole else ()
+    return known | {name.partition(".")[0] for name in known} | {*roles}
+
+
 def _fits(layout: RowLayout, columns: Collection[str]) -> bool:
     return all(key in columns for key in layout.keys) and not any(key in columns for key in layout.without)
 
@@ -116,7 +124,8 @@ LAYOUTS: tuple[RowLayout, ...] = (
               {"reward": "resolved", "truth": "resolved", "group": "instance_id"}),
     RowLayout("trajectories of SWE-agent", "log", ("instance_id", "trajectory", "target", "exit_status"),
               unwrap=nested.swe_agent),
-    RowLayout("samples of lm-eval", "log", ("doc_id", "doc", "resps", "target"), unwrap=nested.lm_eval),
+    RowLayout("samples of lm-eval", "log", ("doc_id", "doc", "resps", "target"), {"prompt": "arguments"},
+              unwrap=nested.lm_eval),
     RowLayout("an evaluation of reasoning-gym", "log", ("name", "datasets"), unwrap=nested.reasoning_gym),
     RowLayout("the harness of Qwen2.5-Math", "log", ("question", "gt", "code", "pred", "score"),
               unwrap=nested.qwen_math),
@@ -146,7 +155,8 @@ LAYOUTS: tuple[RowLayout, ...] = (
               {"first": "conversation_a", "second": "conversation_b"}),
     RowLayout("PPE", "pairs", ("response_1", "response_2", "winner", "conv_metadata")),
     RowLayout("PPE, best of K", "pairs", ("response_1", "response_2", "scores"), unwrap=nested.numbered),
-    RowLayout("LMSYS on Kaggle", "pairs", ("prompt", "response_a", "response_b", "winner_model_a", "winner_model_b"),
+    RowLayout("LMSYS on Kaggle", "pairs",
+              ("prompt", "response_a", "response_b", "winner_model_a", "winner_model_b", "winner_tie"),
               unwrap=nested.lmsys),
     RowLayout("JudgeBench", "pairs", ("pair_id", "response_A", "response_B", "label"), {"winner": "label"}),
     RowLayout("SHP", "pairs", ("history", "human_ref_A", "human_ref_B", "labels"),
@@ -176,6 +186,7 @@ LAYOUTS: tuple[RowLayout, ...] = (
     RowLayout("HelpSteer2", "labels", ("prompt", "response", "helpfulness"), {}),
     RowLayout("BeaverTails", "labels", ("prompt", "response", "is_safe"), {"label": "is_safe"}),
     RowLayout("CJE", "labels", ("oracle_label",), {"label": "oracle_label:number", "reward": "judge_score"}),
+    RowLayout("CJE", "log", ("judge_score", "oracle_label"), {"reward": "judge_score", "truth": "oracle_label"}),
     # steps
     RowLayout("training rows of guerdon", "steps", ("input_text", "target_text"),
               {"steps": "input_text", "step_labels": "target_text"}),
@@ -202,7 +213,8 @@ LAYOUTS: tuple[RowLayout, ...] = (
     RowLayout("IFEval", "prompts", ("prompt", "instruction_id_list", "kwargs")),
     RowLayout("HealthBench", "prompts", ("prompt", "rubrics", "prompt_id"), {"rubric": "rubrics"}),
     RowLayout("PRIME and verl", "prompts", ("prompt", "reward_model"), {"reference": "reward_model.ground_truth"}),
-    RowLayout("GPQA", "prompts", ("Question", "Correct Answer", "Incorrect Answer 1"), {"prompt": "Question"}),
+    RowLayout("GPQA", "prompts", ("Question", "Correct Answer", "Incorrect Answer 1"),
+              {"prompt": "Question", "reference": "Correct Answer"}),
     RowLayout("Alpaca", "prompts", ("instruction", "output"),
               {"prompt": "instruction", "input": "input", "response": "output"}),
     RowLayout("Dolly", "prompts", ("instruction", "context", "response", "category"), {"passage": "context"}),

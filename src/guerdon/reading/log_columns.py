@@ -23,6 +23,7 @@ from guerdon.reading.plan import Use, is_empty, plan_of, read_as
 from guerdon.reading.roles import ASKED, ROLES, Role, named, roles_of
 from guerdon.reading.values import Sketch, nested
 
+_LISTS: tuple[Role, ...] = ("history", "passage", "reward", "tokens", "token_rewards")
 TEXTS: tuple[Role, ...] = (*ASKED, "response")
 """Roles whose cells are texts or messages."""
 _CODED: tuple[Role, ...] = ("reward", "truth")
@@ -284,7 +285,7 @@ class Look:
             base = use.column.partition(".")[0] if self._is_key(use.column) else use.column
             sketch = sketches[base]
             chats = role in ("prompt", "messages", "response") and sketch.is_chat
-            if sketch.is_nested_text and (chats or role in ("history", "reward", "tokens", "token_rewards")):
+            if sketch.is_nested_text and (chats or role in _LISTS):
                 found.add(base)
         return frozenset(found)
 
@@ -317,7 +318,7 @@ def _is_known(sketch: Sketch, kind: str) -> bool:
     if kind == "coded" or not sketch.filled:
         return False
     if kind == "chat":
-        return not sketch.is_chat
+        return not sketch.is_chat and not sketch.is_nested_text
     other = sketch.kinds["str"] - sketch.texts_of_lists + sketch.kinds["list"] + sketch.kinds["dict"]
     return kind != "text" or other > 0
 

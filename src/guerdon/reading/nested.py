@@ -304,7 +304,8 @@ def phoenix(record: Row) -> list[Row]:
     asked, said = (record[f"attributes.{side}.value"] for side in ("input", "output"))
     evaluated = {key: value for key, value in record.items() if key.startswith("eval.") and key.endswith(".score")}
     parts = {key.removeprefix("eval.").removesuffix(".score"): value for key, value in evaluated.items()}
-    return [{**_asked_and_answered(asked, said), **_first(parts)}]
+    named = {"reward": record["reward"]} if "reward" in record else {}  # as the user said
+    return [{**_asked_and_answered(asked, said), **_first({**named, **parts})}]
 
 
 def _first(parts: Row) -> Row:
@@ -334,8 +335,9 @@ def _asked_and_answered(asked: Any, said: Any) -> Row:
 
 def numbered(record: Row) -> list[Row]:
     """Responses in numbered columns, and a list with a score for each."""
-    count = len(record["scores"])
-    rest = {key: value for key, value in record.items() if not key.startswith("response_")}
+    columns = [key for key in record if key.startswith("response_")]
+    rest = {key: value for key, value in record.items() if key not in columns}
+    count = len(columns if record["scores"] is None else record["scores"])
     return [{**rest, "responses": [record.get(f"response_{k + 1}") for k in range(count)]}]
 
 
@@ -401,17 +403,22 @@ def _majority(signs: Sequence[int]) -> float | None:
 
 
 def oasst(rows: Iterable[Row]) -> Iterator[Row]:
-    """Messages of trees, one a row: the ranked answers to each prompt, with the conversation before it."""
+    """Messages of trees, one a row: the ranked answers to each prompt, with the conversation before it.
+
+    Of several answers of which none is ranked all are given, for the reader to count them.
+    """
     known = _by_message(rows)
     answers: dict[Any, list[Row]] = {}
     for row in known.values():
-        if row["role"] == "assistant" and row.get("rank") is not None:
+        if row["role"] == "assistant":
             answers.setdefault(row["parent_id"], []).append(row)
-    for parent, own in answers.items():
+    for parent, several in answers.items():
+        ranked = [one for one in several if one.get("rank") is not None]
+        own = ranked or several
         path = _path_to(parent, known)
-        if path:
+        if path and (ranked or len(several) > 1):
             yield {"id": parent, "messages": path, "responses": [one["text"] for one in own],
-                   "ranks": [one["rank"] for one in own]}  # fmt: skip
+                   "ranks": [one.get("rank") for one in own]}  # fmt: skip
 
 
 _OASST = {"prompter": "user"}

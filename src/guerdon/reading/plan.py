@@ -303,8 +303,9 @@ class _Planner:
                     field=said_column.column,
                 )
             self._use(role, said_column.column, said_column.coding, "given")
+        nested_rows = self.layout.unwrap is not None or self.layout.whole is not None  # whose columns are others
         for name, column in self.columns.renamed.items():
-            if name not in self.sketches:
+            if name not in self.sketches and not nested_rows:
                 near = did_you_mean(column, self.sketches)
                 raise DataError(f"columns: {name}={column}: no such column{near}", where=self.data, field=column)
         for role, stored in self.stored.uses.items():

@@ -18,12 +18,12 @@ from guerdon.files.bounds import BadRecord
 from guerdon.reading.codings import Coding
 from guerdon.reading.columns import NOTHING, Columns, said_columns
 from guerdon.reading.data_sets import DataPart, data_parts, split_word
-from guerdon.reading.layouts import LAYOUTS, PLAIN, Row, RowLayout, columns_of, layout_of
+from guerdon.reading.layouts import LAYOUTS, PLAIN, Row, RowLayout, columns_of, layout_of, names_of
 from guerdon.reading.plan import Use, cell_of, is_empty, plan_of, read_as
 from guerdon.reading.roles import PAIRS_OF_NAMES, Role
 from guerdon.reading.values import MISSING, Sketch, canonical, nested
 
-USUAL_NAMES = frozenset(key for layout in LAYOUTS for key in layout.keys) | PAIRS_OF_NAMES
+USUAL_NAMES = frozenset(name for layout in LAYOUTS for name in names_of(layout)) | PAIRS_OF_NAMES
 _LOOKED_AT = 100  # rows from whose columns a first layout is taken
 _DEEP_KEYS = 64  # keys of a map in a cell that count as columns
 
@@ -352,13 +352,13 @@ def _is_missing(cell: Any) -> bool:
     return cell is None or cell != cell or (isinstance(cell, str) and canonical(cell) in MISSING)
 
 
-def _first_layout(parts: Sequence[DataPart], columns: Columns) -> RowLayout:
+def _first_layout(parts: Sequence[DataPart], first: Sequence[Row], columns: Columns) -> RowLayout:
     """The layout of the columns that the first rows have together."""
     if columns.function is not None:
         return PLAIN
     own = {column: name for name, column in columns.renamed.items()}
-    first = [{own.get(name, name): cell for name, cell in one.items()} for one in islice(_records(parts), _LOOKED_AT)]
-    found = layout_of(columns_of(first), first)
+    renamed = [{own.get(name, name): cell for name, cell in one.items()} for one in first]
+    found = layout_of(columns_of(renamed), renamed)
     if found.refused:
         raise DataError(f"{found.name}: {found.refused}", where=parts[0].where)
     return found
@@ -369,12 +369,15 @@ def _layout_said(parts: Sequence[DataPart], columns: Columns, stored: Columns) -
 
     A role that was said, by the user or when a model was trained, may be the name of a layout's column: `label=x`.
     """
-    layout = _first_layout(parts, columns)
+    first = list(islice(_records(parts), _LOOKED_AT))
+    layout = _first_layout(parts, first, columns)
+    if layout.unwrap is not None or layout.whole is not None:
+        return columns.as_names(names_of(layout), columns_of(first)), layout
     for one in (columns, columns.over(stored)):
         names = one.as_names(USUAL_NAMES)
         if layout is PLAIN and names.renamed != columns.renamed:
-            layout = _first_layout(parts, names)
-            own = one.as_names(layout.keys)
+            layout = _first_layout(parts, first, names)
+            own = one.as_names(names_of(layout))
             uses = {role: said for role, said in columns.uses.items() if role in own.uses}
             columns = columns if layout is PLAIN else Columns(uses, own.renamed)
     return columns, layout

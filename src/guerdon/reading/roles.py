@@ -112,8 +112,11 @@ _ENDS = (("a", "b", "c"), ("1", "2", "3"), ("0", "1", "2"), ("model_a", "model_b
 _TWO = (("first", "second"), ("left", "right"))
 
 
-PAIRS_OF_NAMES = frozenset(f"{stem}_{end}" for stem in _RESPONSES for ends in _ENDS for end in ends[:2])
-"""Names of columns with one of two responses, as they are usually written."""
+_STEMS = (*_RESPONSES, *OUTCOMES, *MODELS, *SCORES)
+PAIRS_OF_NAMES = frozenset(
+    f"{stem}{sign}{end}" for stem in _STEMS for sign in ("_", "") for ends in _ENDS for end in ends[:2]
+)
+"""Names of columns about one of two responses, as they are usually written."""
 
 
 def plain_name(name: str) -> str:

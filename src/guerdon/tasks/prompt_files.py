@@ -22,7 +22,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from guerdon.episodes.preferences import is_preference, responses_in
+from guerdon.episodes.preferences import LeftOut, is_preference, responses_in
 from guerdon.errors import DataError, MissingDependencyError, boundary, needs
 from guerdon.network.hub import check_data_set
 from guerdon.processes.progress import log_once
@@ -319,15 +319,17 @@ def prompts_in(
     placed: list[tuple[str, Prompt]] = []
     skipped: list[tuple[str, str]] = []  # place and reason
     left_out: Counter[str] = Counter()
-    name = ""
+    last: tuple[str, Any] | None = None
     reading.need(*ASKED, "tools", "rubric")
     for record in reading.records(bad=True):
         if record.error is not None:
             raise record.error
         kind = media_in(record.roles)
-        if record.name == name:
-            continue  # another response to the prompt of a row that holds several
-        name = record.name
+        asked = record.name, record.roles.get("prompt", record.name)
+        if asked == last:
+            left_out["same_prompt"] += 1  # another response to the prompt of a row that holds several
+            continue
+        last = asked
         if kind:
             left_out[f"has_{kind}"] += 1
             continue
@@ -335,6 +337,8 @@ def prompts_in(
             placed.append((record.where, prompt_of(record, reading.plan, source, ability, answered=answered)))
         except UnreadableGoldError as error:
             skipped.append((record.where, str(error)))
+        except LeftOut as error:
+            left_out[str(error)] += 1
     total = len(placed) + len(skipped)
     share = len(skipped) / max(total, 1)
     prompts = [prompt for _, prompt in placed]
@@ -487,7 +491,7 @@ def _of_responses(record: Record, plan: Plan, data_source: str, ability: str) ->
     """What the responses of a row of preferences answer."""
     one = responses_in(record, plan)[0][0]
     if isinstance(one, Failure):
-        raise DataError(f"no question: {one}", where=record.where)
+        raise LeftOut(one.reason)
     messages = one.context or ({"role": "user", "content": one.question},)
     return Prompt(
         id=_id(record.row, record.roles, plan) or question_hash(messages, one.tools),

@@ -1,0 +1,238 @@
+"""Every layout through every command that reads it: what a model was given, and what the command made of it.
+
+Rows are made from plain values (`layout_rows`), and what is expected is made from the same values, never by the reader.
+In the usual suite a command is called in this process and trains nothing; the slow tests run it as a process.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import recorded
+from layout_meanings import (
+    BY_NAME,
+    CHOICES,
+    CODE,
+    LAYOUTS,
+    NO_COLUMN_ASKS,
+    TRUTHS,
+    asked,
+    commands_of,
+    refusal,
+    scored,
+    taught,
+)
+
+from forked import forked
+from guerdon import cli
+
+# Commands.
+
+TINY = {"hidden_size": 16, "layers": 1, "heads": 2, "intermediate": 32, "max_positions": 2048,
+        "alphabet": "".join(map(chr, range(32, 127))) + "\n"}  # fmt: skip
+POLICY = {"type": "text", "tiny": TINY, "bf16": False}
+MODEL = {"model_type": "recorded:judge", "modality": "text"}
+
+
+def training(layout, path):
+    kind = "stepwise" if layout.kind == "steps" else "preference"
+    return {"policy": POLICY, "train": {"rm": {
+        "type": kind, "data_path": path, "save_dir": "rm", "max_steps": 1, "batch_size": 2, "bf16": False,
+        "val_split": 0, **({"attributes": {"helpfulness": 1.0}} if layout.name == "HelpSteer2" else {})}}}  # fmt: skip
+
+
+def prompting(layout, path):
+    data = {"type": "prompts", "path": path, "filter_truncated": False}
+    if layout.kind == "answered":
+        data = {"type": "files", "train_files": path}
+    data |= {"val_size": 0, "max_response_length": 8}
+    return {"policy": POLICY, "data": data, "reward": {"use_reward_model": True, "sources": {"rm": {"model": MODEL}}}}
+
+
+def searching(layout, path):
+    verifier = "code" if layout.name in CODE else "exact"
+    data = {"type": "files", "train_files": "none", "verifier": verifier, "max_response_length": 8}
+    how = {"save_dir": "found", "questions": path, "aggregation": "last", "n": 1, "model": MODEL, "separator": "\n"}
+    return {"policy": POLICY, "data": data, "search": how}
+
+
+def labelling(layout, path):
+    how = {"save_dir": "data", "labeler": "recorded:labeler"}
+    if layout.kind == "steps":
+        return {"policy": POLICY, "label": {**how, "solutions": {"data_path": path, "min_steps": 1}}}
+    data = {"type": "files", "train_files": path, "val_size": 0, "max_response_length": 512}
+    how |= {"mining": None, "num_rollouts": 1, "splitter": "newline", "solutions": {"min_steps": 1}}
+    return {"policy": POLICY, "data": data, "label": how}
+
+
+MEASURED = ["evaluate.reps=100", "evaluate.attacks=null"]
+STUDIES = {"train": training, "run": prompting, "search": searching, "label": labelling}
+
+
+def words(command, layout, path):
+    """The words of a command on a file."""
+    model = "recorded:step_judge" if layout.kind == "steps" else "recorded:judge"
+    if command in STUDIES:
+        Path("study.yaml").write_text(json.dumps(STUDIES[command](layout, path)))
+    return {
+        "read": ["read", path, "--json"],
+        "audit": ["audit", path, "--json"],
+        "score": ["score", path, "--model", model, "-o", f"scored{layout.case.container}"],
+        "evaluate": ["evaluate", "--model", model, "--data", path, "-o", "card", *MEASURED],
+        "run": ["run", "study.yaml", "--dry-run"],
+    }.get(command, [command, "study.yaml"])
+
+
+class Said:
+    """What a command printed, and what was written down."""
+
+    def __init__(self, status, out, err):
+        self.status, self.out, self.err = status, out, err
+        lines = recorded.GIVEN.read_text(encoding="utf-8").splitlines() if recorded.GIVEN.exists() else []
+        self.given = [json.loads(line) for line in lines]
+
+    @property
+    def json(self):
+        """The one line of JSON that it printed."""
+        (line,) = [line for line in self.out.splitlines() if line.startswith("{")]
+        return json.loads(line)
+
+
+def check_read(layout, said):
+    found = said.json
+    assert found["unclear"] == {}
+    named = [one for words in found["commands"] for one in words.split(", ")]
+    assert sorted(named) == sorted(set(commands_of(layout)) - {"read"})
+    assert found["used"] == found["rows"]
+
+
+def check_audit(layout, said):
+    truths = layout.name in TRUTHS
+    if layout.kind == "labels":  # CJE, whose reward is the judge's
+        rows = [[prompt, response, 0.5, None] for prompt, response, _ in layout.values]
+    else:
+        rows = [[*values, truth if truths else None] for *values, truth in layout.values]
+    if layout.name == "ragas":
+        rows = [[f"c\n\n{prompt}", *rest] for prompt, *rest in rows]
+    given = said.given[::2] if layout.name == "Atropos" else said.given
+    assert given == rows
+    assert said.json["rows"] == len(said.given)
+
+
+def check_score(layout, said):
+    assert said.given == scored(layout)
+    assert "rows read" in said.err
+    assert Path(f"scored{layout.case.container}").exists()
+
+
+def check_evaluate(layout, said):
+    record = json.loads(Path("card/evaluation.json").read_text())
+    if layout.kind == "pairs":
+        known = [v for *_, v in layout.values if v in ("first", "second")]
+        measured = record["pairs"]["overall"]["measured"]
+        assert (measured["estimate"], measured["n"]) == (1.0, len(known))
+        assert sum(record["pairs"]["left_out"].values()) == len(layout.values) - len(known)
+        first = [[asked(layout, p), text, None] for p, a, b, v in layout.values if v in ("first", "second")
+                 for text in ((a, b) if v == "first" else (b, a))]  # fmt: skip
+        assert said.given[: len(first)] == first
+    elif layout.kind == "labels":
+        labels = record["labels"]
+        known = [good for *_, good in layout.values if good is not None]
+        assert (labels["rows"], labels["labelled"]) == (len(layout.values), len(known))
+        metric = "spearman" if layout.name == "HelpSteer2" else "auroc"
+        assert labels["metrics"][metric]["estimate"] == 1.0
+    else:
+        assert said.given
+
+
+def check_train(layout, said):
+    assert said.given == taught(layout)
+
+
+def check_prompts(layout, said):
+    """Whether each row was asked, with its options where it has such."""
+    null_asks_nothing = layout.name in NO_COLUMN_ASKS[:3]
+    found = [row[0] for row in said.given]
+    wanted = [asked(layout, *one) for one in layout.values if one[-1] is not None or not null_asks_nothing]
+    if layout.name in CHOICES:
+        found = [[[role, text.partition("\n")[0]] for role, text in turns] for turns in found]
+    assert found == wanted
+
+
+def check_label(layout, said):
+    if layout.kind != "steps":
+        check_prompts(layout, said)
+    elif said.given:  # of a dry run nothing is labelled
+        found = [[turns, [step.strip() for step in steps]] for turns, steps, _ in said.given]
+        assert found == [[asked(layout, question), steps] for question, steps, _ in layout.values]
+
+
+CHECKS = {"read": check_read, "audit": check_audit, "score": check_score, "evaluate": check_evaluate,
+          "train": check_train, "run": check_prompts, "search": check_prompts, "label": check_label}  # fmt: skip
+CALLS = [(str(layout), command) for layout in LAYOUTS for command in commands_of(layout)]
+
+
+def checked(layout, command, said):
+    """Whether a command understood what the rows mean, or refused them as it should."""
+    why = refusal(layout, command)
+    if why is not None:
+        assert said.status == 2
+        assert why in said.err.splitlines()[-1]
+        return
+    assert said.status == 0, said.err
+    CHECKS[command](layout, said)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def in_this_process(monkeypatch, capsys, given):
+    monkeypatch.setattr(sys, "argv", ["guerdon", *given])
+    with recorded.recording(), pytest.raises(SystemExit) as left:
+        cli.main()
+    said = capsys.readouterr()
+    return Said(left.value.code or 0, said.out, said.err)
+
+
+def is_usual(layout, command):
+    """Whether a call belongs to the usual suite: prompts are read alike by all commands that take them."""
+    if command not in ("run", "search", "label") or layout.kind in ("asked", "answered"):
+        return True
+    return layout.name in NO_COLUMN_ASKS if command == "run" else command == "label" and layout.kind == "steps"
+
+
+@pytest.mark.parametrize(("name", "command"), [call for call in CALLS if is_usual(BY_NAME[call[0]], call[1])])
+def test_a_command_is_given_what_a_layout_means(here, monkeypatch, capsys, name, command):
+    layout = BY_NAME[name]
+    given = words(command, layout, layout.file(Path()))
+    dry = ["--dry-run"] if command in ("train", "search", "label") else []  # trains and writes nothing
+    checked(layout, command, in_this_process(monkeypatch, capsys, [*given, *dry]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "command"), CALLS)
+def test_a_process_is_given_what_a_layout_means(here, name, command):
+    layout = BY_NAME[name]
+    done = forked(*words(command, layout, layout.file(Path())), folder=here, before=recorded.record)
+    checked(layout, command, Said(done.status, done.said, done.said))
+
+
+FIRST = {layout.kind: layout for layout in reversed(LAYOUTS)}.values()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "command"), [(str(one), command) for one in FIRST for command in commands_of(one)])
+def test_a_new_interpreter_is_given_the_same(here, name, command):
+    layout = BY_NAME[name]
+    program = [sys.executable, str(Path(recorded.__file__)), *words(command, layout, layout.file(Path()))]
+    paths = os.pathsep.join([str(Path(recorded.__file__).parent), *filter(None, sys.path)])
+    done = subprocess.run(
+        program, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}, timeout=300, check=False
+    )
+    checked(layout, command, Said(done.returncode, done.stdout, done.stderr))

@@ -1,0 +1,154 @@
+"""Every layout in another order, with columns beside it, in other containers and under other names is read the same.
+
+What it should be read as is written by hand in `layout_meanings`; the readers are those that the commands call.
+"""
+
+import random
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from layout_files import written
+from layout_meanings import BY_NAME, NO_COLUMN_ASKS, TRUTHS, asked, taught
+
+from guerdon.auditing.logs import read_log
+from guerdon.episodes.preferences import read_preferences
+from guerdon.episodes.solution_files import read_solutions
+from guerdon.reading.reader import USUAL_NAMES, read
+from guerdon.reading.roles import ALL_ROLES, roles_of
+from guerdon.tasks.prompt_files import read_prompts
+
+SUMMED = ("TRL", "ragas")  # logs whose reward is the sum of all columns of numbers
+NAMES = sorted(BY_NAME)
+IN_A_FILE = [name for name, layout in BY_NAME.items() if layout.case.whole is None]  # others need their own container
+
+
+def turns(messages):
+    return [[one["role"], one["content"]] for one in messages]
+
+
+def asked_of(solution):
+    return turns(solution.context) or [["user", solution.question]]
+
+
+def judgements(path, columns):
+    """What each comparison says: what was asked, responses with ranks, label, ratings."""
+    return [
+        [asked_of(one.responses[0]), [[r.text, rank] for r, rank in zip(one.responses, one.ranks, strict=True)],
+         one.label, dict(one.attributes)]
+        for one in read_preferences(path, columns=columns).comparisons
+    ]  # fmt: skip
+
+
+def solutions(path, columns):
+    """What each solution says: what was asked, steps and labels."""
+    found = read_solutions(path, columns=columns)
+    return [[asked_of(one), [step.strip() for step in one.steps], list(one.labels)] for one in found]
+
+
+def prompts(path, columns, *, answered):
+    """What was asked in each row; of options, which have an order of their own, the question."""
+    found = [turns(one.messages) for one in read_prompts(path, answered=answered, columns=columns)]
+    return [[[role, text.partition("\n\n(A)")[0]] for role, text in one] for one in found]
+
+
+def logged(path, columns):
+    """Question, response, reward and true answer of each row."""
+    rows = read_log(Path(path), columns=columns)
+    truths = rows.texts.truths or [""] * len(rows)
+    values = zip(rows.texts.prompts, rows.texts.responses, rows.reward_N.tolist(), truths, strict=True)
+    return [list(one) for one in values]
+
+
+READERS = {"pairs": judgements, "labels": judgements, "steps": solutions, "logs": logged,
+           "answered": partial(prompts, answered=True), "asked": partial(prompts, answered=False)}  # fmt: skip
+
+
+def meant(layout):
+    """What its reader should give, in the order of the rows."""
+    if layout.kind in ("answered", "asked"):
+        return [asked(layout, *one) for one in layout.values]
+    if layout.kind != "logs":
+        return taught(layout)
+    found = []
+    for prompt, said, reward, truth in layout.values:
+        question = f"c\n\n{prompt}" if layout.name == "ragas" else prompt
+        found.append([question, said, reward, truth if layout.name in TRUTHS else ""])
+        found += [[question, "other", -1.0, ""]] * (layout.name == "Atropos")
+    return found
+
+
+def understood(layout, path, columns=None):
+    return READERS[layout.kind](path, columns)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_layout_is_read_as_it_is_meant(tmp_path, name):
+    layout = BY_NAME[name]
+    assert understood(layout, layout.file(tmp_path)) == meant(layout)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if BY_NAME[name].kind not in ("answered", "asked")])
+def test_what_was_asked_is_a_prompt(tmp_path, name):
+    layout = BY_NAME[name]
+    if "run, search" not in commands_said(layout.file(tmp_path)):
+        pytest.skip("it stands in the first step")
+    null_asks_nothing = layout.name in NO_COLUMN_ASKS[:3]
+    found = prompts(layout.file(tmp_path), None, answered=False)
+    assert found == [asked(layout, *one) for one in layout.values if one[-1] is not None or not null_asks_nothing]
+
+
+def commands_said(path):
+    from guerdon.reading.shown import commands
+
+    return commands(read(path).plan)
+
+
+@pytest.mark.parametrize("name", IN_A_FILE)
+def test_order_and_columns_beside_it_change_nothing(tmp_path, name):
+    layout = BY_NAME[name]
+    rows, wanted = layout.rows(), meant(layout)
+    number = {} if layout.name in SUMMED else {"zz": 7}
+    beside = [{"notes": f"n{k}", **row, **number, "seen at": None} for k, row in enumerate(rows)]
+    order = random.Random(3).sample(range(len(rows)), len(rows))
+    found = understood(layout, written(tmp_path, "rows.jsonl", [beside[k] for k in order]))
+    assert sorted(found, key=str) == sorted(wanted, key=str)
+    backwards = understood(layout, written(tmp_path, "back.jsonl", rows[::-1]))
+    assert sorted(backwards, key=str) == sorted(wanted, key=str)
+
+
+@pytest.mark.parametrize("name", IN_A_FILE)
+def test_three_containers_are_read_the_same(tmp_path, name):
+    """JSON holds any cell; Arrow holds those of one type, and Parquet no empty map."""
+    layout = BY_NAME[name]
+    rows, wanted = layout.rows(), meant(layout)
+    read_so = []
+    for ending in (".jsonl.gz", ".json", ".jsonl.bz2", ".parquet", ".arrow"):
+        try:
+            path = written(tmp_path / ending, f"rows{ending}", rows)
+        except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+            continue
+        assert understood(layout, path) == wanted, ending
+        read_so.append(ending)
+    assert len(read_so) >= 3
+
+
+def nameable(name):
+    """Whether `--columns` takes the name of a column in the place of a role."""
+    return name in ALL_ROLES or name in USUAL_NAMES or bool(roles_of(name))
+
+
+@pytest.mark.parametrize("name", IN_A_FILE)
+def test_all_columns_under_other_names_are_read_once_they_are_said(tmp_path, name):
+    layout = BY_NAME[name]
+    rows = layout.rows()
+    new = {column: f"x{k}" for k, column in enumerate(dict.fromkeys(key for row in rows for key in row))}
+    path = written(tmp_path, "rows.jsonl", [{new[key]: cell for key, cell in row.items()} for row in rows])
+    said = ",".join(f"{column}={other}" for column, other in new.items() if nameable(column))
+    if layout.case.columns:
+        pairs = [one.partition("=")[::2] for one in layout.case.columns.split(",")]
+        said = ",".join(
+            f"{role}={new[name.partition(':')[0]]}{name[len(name.partition(':')[0]) :]}" for role, name in pairs
+        )
+    assert understood(layout, path, said) == meant(layout)
