@@ -16,7 +16,7 @@ Statistics are per episode and over a data set, as LeRobot stores and uses them 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -321,31 +321,38 @@ def misplaced(root: Path, info: Info, entries: Sequence[Entry], cameras: Sequenc
             if path := video_file(root, info, entry, key):
                 files.setdefault((key, path), []).append(entry)
     for (key, path), owners in files.items():
-        owners.sort(key=lambda entry: entry.videos[key].start)
         try:
             frames, seconds = declared(path)
         except DataError:
             continue  # said where its frames are needed
-        rows, end = sum(entry.length for entry in owners), max(entry.videos[key].stop for entry in owners)
-        exact = frames == rows
-        whole = exact and (seconds is None or abs(seconds * info.fps - frames) < 0.4)
-        lost = 0.0 if seconds is None or not exact or (end - seconds) * info.fps < 1.5 else 1 - seconds / end
-        free = 0.0
-        for entry in owners:
-            span, reason = entry.videos[key], ""
-            off = span.start - free
-            if span.stop * lost * info.fps > 0.5:
-                reason = (
-                    f"it shows its {frames} frames in {seconds:.3f} s, and its index says {end:.3f} s: encode it with "
-                    f"{info.fps:g} frames per second"
-                )
-            elif (abs(off) if whole else -off) * info.fps > 0.4:
-                reason = (
-                    f"its index says that its frames begin at {span.start:.3f} s; those before it end at {free:.3f} s"
-                )
-            found += [Skipped(path, reason, entry.index)] if reason else []
-            free = free + entry.length / info.fps if whole else max(free, span.stop)
+        found += _misplaced_in(path, key, owners, frames, seconds, info.fps)
     return found
+
+
+def _misplaced_in(
+    path: Path, key: str, owners: Sequence[Entry], frames: int, seconds: float | None, fps: float
+) -> Iterator[Skipped]:
+    """`misplaced` in one file, whose header says how many frames it has, and where it can how many seconds."""
+    end = max(entry.videos[key].stop for entry in owners)
+    exact = frames == sum(entry.length for entry in owners)
+    whole = exact and (seconds is None or abs(seconds * fps - frames) < 0.4)
+    lost = 0.0  # share of the seconds in the index that the file does not have
+    if exact and seconds is not None and (end - seconds) * fps >= 1.5:
+        lost = 1 - seconds / end
+    free = 0.0
+    for entry in sorted(owners, key=lambda entry: entry.videos[key].start):
+        span = entry.videos[key]
+        off = span.start - free
+        if span.stop * lost * fps > 0.5:
+            reason = (
+                f"it shows its {frames} frames in {seconds:.3f} s, and its index says {end:.3f} s: encode it with "
+                f"{fps:g} frames per second"
+            )
+            yield Skipped(path, reason, entry.index)
+        elif (abs(off) if whole else -off) * fps > 0.4:
+            reason = f"its index says that its frames begin at {span.start:.3f} s; those before it end at {free:.3f} s"
+            yield Skipped(path, reason, entry.index)
+        free = free + entry.length / fps if whole else max(free, span.stop)
 
 
 def load_episode_stats(root: Path) -> list[Stats]:

@@ -263,15 +263,7 @@ def load_info(root: Path) -> Info:
         DataError: there is none, it is not JSON, lacks a key, or is of another version than 3.
     """
     path = root / INFO_PATH
-    try:
-        with path.open("rb") as file:
-            raw = read_json(file, path)
-    except (FileNotFoundError, NotADirectoryError):
-        raise DataError(f"{root} is not a LeRobot data set: {_other_format(root)}") from None
-    except (OSError, ValueError) as exc:
-        cause = exc.strerror if isinstance(exc, OSError) else exc
-        advice = "check permissions" if isinstance(exc, PermissionError) else "restore it from a copy of the data set"
-        raise DataError(f"{path} cannot be read ({cause}); {advice}") from exc
+    raw = _read_info(root)
     version = str(raw.get("codebase_version")) if isinstance(raw, dict) else "None"
     if not version.startswith("v3."):
         raise DataError(f"{path} is of version {version}, and v3.0 is read: {_conversion(version)}")
@@ -292,6 +284,24 @@ def load_info(root: Path) -> Info:
     if not isinstance(info.fps, int | float) or not info.fps > 0:
         raise DataError(f"fps must be a positive number, got {info.fps!r}", where=path, field="fps")
     return info
+
+
+def _read_info(root: Path) -> Any:
+    """What `meta/info.json` holds.
+
+    Raises:
+        DataError: there is none, or it is not JSON.
+    """
+    path = root / INFO_PATH
+    try:
+        with path.open("rb") as file:
+            return read_json(file, path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(f"{root} is not a LeRobot data set: {_other_format(root)}") from None
+    except (OSError, ValueError) as exc:
+        cause = exc.strerror if isinstance(exc, OSError) else exc
+        advice = "check permissions" if isinstance(exc, PermissionError) else "restore it from a copy of the data set"
+        raise DataError(f"{path} cannot be read ({cause}); {advice}") from exc
 
 
 _CONVERTERS = {

@@ -301,19 +301,22 @@ def text_in(item: Any) -> Any:
 
 def _listed(record: Record, found: Given) -> JudgedRow:
     """Several responses with a rank or a score each: in maps with the text, or in a list beside."""
-    roles, items = record.roles, record.roles["responses"]
-    if all(isinstance(one, Mapping) for one in items):
-        named = next((key for key in NUMBER_KEYS if items[0].get(key) is not None), "")
-        values, ranked = [one.get(named) for one in items], named == "rank"
-    else:
-        ranked = roles.get("ranks") is not None
-        values = list(roles.get("ranks") or roles.get("scores") or ())
+    values, ranked = _ranks_or_scores(record.roles)
     numbers = [number_of(one) for one in values]
     if len(numbers) != len(found.responses) or any(one is None for one in numbers):
         raise LeftOut("no_rank")
     order = [one if ranked else -one for one in numbers if one is not None]
     ranks = [sorted(set(order)).index(one) for one in order]
     return JudgedRow(found.prompt, found.responses, ranks)
+
+
+def _ranks_or_scores(roles: Mapping[str, Any]) -> tuple[list[Any], bool]:
+    """What says which of several responses is better, and whether it is ranks."""
+    items = roles["responses"]
+    if all(isinstance(one, Mapping) for one in items):
+        named = next((key for key in NUMBER_KEYS if items[0].get(key) is not None), "")
+        return [one.get(named) for one in items], named == "rank"
+    return list(roles.get("ranks") or roles.get("scores") or ()), roles.get("ranks") is not None
 
 
 def _one(record: Record, plan: Plan) -> Given:

@@ -110,12 +110,14 @@ def read_episodes(
     """
     folder = Path(root)
     info = layout.load_info(folder)
-    key = _camera(folder, info, camera) if with_frames else None
-    further = {name: str(_camera(folder, info, name)) for name in views} if with_frames else {}
+    key, further = None, dict[str, str]()
+    if with_frames:
+        key = _camera(folder, info, camera)
+        further = {name: str(_camera(folder, info, name)) for name in views}
     if key is None and not any(name in info.features for name in _ROW_COLUMNS):
         raise DataError(f"{folder} holds nothing but images: read it with frames")
     skip = on_skip or _log_each_cause_once()
-    entries = _entries(folder, info, skip, [*([] if key is None else [key]), *further.values()])
+    entries = _entries(folder, info, skip, _cameras(key, further))
     if task is not None:
         entries = [entry for entry in entries if entry.task == task]
     if only_success:
@@ -137,27 +139,14 @@ def _read(
     skip: OnSkip,
 ) -> Iterator[Episode]:
     given, readable = 0, 0
-    cameras = [*([] if key is None else [key]), *views.values()]
-    names = [name for name in (*_ROW_COLUMNS, "timestamp", *cameras) if name in info.features]
+    names = [name for name in (*_ROW_COLUMNS, "timestamp", *_cameras(key, views)) if name in info.features]
     for entry, table in _tables(root, info, entries, names, skip):
         try:
             columns = _row_columns(table, info)
             outcome = entry.outcome if entry.outcome_known else last_success(columns)
             wanted = outcome is True or not only_success
             if wanted:
-                pictures = {one: _frames(root, info, entry, table, one, columns) for one in cameras}
-                further = {name: shown for name, view in views.items() if (shown := pictures[view]) is not None}
-                with boundary(DataError, f"rows of episode {entry.index} make no episode"):
-                    episode = from_rows(
-                        columns,
-                        id=entry.id,
-                        task=entry.task,
-                        frames=None if key is None else pictures[key],
-                        outcome=outcome,
-                        success_at_reset=entry.success_at_reset,
-                        meta=entry.meta,
-                    )
-                    episode = replace(episode, views=further) if further else episode
+                episode = _episode(root, info, entry, table, columns, key, views, outcome)
         except DataError as exc:
             path = video_file(root, info, entry, key) or layout.shard_path(root, info.data_path, entry.data)
             skip(Skipped(path, str(exc), entry.index))
@@ -170,6 +159,41 @@ def _read(
                 return
     if entries and not readable:
         raise _unreadable(root)
+
+
+def _cameras(key: str | None, views: Mapping[str, str]) -> list[str]:
+    """The feature keys of all cameras whose frames are asked for."""
+    return [*views.values()] if key is None else [key, *views.values()]
+
+
+def _episode(
+    root: Path,
+    info: Info,
+    entry: Entry,
+    table: pa.Table,
+    columns: Columns,
+    key: str | None,
+    views: Mapping[str, str],
+    outcome: bool | None,
+) -> Episode:
+    """The episode whose rows a table has.
+
+    Raises:
+        DataError: its frames cannot be read, or its rows make no episode.
+    """
+    pictures = {one: _frames(root, info, entry, table, one, columns) for one in _cameras(key, views)}
+    further = {name: shown for name, view in views.items() if (shown := pictures[view]) is not None}
+    with boundary(DataError, f"rows of episode {entry.index} make no episode"):
+        episode = from_rows(
+            columns,
+            id=entry.id,
+            task=entry.task,
+            frames=None if key is None else pictures[key],
+            outcome=outcome,
+            success_at_reset=entry.success_at_reset,
+            meta=entry.meta,
+        )
+        return replace(episode, views=further) if further else episode
 
 
 def _frames(root: Path, info: Info, entry: Entry, table: pa.Table, key: str, columns: Columns) -> ByteArray | None:

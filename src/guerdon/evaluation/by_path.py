@@ -101,11 +101,7 @@ def study_of(
     """
     kind = "labels" if data is None else kind_of(data, columns)
     of_robots = kind == "episodes"
-    if not (is_factory(model) or "://" in model):
-        model_of_robots = kind_at(model) in ROBOT_KINDS
-        if model_of_robots != of_robots:
-            sides = ("robots", "texts") if model_of_robots else ("text", "episodes of robots")
-            raise ConfigError(f"{model} holds a reward model of {sides[0]}, and {data or labels} has {sides[1]}")
+    _check_side(model, f"{data or labels}", of_robots=of_robots)
     given: dict[str, Any] = {"type": "control", "data_path": data}
     if of_robots and labels is not None:
         raise ConfigError("--labels is for models of text; remove it")
@@ -119,6 +115,20 @@ def study_of(
             given[kind] = [data] if kind == "process_bench" else data
     words = [f"evaluate.{key}={json.dumps(value)}" for key, value in given.items()]
     return load(Study, None, [*words, *overrides])
+
+
+def _check_side(model: str, data: str, *, of_robots: bool) -> None:
+    """Refuse a model in a folder that judges something else than the data.
+
+    Raises:
+        ConfigError: it judges robots, and the data has texts, or the other way round.
+    """
+    if is_factory(model) or "://" in model:
+        return
+    model_of_robots = kind_at(model) in ROBOT_KINDS
+    if model_of_robots != of_robots:
+        sides = ("robots", "texts") if model_of_robots else ("text", "episodes of robots")
+        raise ConfigError(f"{model} holds a reward model of {sides[0]}, and {data} has {sides[1]}")
 
 
 def robot_model(model: str) -> RewardModel:

@@ -180,45 +180,71 @@ def _score_if_any(file: Path, model: RewardModel, target: Path, **how: Any) -> l
 
 def _score_data_set(root: Path, model: RewardModel, out: Path, *, name: str, dry_run: bool) -> str:
     """A copy of a data set with a value per row; NaN where the model gives none, as `next.reward` of LeRobot."""
-    import pyarrow as pa
-
     if model.info.modality == "text":
         raise ConfigError(f"the reward model {name} judges text, and {root} holds episodes of a robot")
     info = load_info(root)
     numbers = {entry.id: entry.index for entry in load_index(root, info)[0]}
     if dry_run:
         return f"{len(numbers)} episodes would be scored"
-    pictures = model.info.modality == "image"
-    camera = camera_for(root, model.info) if pictures else None
-    begun = {"data": dataset_hash(root), "model": name}
-    part = out.with_name(f"{out.name}.part")
-    with closing(AppendLog(part)) as log:
-        if not log.rows:
-            log.append(begun)
-        elif log.rows[0] != begun:
-            raise DataError("an unfinished start with other data or another model; finish or remove it", where=part)
-        found = {row["episode"]: row["values"] for row in log.rows[1:]}
-        for episode in read_episodes(root, camera=camera, with_frames=pictures):
-            if numbers[episode.id] not in found:
-                values = [float(v) if np.isfinite(v) else None for v in _values_of_rows(model, episode)]
-                log.append({"episode": numbers[episode.id], "values": values})
-                found[numbers[episode.id]] = values
+    unfinished = out.with_name(f"{out.name}.part")
+    found = _scored_episodes(root, model, unfinished, numbers, {"data": dataset_hash(root), "model": name})
     copy = out.with_name(f"{out.name}.copy")
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(root, copy)
+    _add_column(copy, found)
+    copy.rename(out)
+    unfinished.unlink()
+    return f"wrote {out}: {len(found)} episodes with the column {RESCORED}"
+
+
+_Values = dict[int, list[float | None]]  # of the rows of an episode, by its number
+
+
+def _scored_episodes(
+    root: Path, model: RewardModel, unfinished: Path, numbers: Mapping[str, int], begun: Mapping[str, Any]
+) -> _Values:
+    """The values of all episodes; those that an unfinished start with the same `begun` kept are not scored again.
+
+    Raises:
+        DataError: it was begun with other data or another model.
+    """
+    pictures = model.info.modality == "image"
+    camera = camera_for(root, model.info) if pictures else None
+    with closing(AppendLog(unfinished)) as log:
+        if not log.rows:
+            log.append(begun)
+        elif log.rows[0] != begun:
+            raise DataError(
+                "an unfinished start with other data or another model; finish or remove it", where=unfinished
+            )
+        found: _Values = {row["episode"]: row["values"] for row in log.rows[1:]}
+        for episode in read_episodes(root, camera=camera, with_frames=pictures):
+            number = numbers[episode.id]
+            if number not in found:
+                found[number] = [float(v) if np.isfinite(v) else None for v in _values_of_rows(model, episode)]
+                log.append({"episode": number, "values": found[number]})
+    return found
+
+
+def _add_column(copy: Path, found: _Values) -> None:
+    """Write the values into a data set, as a further column of its rows: NaN where there is none.
+
+    Raises:
+        DataError: a file of rows cannot be read.
+    """
+    import pyarrow as pa
+
     for file in sorted((copy / "data").rglob("*.parquet")):
         with boundary(DataError, f"{file} cannot be read"):
             table = BoundedParquet(file).table().replace_schema_metadata()
         places = zip(*(table[key].to_pylist() for key in ("episode_index", "frame_index")), strict=True)
-        column = [np.nan if (v := found.get(e, {})) == {} or v[t] is None else v[t] for e, t in places]
+        values = [found[episode][row] if episode in found else None for episode, row in places]
+        column = [np.nan if value is None else value for value in values]
         table = table.drop_columns([RESCORED] if RESCORED in table.column_names else [])
         write_parquet(file, table.append_column(RESCORED, pa.array(column, pa.float32())))
     described = json.loads((copy / INFO_PATH).read_text(encoding="utf-8"))
     described["features"][RESCORED] = {"dtype": "float32", "shape": [1], "names": None}
     write_json(copy / INFO_PATH, described)
-    copy.rename(out)
-    part.unlink()
-    return f"wrote {out}: {len(found)} episodes with the column {RESCORED}"
 
 
 def _values_of_rows(model: RewardModel, episode: Episode) -> FloatArray:
