@@ -80,6 +80,15 @@ class Page:
             time.sleep(0.02)
         return found
 
+    def wait_for_reload(self, expression):
+        """As `wait`, where the page may be left while it is asked."""
+        while True:
+            try:
+                return self.wait(expression)
+            except AssertionError as error:
+                if "navigated" not in str(error):
+                    raise
+
     def key(self, key, code=0):
         extra = {"text": key} if len(key) == 1 else {}
         for kind in ("keyDown", "keyUp"):

@@ -394,7 +394,7 @@ def test_it_sleeps_between_two_looks_and_reads_only_what_changed(tmp_path, monke
         if len(slept) == 5:
             raise KeyboardInterrupt
 
-    def once():
+    def once(every):
         read.append(log.read_text())
         page.write_text(f"page {len(read)}")  # in the folder of the log, where it is no change
 

@@ -366,6 +366,43 @@ def test_the_list_is_searched_filtered_sorted_and_linked(tab, tmp_path):
 
 @pytest.mark.browser
 @in_browser
+def test_the_page_of_a_live_log_comes_back_to_where_the_reader_was(tab, tmp_path):
+    log = rows(200)
+    page = write_page(tmp_path / "p.html", log, Audit((finding(rows=(7, 50, 120)),)), every=900)
+    assert 'data-every="900"' in page.read_text()
+    tab.open(page.as_uri())
+    tab.js("getSelection().selectAllChildren(document.querySelector('h1')); window.before = true")
+    tab.js("document.getElementById('written').dataset.every = 0")
+    tab.wait(
+        "(window.said = window.said || document.getElementById('written').textContent) !== "
+        "document.getElementById('written').textContent"
+    )  # it was looked at once more
+    assert tab.js("window.before"), "while text is selected it stays"
+    tab.js("location.hash = '#finding=length'")
+    tab.wait(f"{STATUS} === '4 of 200 rows'")
+    tab.js("location.hash = '#row=50'")
+    tab.wait("document.getElementById('detail').dataset.row === '50'")
+    tab.js(set_to("low", 0.1) + set_to("query", "carry") + "document.getElementById('down').click()")
+    tab.wait("document.documentElement.dataset.searched === 'carry'")
+    status, place = tab.js(STATUS), tab.js("window.scrollY")
+    write_page(tmp_path / "p.html", log, Audit((finding(name="drift"), finding(rows=(7, 50, 120)))), every=60)
+    tab.js("getSelection().removeAllRanges()")
+    tab.wait_for_reload("window.before === undefined && document.documentElement?.dataset.ready")
+    assert tab.js("document.getElementById('written').dataset.every") == "60"
+    assert tab.js("document.getElementById('finding').selectedOptions[0].textContent") == "length"
+    assert tab.js("document.getElementById('detail').dataset.row") == "50"
+    assert tab.js("[document.getElementById('low').value, document.getElementById('query').value]") == ["0.1", "carry"]
+    assert tab.js(STATUS) == status
+    assert tab.js("window.scrollY") == pytest.approx(place, abs=40)
+    assert tab.js("document.documentElement.dataset.error") is None
+
+
+def test_a_page_of_a_log_that_is_done_does_not_reload(tmp_path):
+    assert 'id="written"' not in write_page(tmp_path / "p.html", rows(), Audit()).read_text()
+
+
+@pytest.mark.browser
+@in_browser
 def test_keys_move_through_rows_and_groups(tab, tmp_path):
     tab.open(write_page(tmp_path / "p.html", rows(60), Audit()).as_uri())
     tab.key("/")

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from guerdon.auditing.course import welch_interval
 from guerdon.auditing.log_view import View
 from guerdon.auditing.rows import Codes, Flags, Numbers, Rows
 from guerdon.statistics.training_runs import holm, sign_flip_p_value
@@ -215,7 +216,7 @@ def _change(what: str, here: _Side, there: _Side, values: tuple[Numbers, Numbers
         a, b = (side[np.isfinite(side)] for side in values)
         if not len(a) or not len(b):
             return None
-        low, high = _unpaired(a, b)
+        low, high = welch_interval(a, b) if min(len(a), len(b)) > 1 else (None, None)
         difference = float(a.mean() - b.mean())
         return Change(what, float(a.mean()), float(b.mean()), difference, low, high, len(a) + len(b), unit)
     units = int(max(here.unit_M.max(), there.unit_M.max())) + 1
@@ -236,21 +237,6 @@ def _half_width(values_N: Numbers) -> float | None:
     if len(values_N) < 2:
         return None
     return float(stdtrit(len(values_N) - 1, 0.975) * values_N.std(ddof=1) / np.sqrt(len(values_N)))
-
-
-def _unpaired(a: Numbers, b: Numbers) -> tuple[float, float] | tuple[None, None]:
-    """Welch's 95 % interval of a difference of means."""
-    from scipy.special import stdtrit
-
-    if len(a) < 2 or len(b) < 2:
-        return None, None
-    errors = a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)
-    error, difference = sum(errors), float(a.mean() - b.mean())
-    if not error:
-        return difference, difference
-    freedom = error**2 / (errors[0] ** 2 / (len(a) - 1) + errors[1] ** 2 / (len(b) - 1))
-    half = float(stdtrit(freedom, 0.975) * np.sqrt(error))
-    return difference - half, difference + half
 
 
 # ---- answers

@@ -19,7 +19,7 @@ from guerdon.auditing.accepted import Accepted, left_over, read_accepted, with_a
 from guerdon.auditing.against import Against, compare_runs
 from guerdon.auditing.checks import NAMES, audit_log
 from guerdon.auditing.finding import Audit, Finding
-from guerdon.auditing.logs import read_log
+from guerdon.auditing.logs import LogReader, read_log
 from guerdon.auditing.page import write_page, write_runs
 from guerdon.auditing.rows import Rows
 from guerdon.auditing.runs import runs_in, runs_of
@@ -49,7 +49,7 @@ class Wanted:
         seed: of samples and permutations.
         accepted: a file of findings that `--fail-on` passes over.
         texts: whether the page and the rows that are saved have the texts of the log.
-        live: the log is still being written.
+        every: seconds after which the page of a log that is still being written is looked at again; None: it is done.
     """
 
     path: Path
@@ -63,7 +63,7 @@ class Wanted:
     seed: int = 0
     accepted: Path | None = None
     texts: bool = True
-    live: bool = False
+    every: float | None = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,8 @@ class Audited:
         rows = self.rows
         found = {**vars(self.audit), "findings": findings}
         found |= {"counts": self.audit.counts, "rows": len(rows), "layout": rows.layout, "read_as": rows.read_as}
+        if self.audit.course is not None:
+            found["course"] = {name: value for name, value in vars(self.audit.course).items() if name != "series"}
         if self.second is not None:
             found["second"] = {name: value for name, value in vars(self.second).items() if name != "reward_N"}
         if self.against is not None:
@@ -106,8 +108,12 @@ def _plain_finding(finding: Finding) -> dict[str, Any]:
     return {name: value for name, value in vars(finding).items() if name != "marked"}
 
 
-def audit_path(wanted: Wanted) -> list[Audited]:
+def audit_path(wanted: Wanted, log: LogReader | None = None) -> list[Audited]:
     """Read a log, make all checks, and write the page; of several runs one after the other, with a page of all.
+
+    Args:
+        wanted: what to audit.
+        log: reads `wanted.path`, where it is read more than once.
 
     Raises:
         CheckpointError: the judge cannot be loaded.
@@ -121,7 +127,7 @@ def audit_path(wanted: Wanted) -> list[Audited]:
         _check_one_run(wanted, list(folders))
         runs = {name: (folder, _read(folder, wanted)) for name, folder in folders.items()}
     else:
-        rows = _read(wanted.path, wanted)
+        rows = _read(wanted.path, wanted) if log is None else log.read()
         by_column = runs_of(rows)
         if by_column:
             _check_one_run(wanted, list(by_column))
@@ -142,8 +148,9 @@ def _check_one_run(wanted: Wanted, names: Sequence[str]) -> None:
     Raises:
         ConfigError: it is wanted, and the log holds several.
     """
-    for option in ("second", "judge", "against"):
-        if getattr(wanted, option) is not None:
+    given = {"second": wanted.second, "judge": wanted.judge, "against": wanted.against, "watch": wanted.every}
+    for option, value in given.items():
+        if value is not None:
             listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
             raise ConfigError(f"--{option}: {wanted.path} holds {len(names)} runs ({listed}); pass one of them")
 
@@ -162,7 +169,7 @@ def _audit_run(wanted: Wanted, name: str, path: Path, rows: Rows, accepted: Sequ
         against = compare_runs(rows, _read_other(wanted), str(wanted.against), seed=wanted.seed)
     shown = rows if wanted.texts else rows.without_texts()
     page = wanted.page.with_name(f"{wanted.page.stem}.{_NO_WORD.sub('-', name)}.html") if name else wanted.page
-    write_page(page, shown, found, second, against, log=path, live=wanted.live, run=name)
+    write_page(page, shown, found, second, against, log=path, every=wanted.every, run=name)
     return Audited(shown, found, second, page, against, name)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from guerdon.auditing.association import associate
+from guerdon.auditing.course import course_of
 from guerdon.auditing.drift import CHECKS, with_drift
 from guerdon.auditing.finding import REMEDIES, SEVERITIES, Audit, Finding
 from guerdon.auditing.log_view import Checked, MissingColumn, Undecided, View, enough, found, needed
@@ -104,7 +105,7 @@ def audit(rows: Rows, *, seed: int = 0, marks: SecondReward | None = None) -> Au
         else:
             undecided[name] = f"needs p below {ALPHA:g} over all checks, and has {p:.2g}: {one.finding.title}"
     findings.sort(key=lambda one: (SEVERITIES.index(one.severity), -one.count / max(one.total, 1)))
-    return Audit(tuple(findings), clean, unchecked, undecided)
+    return Audit(tuple(findings), clean, unchecked, undecided, course_of(marked))
 
 
 def audit_log(

@@ -8,6 +8,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,11 +25,14 @@ if TYPE_CHECKING:
     from guerdon.auditing.against import Against
     from guerdon.auditing.audited import Audited
     from guerdon.auditing.finding import Audit, Finding
+    from guerdon.auditing.logs import LogReader
     from guerdon.auditing.rows import Rows
 
 ANY, UNDECIDED = "any", "undecided"
 _HTML = (".html", ".htm")
-WAIT_S = 2.0  # between two looks at a live log, and at least as long as reading it took
+WAIT_S = 2.0  # between two looks at a live log, at least
+SHARE = 0.02  # of a core that watching takes on average, once a log was read
+RELOAD_S = 15.0  # between two looks of a browser at the page of a live log, at least
 
 
 def audit(
@@ -72,6 +77,7 @@ def audit(
 ) -> None:
     """Find what is wrong with the rewards of a run that is already there, of any trainer, and write one page."""
     from guerdon.auditing.audited import Wanted, audit_path, check_saved, save_rows
+    from guerdon.auditing.logs import LogReader
     from guerdon.config.tree import Tree, apply_overrides
     from guerdon.reading.columns import said_columns
     from guerdon.reading.reader import USUAL_NAMES
@@ -94,13 +100,11 @@ def audit(
             f"--against {against}: the log that is watched is compared when it is done; leave out --watch"
         )
     page = page_of(path, output)
-    wanted = Wanted(
-        path, page, columns, second, judge, keys, sample, against, seed, accepted, texts=not no_texts, live=watch
-    )
+    wanted = Wanted(path, page, columns, second, judge, keys, sample, against, seed, accepted, texts=not no_texts)
     said_before: list[str] = []
 
-    def once() -> None:
-        runs = audit_path(wanted)
+    def once(log: LogReader | None = None, every: float | None = None) -> None:
+        runs = audit_path(replace(wanted, every=every), log)
         understood = [line for done in runs for line in read_as_lines(done.rows, done.run or path.name)]
         if understood != said_before:  # again only where a live log is read in another way
             said_before[:] = understood
@@ -121,7 +125,8 @@ def audit(
             raise HarmError(f"--fail-on: {'; '.join(failed)}, see {page}")
 
     if watch:
-        _whenever_changed(path, page, once)
+        log = LogReader(path, columns=columns, seed=seed)
+        _whenever_changed(path, page, partial(once, log))
     else:
         once()
 
@@ -143,6 +148,8 @@ def lines(done: Audited) -> Iterator[str]:
     rows, result = done.rows, done.audit
     front = f"run {done.run}: " if done.run else ""
     yield f"{front}{len(rows):,} rows, {rows.layout}: {result.counted}"
+    if result.course is not None:
+        yield result.course.sentence + (f" Truth: {result.course.truth_from}." if result.course.truth_from else "")
     for one in result.findings:
         accepted = ", accepted" if one.accepted else ""
         yield f"{one.severity}: {one.name}: {one.title} ({one.count:,} of {one.total:,} rows{accepted})"
@@ -220,25 +227,36 @@ def _fits(finding: Finding, name: str, severity: str) -> bool:
     return name in (ANY, finding.name) and SEVERITIES.index(finding.severity) <= SEVERITIES.index(severity)
 
 
-def _whenever_changed(path: Path, page: Path, once: Callable[[], None]) -> None:
+def _whenever_changed(path: Path, page: Path, once: Callable[[float], None]) -> None:
     """Call now and after each change of the log's files, until the process is interrupted.
 
-    A log that cannot be read yet is waited for, and why is said.
+    A log that cannot be read yet is waited for, and why is said. After each look it waits so long that looking takes at
+    most `SHARE` of a core; the first reading does not count.
+
+    Args:
+        path: of the log.
+        page: that is written, and is no part of the log.
+        once: gets the seconds after which the page is to be looked at again.
     """
     before: dict[Path, tuple[int, int] | None] | None = None
+    has_read, wait = False, WAIT_S
     log_line(f"watching {path}; Ctrl-C ends it")
     try:
         while True:
+            began = time.process_time()
             files = path.rglob("*") if path.is_dir() else [path]
             now = {file: _state(file) for file in files if file.suffix.lower() not in _HTML}
-            began = time.monotonic()
+            is_first = not has_read
             if now != before:
                 before = now
                 try:
-                    once()
+                    once(max(wait, RELOAD_S))
+                    has_read = True
                 except DataError as error:
                     log_line(f"waiting: {error}")
-            time.sleep(max(WAIT_S, time.monotonic() - began))
+            busy = time.process_time() - began
+            wait = WAIT_S if is_first else max(WAIT_S, busy / SHARE - busy)
+            time.sleep(wait)
     except KeyboardInterrupt:
         log_line(f"ended; the page is {page}" if page.exists() else "ended")
 

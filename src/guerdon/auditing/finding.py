@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from guerdon.auditing.rows import Codes
+
+if TYPE_CHECKING:
+    from guerdon.auditing.course import Course
 
 # ---------------------------------------------------------------------------------------------------------------------
 # How severe each finding is, and which part of guerdon would fix it.
@@ -113,6 +116,7 @@ class Audit:
         findings: the worst first.
         clean: names of checks that found nothing, each with what was looked at and would have been found.
         unchecked: names of checks that could not be made, each with what the log lacks.
+        course: how reward and truth change over the run; None of steps of robots and of logs without rows.
         undecided: names of checks that had too little to look at, each with what they need and what the log has.
     """
 
@@ -120,6 +124,7 @@ class Audit:
     clean: dict[str, str] = field(default_factory=dict)
     unchecked: dict[str, str] = field(default_factory=dict)
     undecided: dict[str, str] = field(default_factory=dict)
+    course: Course | None = None
 
     @property
     def counts(self) -> dict[str, int]:

@@ -13,6 +13,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
 from itertools import accumulate, islice
 from pathlib import Path
@@ -26,8 +27,18 @@ from guerdon.episodes.data_files import DataFiles
 from guerdon.episodes.layout import DONE, REWARD, STATE, SUCCESS
 from guerdon.errors import DataError, boundary
 from guerdon.files.bounds import RECORD, BadRecord, TooLarge, Unparsed, table_rows, too_long
+from guerdon.processes.progress import log_line
 from guerdon.reading.columns import Columns, said_columns
-from guerdon.reading.containers import ROWS, Part, file_rows, has_rows, parts_of
+from guerdon.reading.containers import (
+    ROWS,
+    LinesRead,
+    Part,
+    file_rows,
+    grown_rows,
+    has_rows,
+    parts_of,
+    row_ending,
+)
 from guerdon.reading.data_sets import log_files
 from guerdon.reading.fields import is_beyond_float
 from guerdon.reading.layouts import PLAIN, Row, RowLayout, columns_of, layout_of, names_of
@@ -40,7 +51,7 @@ from guerdon.reading.roles import named
 # Logs without texts: LeRobot data sets, monitor files of Stable-Baselines3, scalars of TensorBoard and of runs.
 #
 # rows = read_lerobot(Path("data/episodes"), {})
-# curves, shown = read_curves([Path("runs/a/events.out.tfevents.1.host")], Path("runs/a"))
+# curves = EventFiles(Path("runs/a")).read([Path("runs/a/events.out.tfevents.1.host")])
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -107,33 +118,51 @@ def read_metrics(file: Path) -> Curves:
     return _curves(found)
 
 
-def read_events(files: Sequence[Path], root: Path) -> tuple[Curves, list[dict[str, Any]]]:
+class EventFiles:
     """Scalars of TensorBoard by their tag, and the responses that OpenRLHF shows there.
 
     Args:
-        files: of events; what is half-written is left out.
         root: of the log: tags of files in its folders have the folder in front, where there are several.
     """
-    found: dict[str, list[tuple[float, float]]] = {}
-    shown: list[dict[str, Any]] = []
-    if files:
-        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.shown: list[dict[str, Any]] = []
+        self._loaders: dict[Path, Any] = {}
+        self._found: dict[tuple[Path, str], list[tuple[float, float]]] = {}
+
+    def read(self, files: Sequence[Path]) -> Curves:
+        """All scalars, of which those that were not there before are read; what is half-written is left out.
+
+        Raises:
+            DataError: a file is none of events.
+        """
+        if files:
+            from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+        for file in files:
+            with boundary(DataError, f"{file}: cannot be read as events of TensorBoard"):
+                _check_events(file)
+                loader = self._loaders.setdefault(file, EventFileLoader(str(file)))
+                for event in loader.Load():
+                    self._add(file, event)
+        several = len({folder for folder, _ in self._found}) > 1
+        named: dict[str, list[tuple[float, float]]] = {}
+        for (folder, tag), points in self._found.items():
+            front = f"{folder.relative_to(self.root)}/" if several and folder != self.root else ""
+            named.setdefault(f"{front}{tag}", []).extend(points)
+        return _curves(named)
+
+    def _add(self, file: Path, event: Any) -> None:
         from tensorboard.util.tensor_util import make_ndarray
-    several = len({f.parent for f in files}) > 1
-    for file in files:
-        front = f"{file.parent.relative_to(root)}/" if several and file.parent != root else ""
-        with boundary(DataError, f"{file}: cannot be read as events of TensorBoard"):
-            _check_events(file)
-            for event in EventFileLoader(str(file)).Load():
-                for value in event.summary.value:
-                    if value.metadata.plugin_data.plugin_name == "scalars":
-                        number = float(make_ndarray(value.tensor).reshape(-1)[0])
-                        found.setdefault(f"{front}{value.tag}", []).append((event.step, number))
-                    elif value.tag.startswith("train/generated_samples"):
-                        said = b"".join(value.tensor.string_val).decode("utf-8", "replace")
-                        if sample := _SHOWN.match(said):
-                            shown.append({"step": event.step, "response": sample[1], "reward": sample[2]})
-    return _curves(found), shown
+
+        for value in event.summary.value:
+            if value.metadata.plugin_data.plugin_name == "scalars":
+                number = float(make_ndarray(value.tensor).reshape(-1)[0])
+                self._found.setdefault((file.parent, value.tag), []).append((event.step, number))
+            elif value.tag.startswith("train/generated_samples"):
+                said = b"".join(value.tensor.string_val).decode("utf-8", "replace")
+                if sample := _SHOWN.match(said):
+                    self.shown.append({"step": event.step, "response": sample[1], "reward": sample[2]})
 
 
 def _check_events(file: Path) -> None:
@@ -377,71 +406,226 @@ def read_log(
         DataError: nothing is recognised, logs of several kinds lie in one folder, there is no reward, a column could
             be two things, or `columns` names something that is not there.
     """
-    said = said_columns(columns, usual=USUAL_NAMES)
-    if not path.exists():
-        raise DataError("there is no such file or folder", where=path)
-    if (path / "meta" / "info.json").is_file():
-        return read_lerobot(path, {role: one.column for role, one in said.uses.items()})
-    files = _files_of(path)
-    said = _as_named(files.others, said)
-    notes: list[str] = []
-    kind, skipped = _kind_of(path, files, said, notes)
-    curves, shown = read_events(files.events, path)
-    for file in files.metrics:
-        curves |= read_metrics(file)
-    if kind is None and not curves:
-        raise DataError(f"no log is recognised{_lacks(skipped)}; looked for {_LOOKED_FOR}", where=path)
-    if kind is not None and skipped:
-        notes.append(f"not read, since they have no column of rewards: {', '.join(skipped)[:300]}")
-    if kind is None:
-        kind = _Kind("responses and scalars in TensorBoard" if shown else "scalars")
-        kind.first = [(row, {}) for row in shown[:_FIRST]]
-    more: list[str] = []
-
-    def records() -> Records:
-        more.clear()
-        if files.monitors:
-            return ((part, PLAIN, rows) for part, rows in monitor_records(files.monitors))
-        if shown and not kind.parts:
-            return [(Part(files.events[0]), PLAIN, enumerate(shown))]
-        return _once(kind.parts, more)
-
-    reader = _read_rows(path, kind, records, said, sample=sample, seed=seed)
-    return reader.finish(kind.name, path, [*notes, *more], curves)
+    return LogReader(path, columns=columns, sample=sample, seed=seed).read()
 
 
-def _read_rows(
-    path: Path, kind: _Kind, records: Callable[[], Records], said: Columns, *, sample: int, seed: int
-) -> RowReader:
-    """The rows of all files, by what their columns are for: as the first rows say, and once more where all say else.
+class LogReader:
+    """Reads a log, and when it is asked again only what is new: files, and lines of files that grew.
+
+    Args:
+        path: as `read_log`.
+        columns: as `read_log`.
+        sample: as `read_log`.
+        seed: as `read_log`.
 
     Raises:
-        DataError: as `RowReader.check` and `Look.columns`.
+        ConfigError: as `read_log`.
     """
 
-    def first_rows(holds: Callable[[Row], bool]) -> bool:
-        return all(holds({**parts, **row}) for row, parts in kind.first)
+    def __init__(
+        self, path: Path, *, columns: str | Mapping[str, str] | None = None, sample: int = 50_000, seed: int = 0
+    ) -> None:
+        self.path, self.sample, self.seed = path, sample, seed
+        self.given = self.said = said_columns(columns, usual=USUAL_NAMES)
+        self.events = EventFiles(path)
+        self._all: _Read | None = None
 
-    def all_rows(holds: Callable[[Row], bool]) -> bool:
-        found = (rows_in(record, layout, said) for _, layout, those in records() for _, record in those
+    def read(self) -> Rows:
+        """All rows so far.
+
+        Raises:
+            DataError: as `read_log`.
+        """
+        known, self._all = self._all, None
+        if known is not None:
+            why = self._read_more(known)
+            if not why:
+                self._all = known
+                return self._finished(known, _files_of(self.path))
+            log_line(f"all of {self.path} is read again: {why}")
+        return self._read_all()
+
+    def _read_all(self) -> Rows:
+        path = self.path
+        if not path.exists():
+            raise DataError("there is no such file or folder", where=path)
+        if (path / "meta" / "info.json").is_file():
+            return read_lerobot(path, {role: one.column for role, one in self.given.uses.items()})
+        files = _files_of(path)
+        self.said = said = _as_named(files.others, self.given)
+        self.events = EventFiles(path)
+        notes: list[str] = []
+        kind, skipped = _kind_of(path, files, said, notes)
+        curves = self.events.read(files.events)
+        shown = self.events.shown
+        if kind is None and not (curves or files.metrics):
+            raise DataError(f"no log is recognised{_lacks(skipped)}; looked for {_LOOKED_FOR}", where=path)
+        if kind is not None and skipped:
+            notes.append(f"not read, since they have no column of rewards: {', '.join(skipped)[:300]}")
+        if kind is None:
+            kind = _Kind("responses and scalars in TensorBoard" if shown else "scalars")
+            kind.first = [(row, {}) for row in shown[:_FIRST]]
+        read = _Read(kind, notes, {part: _state_of(part.path) for part in files.others})
+        self._read_rows(read, files)
+        if not files.monitors and kind.parts:
+            self._all = read
+        return self._finished(read, files)
+
+    def _finished(self, read: _Read, files: _Files) -> Rows:
+        """The rows as they are, with the scalars that are logged beside them."""
+        curves = self.events.read(files.events)
+        for file in files.metrics:
+            curves |= read_metrics(file)
+        half = sum(lines.is_half for lines in read.lines.values())
+        parts = [part for part, _ in read.kind.parts]
+        notes = [*read.notes, *read.batches.notes(len(parts))]
+        return read.reader.finish(read.kind.name, self.path, notes, curves, files=parts, half=half)
+
+    def _read_rows(self, read: _Read, files: _Files) -> None:
+        """The rows of all files by what their columns are for: as the first rows say, once more where all say else.
+
+        Raises:
+            DataError: as `RowReader.check` and `Look.columns`.
+        """
+        kind, said = read.kind, self.said
+
+        def records(into: _Read) -> Records:
+            into.lines.clear()
+            into.batches = _Batches()
+            if files.monitors:
+                return ((part, PLAIN, rows) for part, rows in monitor_records(files.monitors))
+            if self.events.shown and not kind.parts:
+                return [(Part(files.events[0]), PLAIN, enumerate(self.events.shown))]
+            return into.new_records(kind.parts)
+
+        def first_rows(holds: Callable[[Row], bool]) -> bool:
+            return all(holds({**parts, **row}) for row, parts in kind.first)
+
+        look = Look(said, kind.layout)
+        for row, parts in kind.first:
+            look.meet(row, parts)
+            look.add(row, parts)
+        columns = look.columns(str(self.path), first_rows, all_seen=False)
+        while True:
+            look = Look(said, kind.layout)
+            reader = RowReader(columns, look, sample=self.sample, seed=self.seed)
+            for part, layout, those in records(read):
+                reader.read(part, layout, those)
+            reader.check(self.path)
+            found = look.columns(str(self.path), partial(self._all_rows, lambda: records(_Read(kind))), all_seen=True)
+            if found.key == columns.key:
+                read.reader = reader
+                return
+            columns = found
+
+    def _all_rows(self, records: Callable[[], Records], holds: Callable[[Row], bool]) -> bool:
+        """Whether something holds for each row of the log."""
+        found = (rows_in(record, layout, self.said) for _, layout, those in records() for _, record in those
                  if isinstance(record, Mapping))  # fmt: skip
         return all(holds(row) for rows in found for row in rows)
 
-    look = Look(said, kind.layout)
-    for row, parts in kind.first:
-        look.meet(row, parts)
-        look.add(row, parts)
-    columns = look.columns(str(path), first_rows, all_seen=False)
-    while True:
-        look = Look(said, kind.layout)
-        reader = RowReader(columns, look, sample=sample, seed=seed)
-        for part, layout, those in records():
-            reader.read(part, layout, those)
-        reader.check(path)
-        found = look.columns(str(path), all_rows, all_seen=True)
-        if found.key == columns.key:
-            return reader
-        columns = found
+    def _read_more(self, read: _Read) -> str:
+        """Read what is new; why that cannot be done, empty where it was.
+
+        Raises:
+            DataError: as `Look.columns`.
+        """
+        files = _files_of(self.path)
+        now = {part: _state_of(part.path) for part in files.others}
+        gone = [part.name for part in read.states if part not in now]
+        if files.monitors or gone:
+            return f"{gone[0]} is gone" if gone else "monitor files are read as a whole"
+        changed = [part for part, state in now.items() if part in read.states and state != read.states[part]]
+        known = {part for part, _ in read.kind.parts}
+        other = next((part for part in changed if part in known and not read.only_grew(part)), None)
+        if other is not None:
+            return f"{other.name} was written anew, and not only further lines"
+        unknown = [part for part in now if part not in read.states or (part in changed and part not in known)]
+        kinds, _ = _kinds(self.path, unknown, self.said)
+        if set(kinds) - {read.kind.name}:
+            return "there are files of another kind"
+        new = [one for kind in kinds.values() for one in kind.parts]
+        read.kind.parts += new
+        notes: list[str] = []
+        kept = _trained_on(self.path, files.others, notes)
+        if any(part not in kept for part, _ in read.kind.parts):
+            return "; ".join(notes)
+        order = {part: k for k, part in enumerate(files.others)}
+        read.kind.parts.sort(key=lambda one: order[one[0]])
+        grown = [one for one in read.kind.parts if one[0] in changed or one in new]
+        for part, layout, those in read.new_records(grown):
+            read.reader.read(part, layout, those)
+        read.states = now
+        everything = partial(self._all_rows, lambda: _Read(read.kind).new_records(read.kind.parts))
+        look = read.reader.look
+        if look.columns(str(self.path), everything, all_seen=True).key != read.reader.of.key:
+            return "the new rows do not fit what the columns were taken for"
+        return ""
+
+
+@dataclass
+class _Read:
+    """What was read of a log.
+
+    Attributes:
+        kind: its files, in their order.
+        notes: on how it was read.
+        states: size and time of all files with rows, also of those without rewards.
+        lines: how far files of lines were read.
+        batches: those of TRL that were read.
+    """
+
+    kind: _Kind
+    notes: list[str] = field(default_factory=list)
+    states: dict[Part, tuple[int, int]] = field(default_factory=dict)
+    lines: dict[Part, LinesRead] = field(default_factory=dict)
+    batches: _Batches = field(default_factory=lambda: _Batches())
+    reader: RowReader = field(init=False)
+
+    def only_grew(self, part: Part) -> bool:
+        """Whether a file has further lines behind those that were read, and is otherwise as it was."""
+        lines = self.lines.get(part)
+        return lines is not None and part.path.stat().st_size >= lines.offset and lines.still_holds(part.path)
+
+    def new_records(self, parts: Sequence[tuple[Part, RowLayout]]) -> Records:
+        """The records of files that were not read yet, each file's when it is its turn."""
+        for part, layout in parts:
+            if not part.by_line or part.member or row_ending(part.path.name) != part.path.suffix.lower():
+                records: Iterable[tuple[int, Any]] | None = part.rows()
+                if part.name.startswith("completions_"):
+                    records = self.batches.records(part)
+            else:
+                records = grown_rows(part, self.lines.setdefault(part, LinesRead()))
+            if records is not None:
+                yield part, layout, records
+
+
+def _state_of(file: Path) -> tuple[int, int]:
+    """Size and time of a file; of one that is gone meanwhile none."""
+    try:
+        found = file.stat()
+    except OSError:
+        return -1, -1
+    return found.st_size, found.st_mtime_ns
+
+
+class _Batches:
+    """Leaves out the files in which TRL logged the batch of the file before again."""
+
+    def __init__(self) -> None:
+        self._before, self.again = "", 0
+
+    def records(self, part: Part) -> Iterable[tuple[int, Any]] | None:
+        """The records of a file; None where they are those of the file before."""
+        records, batch = _batch(part)
+        is_again = bool(batch) and batch == self._before
+        self.again += is_again
+        self._before = batch
+        return None if is_again else records
+
+    def notes(self, files: int) -> list[str]:
+        """What to say of what was left out."""
+        return [f"TRL logged batches again: {self.again} of {files} files are left out"] if self.again else []
 
 
 def _kind_of(path: Path, files: _Files, said: Columns, notes: list[str]) -> tuple[_Kind | None, dict[str, str]]:
@@ -590,23 +774,6 @@ def _trained_on(path: Path, parts: Sequence[Part], notes: list[str]) -> list[Par
             kept = [part for part, names in zip(kept, folders, strict=True) if other not in names]
             notes.append(f"files in folders {preferred} are read, and those in folders {other} are not")
     return kept
-
-
-def _once(parts: Sequence[tuple[Part, RowLayout]], notes: list[str]) -> Records:
-    """Files with their records, without those in which TRL logged the batch of the file before again."""
-    before, again = "", 0
-    for part, layout in parts:
-        records: Iterable[tuple[int, Any]] = part.rows()
-        batch = ""
-        if part.name.startswith("completions_"):
-            records, batch = _batch(part)
-        if batch and batch == before:
-            again += 1
-        else:
-            yield part, layout, records
-        before = batch
-    if again:
-        notes.append(f"TRL logged batches again: {again} of {len(parts)} files are left out")
 
 
 def _batch(part: Part) -> tuple[Iterable[tuple[int, Any]], str]:

@@ -10,6 +10,7 @@ import gzip
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -18,6 +19,7 @@ import numpy as np
 from markupsafe import Markup
 
 from guerdon.auditing.against import Against
+from guerdon.auditing.course import MAX_POINTS, Course, means_by_step
 from guerdon.auditing.finding import SEVERITIES, Audit
 from guerdon.auditing.rows import Codes, Flags, Numbers, Rows, Texts
 from guerdon.auditing.second import SecondReward
@@ -171,16 +173,16 @@ def _block(name: str, data: bytes) -> bytes:
 
 
 TEMPLATES = Path(__file__).parent / "templates"
-MAX_POINTS = 160  # of a curve
 MAX_CURVES = 24  # of a log of scalars
 BINS = 40
+FAR_OUTSIDE = 0.1  # of 0 to 1, from which on curves are drawn apart
 FAR = 1e100  # values of charts are cut here, so that their squares are finite
 _BLOCKS = "<!-- rows -->"
 
 
 def write_page(
     out: Path, rows: Rows, audit: Audit, second: SecondReward | None = None, against: Against | None = None, *,
-    log: Path | None = None, live: bool = False, run: str = "",
+    log: Path | None = None, every: float | None = None, run: str = "",
 ) -> Path:  # fmt: skip
     """Write the page of an audit, in one piece.
 
@@ -191,7 +193,7 @@ def write_page(
         second: another reward of the same rows.
         against: another run.
         log: where the rows are from.
-        live: the log is still being written.
+        every: seconds after which a browser looks at the page again, as the log is still being written; None: never.
         run: its name, where the log holds several.
 
     Returns:
@@ -203,7 +205,9 @@ def write_page(
     title = rows.layout if log is None else log.resolve().name
     context = {
         "title": run or title, "rows": rows, "audit": audit, "second": second, "against": against,
-        "live": live, "charts": charts(rows), "how": _how(rows), "number": number, "bounded": bounded,
+        "every": every, "written": datetime.now(UTC),
+        "course": [] if audit.course is None else course_charts(audit.course),
+        "charts": charts(rows), "how": _how(rows), "number": number, "bounded": bounded,
         "severe": [(s, sum(f.severity == s for f in audit.findings)) for s in SEVERITIES],
     }  # fmt: skip
     videos = {} if log is None else episode_videos(log, out)
@@ -225,6 +229,7 @@ def write_runs(out: Path, runs: Sequence[tuple[str, Rows, Audit, Path]], log: Pa
             "name": name, "rows": len(rows), "address": quote(os.path.relpath(page, out.parent)),
             "findings": [sum(one.severity == severity for one in audit.findings) for severity in SEVERITIES],
             "names": ", ".join(one.name for one in audit.findings),
+            "course": "" if audit.course is None else audit.course.sentence,
         }
         for name, rows, audit, page in runs
     ]  # fmt: skip
@@ -334,23 +339,23 @@ def charts(rows: Rows) -> list[tuple[str, Markup]]:
     return found
 
 
-def means_by_step(step_N: Codes, values_N: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    """Mean of each step, of neighbouring ones together where there are many.
+def course_charts(course: Course) -> list[tuple[str, Markup]]:
+    """Reward and truth over the run: in one picture where both lie between 0 and 1, else below each other."""
+    series = course.series
+    ends = [end for _, means, half in series.values() for end in (*(means - half), *(means + half))]
+    if len(series) == 2 and min(ends) >= -FAR_OUTSIDE and max(ends) <= 1 + FAR_OUTSIDE:
+        lines = [_line(name, style, *one) for style, (name, one) in enumerate(series.items(), start=1)]
+        steps = np.concatenate([one[0] for one in series.values()])
+        box = Box(720, 260, x=limits(steps), y=limits(np.array(ends)))
+        return [("", line_chart(box, lines, title="reward and truth over steps", x_label="step", y_label=""))]
+    return [(name, curve_chart(name, *one)) for name, one in series.items()]
 
-    Returns:
-        Steps, means and half widths of 95 % intervals, all (S,).
-    """
-    known = np.isfinite(values_N)
-    known_steps, place_N = np.unique(step_N[known], return_inverse=True)
-    steps = known_steps.astype(np.float64)
-    if len(steps) > MAX_POINTS:
-        bin_S = np.arange(len(steps)) * MAX_POINTS // len(steps)
-        place_N, steps = bin_S[place_N], np.bincount(bin_S, steps) / np.bincount(bin_S)
-    count = np.bincount(place_N, minlength=len(steps))
-    mean = np.bincount(place_N, values_N[known], len(steps)) / np.maximum(count, 1)
-    squares = np.bincount(place_N, (values_N[known] - mean[place_N]) ** 2, len(steps))
-    half = 1.96 * np.sqrt(squares / np.maximum(count - 1, 1) / np.maximum(count, 1))
-    return steps, mean, half
+
+def _line(name: str, style: int, steps: Numbers, means: Numbers, half: Numbers) -> Line:
+    """A curve with its band."""
+    points = tuple(zip(steps.tolist(), means.tolist(), strict=True))
+    band = tuple(zip(steps.tolist(), (means - half).tolist(), (means + half).tolist(), strict=True))
+    return Line(name, style, points, band)
 
 
 def curve_chart(name: str, steps: Numbers, means: Numbers, half: Numbers) -> Markup:
@@ -358,9 +363,7 @@ def curve_chart(name: str, steps: Numbers, means: Numbers, half: Numbers) -> Mar
     known = np.isfinite(means)
     x, y, spare = steps[known], means[known], half[known]
     box = Box(360, 220, x=limits(x), y=limits(np.concatenate([y - spare, y + spare])))
-    edges = tuple(zip(x.tolist(), (y - spare).tolist(), (y + spare).tolist(), strict=True))
-    line = Line("", 1, tuple(zip(x.tolist(), y.tolist(), strict=True)), edges)
-    return line_chart(box, [line], title=f"{name} over steps", x_label="step", y_label="")
+    return line_chart(box, [_line("", 1, x, y, spare)], title=f"{name} over steps", x_label="step", y_label="")
 
 
 def histogram(values_N: Numbers) -> Markup:

@@ -26,7 +26,7 @@ from guerdon.errors import DataError
 from guerdon.files.bounds import BadRecord, TooLarge
 from guerdon.reading.chats import ChatError
 from guerdon.reading.codings import NUMBER, Coding
-from guerdon.reading.containers import Part
+from guerdon.reading.containers import HALF_WRITTEN, Part
 from guerdon.reading.fields import is_beyond_float
 from guerdon.reading.layouts import Row, RowLayout
 from guerdon.reading.log_columns import FLAGS, NUMBERS, REWARDS, TEXTS, LogColumns, Look
@@ -197,14 +197,17 @@ class RowReader:
     def __init__(self, columns: LogColumns, look: Look, *, sample: int, seed: int) -> None:
         self.of, self.look, self.sample = columns, look, _Sample(sample, seed)
         self.files: list[Part] = []
+        self.places: dict[Part, int] = {}
         self.columns: dict[tuple[str, str], array[float]] = {}  # by kind (`what` or `part`) and name
         self.codes = {what: array("q") for what in ("file", "line", "prompt", "group", "run")}
         self.runs: dict[str, int] = {}  # places of the names in the column `run`
         self.bad, self.odd = Counter[str](), Counter[str]()  # rows that are left out, by reason; values, by column
         self.summed: dict[str, None] = {}  # parts of a reward that is their sum
         self.long = self.infinite = 0
+        self._file = -1  # the place of the file that is read
         self._last, self._start, self._moment = "", 0, (-1, _NAN)  # prompt, first row, file and step of a run of rows
         self._code = _hash("")
+        self._ends: dict[int, tuple[str, int, tuple[int, float], int]] = {}  # these of each file, at its last row
         self.has_responses = "response" in columns.uses
         self._is_plain = self.has_responses and columns.only_prompt
         self._texts_at = [role for role in columns.uses if role in TEXTS]
@@ -215,13 +218,18 @@ class RowReader:
         return len(self.codes["file"])
 
     def read(self, part: Part, layout: RowLayout, records: Iterable[tuple[int, Any]]) -> None:
-        """Add the rows of a file; what cannot be read is counted.
+        """Add the rows of a file, or further ones of a file that grew; what cannot be read is counted.
 
         Raises:
             TooLarge: the file holds more than is allowed.
         """
         first = 0 if part.by_line else 1
-        self.files.append(part)
+        if part in self.places:
+            self._file = self.places[part]
+            self._last, self._start, self._moment, self._code = self._ends[self._file]
+        else:
+            self._file = self.places[part] = len(self.files)
+            self.files.append(part)
         shapes: dict[tuple[str, ...], _Shape] = {}
         try:
             for line, record in records:
@@ -241,6 +249,7 @@ class RowReader:
             raise
         except DataError as error:  # of the file as a whole
             self.bad[f"{part.name} {CUT} ({str(error).rpartition(': ')[2]})"] += 1
+        self._ends[self._file] = self._last, self._start, self._moment, self._code
 
     def _read(self, line: int, row: Row, parts: Row | None, shapes: dict[tuple[str, ...], _Shape]) -> None:
         """Look at a row of the last file, and add it."""
@@ -267,7 +276,7 @@ class RowReader:
             columns = (use.column, *self.of.instead.get(role, ()))
             if any(column in there or column.partition(".")[0] in there for column in columns):
                 numbers.append((("what", role), use.column, use.coding))
-        all_text = self.files[-1].is_table
+        all_text = self.files[self._file].is_table
         further = [(("part", n), n, all_text or self.of.may_be_text(n)) for n in self.of.further(names, parts)]
         maps = tuple(name for name in self.of.maps if name in there and parts is None)
         return _Shape(tuple(numbers), tuple(further), maps, self._other(there) if parts is None else "")
@@ -296,7 +305,7 @@ class RowReader:
         n = len(self)
         self._append(n, numbers)
         group = self._group_of(n, prompt, numbers.get(_STEP_OF, _NAN), self.of.cell(row, inner, "group"))
-        self.codes["file"].append(len(self.files) - 1)
+        self.codes["file"].append(self._file)
         self.codes["line"].append(line)
         self.codes["prompt"].append(self._code)
         self.codes["group"].append(group)
@@ -406,7 +415,7 @@ class RowReader:
 
     def _group_of(self, n: int, prompt: str, step: float, group: Any) -> int:
         """The code of the group of row n: the log's own of a step, or of rows of one prompt that follow each other."""
-        file, has_step = len(self.files) - 1, step == step
+        file, has_step = self._file, step == step
         same = prompt == self._last
         if not same:
             self._last, self._code = prompt, _hash(prompt)
@@ -430,25 +439,31 @@ class RowReader:
             return _NAN
 
     def finish(
-        self, layout: str, root: Path, notes: Sequence[str], curves: Mapping[str, tuple[Codes, Numbers]]
-    ) -> Rows:
-        """All that was read.
+        self, layout: str, root: Path, notes: Sequence[str], curves: Mapping[str, tuple[Codes, Numbers]],
+        *, files: Sequence[Part] = (), half: int = 0,
+    ) -> Rows:  # fmt: skip
+        """All that was read so far; more can be read afterwards.
 
         Args:
             layout: what wrote the log, in words.
             root: the log, to which names of files are relative.
             notes: about the log.
             curves: logged scalars.
+            files: all of them in their order, where they may have been read in another one.
+            half: files that end in a half-written line, which was not read.
         """
         n = len(self)
-        columns = {key: np.array(c + array("d", [_NAN] * (n - len(c)))) for key, c in self.columns.items()}
+        parts_in_order, order = self._order(files)
+        code = {what: np.array(values, np.int64)[order] for what, values in self.codes.items()}
+        columns = {key: np.array(c + array("d", [_NAN] * (n - len(c))))[order] for key, c in self.columns.items()}
         given = {name: values for (kind, name), values in columns.items() if kind == "what"}
         parts = {name: values for (kind, name), values in columns.items() if kind == "part"}
-        names = tuple(str(part.relative_to(root)) for part in self.files)
-        file_N, prompt_N = np.asarray(self.codes["file"], np.int64), strata(self.codes["prompt"])
+        names = tuple(str(part.relative_to(root)) for part in parts_in_order)
+        place = np.array([parts_in_order.index(part) for part in self.files], np.int64)
+        file_N, prompt_N = place[code["file"]], strata(code["prompt"])
         step_N, more = self._steps(given.get("step"), names, file_N), list(notes)
-        group_N, grouped_by = self._groups(prompt_N, step_N, more)
-        texts = self._texts(n, more)
+        group_N, grouped_by = self._groups(prompt_N, step_N, code["group"], file_N, more)
+        texts = self._texts(n, np.argsort(order), more)
         self._decide_sum(given, parts, group_N)
         reward_N = given.get("reward", np.full(n, _NAN))
         rewards = _further_rewards(parts, reward_N, given.get("truth", reward_N))
@@ -460,13 +475,13 @@ class RowReader:
             layout=layout,
             files=names,
             file_N=file_N,
-            line_N=np.asarray(self.codes["line"], np.int64),
+            line_N=code["line"],
             reward_N=reward_N,
             rewards=rewards,
             truth_N=_known(given.get("truth")),
             step_N=step_N,
             prompt_N=prompt_N if self.of.asks else None,
-            prompt_key_N=np.asarray(self.codes["prompt"], np.int64) if self.of.asks else None,
+            prompt_key_N=code["prompt"] if self.of.asks else None,
             group_N=group_N,
             grouped_by=grouped_by,
             length_N=given.get("length") if has_length else None,
@@ -475,12 +490,22 @@ class RowReader:
             advantage_N=_known(given.get("advantage")),
             texts=texts,
             curves=dict(curves),
-            bad=dict(self.bad),
+            bad=dict(self.bad + Counter({HALF_WRITTEN: half})),
             notes=tuple(more),
             read_as=self.look.read_as(self.of, summed=list(self.summed), further=list(rewards)),
-            run_N=np.asarray(self.codes["run"], np.int64) if self.runs else None,
+            run_N=code["run"] if self.runs else None,
             runs=tuple(self.runs),
         )
+
+    def _order(self, files: Sequence[Part]) -> tuple[list[Part], Codes]:
+        """The files in their order, and the places of the rows in it."""
+        file_N = np.array(self.codes["file"], np.int64)
+        ordered = [part for part in files if part in self.places] or self.files
+        if ordered == self.files and (np.diff(file_N) >= 0).all():
+            return self.files, np.arange(len(self))
+        rank = np.empty(len(self.files), np.int64)
+        rank[[self.places[part] for part in ordered]] = np.arange(len(ordered))
+        return ordered, np.argsort(rank[file_N], kind="stable")
 
     def _decide_sum(self, given: dict[str, Numbers], parts: Mapping[str, Numbers], group_N: Codes | None) -> None:
         """Add a column to the reward that is called like a truth, unless the advantages are those of the others."""
@@ -543,8 +568,10 @@ class RowReader:
             return None
         return np.array([int(found[-1][0] or found[-1][1]) for found in in_names])[file_N]
 
-    def _groups(self, prompt_N: Codes, step_N: Codes | None, notes: list[str]) -> tuple[Codes | None, str]:
-        codes = strata(self.codes["group"])
+    def _groups(
+        self, prompt_N: Codes, step_N: Codes | None, code_N: Codes, file_N: Codes, notes: list[str]
+    ) -> tuple[Codes | None, str]:
+        codes = strata(code_N)
         use = self.of.uses.get("group")
         if use is not None and (use.source == "given" or codes.max() < len(codes) - 1):
             return codes, "the log's groups" if use.column == "group" else f"the column {use.column}"
@@ -552,7 +579,7 @@ class RowReader:
             return None, ""
         new = np.ones(len(prompt_N), bool)
         new[1:] = np.diff(prompt_N) != 0
-        for other in (step_N, np.asarray(self.codes["file"], np.int64)):
+        for other in (step_N, file_N):
             if other is not None:
                 new[1:] |= np.diff(other) != 0
         sizes = np.diff([*np.flatnonzero(new), len(new)])
@@ -560,7 +587,7 @@ class RowReader:
         if usual > 1 and not (sizes % usual).any():  # groups of one prompt may follow each other
             new[(np.arange(len(new)) - np.repeat(np.flatnonzero(new), sizes)) % usual == 0] = True
         group_N = np.cumsum(new) - 1
-        moments = prompt_N * len(self.files) + np.asarray(self.codes["file"], np.int64)
+        moments = prompt_N * len(self.files) + file_N
         moments = moments if step_N is None else moments * (step_N.max() + 2) + step_N
         if group_N[-1] + 1 > 1.5 * len(np.unique(moments)):
             notes.append("rows of one prompt are not adjacent: pass --columns group=NAME where the log has groups")
@@ -568,8 +595,10 @@ class RowReader:
             return None, ""
         return group_N, "adjacent rows of one prompt"
 
-    def _texts(self, n: int, notes: list[str]) -> Texts | None:
+    def _texts(self, n: int, place_N: Codes, notes: list[str]) -> Texts | None:
         kept, partial = self.sample.texts()
+        row_M = place_N[[one.row for one in kept]] if kept else np.zeros(0, np.int64)
+        kept = [kept[m] for m in np.argsort(row_M)]
         if not self.has_responses:
             return None
         if partial:
@@ -577,7 +606,7 @@ class RowReader:
         if self.long:
             notes.append(f"{self.long} texts are longer than {LONGEST} characters and are cut there")
         return Texts(
-            row_M=np.array([one.row for one in kept], np.int64),
+            row_M=np.sort(row_M),
             prompts=[one.prompt for one in kept],
             responses=[one.response for one in kept],
             messages=_conversations(kept),

@@ -64,6 +64,7 @@ _KNOWN_LISTS = (("samples",), ("simulations",), ("results", "results"), ("rows",
 promptfoo, the viewer of the hub, and responses that guerdon shows."""
 HALF_WRITTEN = "half-written last line"
 """What is wrong with the last line of a file that is still being written."""
+_END = 100  # bytes by which a file is known again
 _PIECE = 1 << 20  # bytes that are unpacked at a time
 _DEEP = 6  # maps inside each other in which a list of rows is looked for
 
@@ -273,6 +274,58 @@ def _json_lines(part: Part, kept: bool) -> Iterator[tuple[int, Any]]:
                 yield number, BadRecord(str(line), line.why, where=part.place(number))
             elif line.strip():
                 yield number, _row_of(line, part, number)
+
+
+@dataclass
+class LinesRead:
+    """How far a file of lines that grows was read.
+
+    Attributes:
+        offset: bytes.
+        lines: of which so many.
+        end: the last of these bytes, which a file that only grew still has there.
+        is_open: the last line has been read, and its end is not there yet.
+        is_half: behind these bytes is the beginning of a line.
+    """
+
+    offset: int = 0
+    lines: int = 0
+    end: bytes = b""
+    is_open: bool = False
+    is_half: bool = False
+
+    def still_holds(self, path: Path) -> bool:
+        """Whether the file begins with what was read."""
+        with path.open("rb") as file:
+            file.seek(self.offset - len(self.end))
+            return file.read(len(self.end)) == self.end
+
+
+def grown_rows(part: Part, read: LinesRead) -> Iterator[tuple[int, Any]]:
+    """The rows behind what was read of a file of JSON lines that is not packed, as `Part.rows`.
+
+    `read` moves on with them. A last line that is half-written is not read yet.
+    """
+    with boundary(DataError, f"{part.where}: cannot be read"), part.path.open("rb") as file:
+        file.seek(read.offset)
+        read.is_half = False
+        for line in bounded_lines(file):
+            is_end = read.is_open and isinstance(line, bytes) and not line.strip()  # of the line before
+            number = read.lines + (not is_end)
+            row = None
+            if isinstance(line, Unparsed):
+                row = BadRecord(str(line), line.why, where=part.place(number))
+            elif line.strip():
+                row = _row_of(line, part, number)
+            if isinstance(row, BadRecord) and row.why == HALF_WRITTEN:
+                read.is_half = True
+                return
+            read.lines, read.offset = number, file.tell()
+            read.is_open = isinstance(line, bytes) and not line.endswith(b"\n")
+            if isinstance(line, bytes):
+                read.end = line[-_END:]
+            if row is not None:
+                yield number, row
 
 
 def _row_of(line: bytes, part: Part, number: int) -> Any:

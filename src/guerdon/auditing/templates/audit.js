@@ -37,6 +37,30 @@ function numeral(value) {
   return String(Number(value.toPrecision(4))).replace("-", "−");
 }
 
+// ---- the page of a live log: how old it is, and again from time to time, at the same place
+function since(seconds) {
+  for (const [size, name] of [[86400, "d"], [3600, "h"], [60, "min"]]) if (seconds >= 2 * size) return `${Math.floor(seconds / size)} ${name} ago`;
+  return `${Math.max(0, Math.floor(seconds))} s ago`;
+}
+
+let keep = () => ({}); // what the reader chose, so that the page comes back to it
+function live(written) {
+  const opened = Date.now(), at = Date.parse(written.dateTime);
+  function look() {
+    const age = (Date.now() - at) / 1000;
+    written.textContent = since(age);
+    const every = Math.max(Number(written.dataset.every), age / 10); // of a log that rests, more and more rarely
+    if ((Date.now() - opened) / 1000 < every) return;
+    const isBusy = !getSelection().isCollapsed || [...document.querySelectorAll("video")].some((video) => !video.paused);
+    if (isBusy || document.hidden) return;
+    history.replaceState({ kept: { ...keep(), page: window.scrollY } }, "");
+    location.reload();
+  }
+  look();
+  setInterval(look, 1000);
+}
+if ($("written")) live($("written"));
+
 // ---- what the page carries: base64 of gzip, in script elements that no browser runs
 function opened(id) {
   const packed = atob($(id).textContent);
@@ -421,10 +445,37 @@ async function start() {
     $("rows").scrollIntoView();
   }
   window.addEventListener("hashchange", follow);
+
+  // ---- what a page that reloads itself keeps
+  const chosenBy = ["query", "finding", "truncated", "low", "high", "sort", "step"];
+  keep = () => ({
+    values: chosenBy.filter($).map((name) => [name, name === "finding" && $(name).value !== "" ? about.findings[$(name).value].name : $(name).value]),
+    down: $("down").checked, group: onlyGroup, row: chosen < 0 ? null : column.row[chosen], list: list.scrollTop, detail: detail.scrollTop,
+  });
+  async function restore(kept) {
+    for (const [name, value] of kept.values) {
+      if (!$(name)) continue;
+      $(name).value = name === "finding" && value !== "" ? about.findings.findIndex((one) => one.name === value) : value;
+      if ($(name).selectedIndex === -1) $(name).value = ""; // it is found no longer
+    }
+    $("down").checked = kept.down;
+    onlyGroup = kept.group === null ? NaN : kept.group;
+    if ($("step")) nameStep();
+    await search($("query").value.trim());
+    if (kept.row !== null && placeOf(kept.row) >= 0) await choose(placeOf(kept.row));
+    list.scrollTop = kept.list;
+    detail.scrollTop = kept.detail;
+    window.scrollTo({ top: kept.page, behavior: "instant" });
+    draw();
+  }
   await pause();
   $("browser").hidden = false;
-  apply();
-  follow();
+  const kept = history.state && history.state.kept;
+  if (kept && kept.values) await restore(kept);
+  else {
+    apply();
+    follow();
+  }
   root.dataset.ready = "true";
 }
 

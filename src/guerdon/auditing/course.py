@@ -1,0 +1,301 @@
+"""The course of a run: how reward and truth change over its steps, in one sentence, or why that cannot be said.
+
+    course = course_of(View.whole(rows))
+    course.kind, course.sentence        # "alone", "The reward rises from 0.2 to 0.9, and the truth does not (...)."
+
+A change is the difference between the last and the first third of the steps, with a 95 % interval in which groups
+are the sample. It is none where its interval lies within a fifth of a standard deviation of the rows; a rise or fall
+where it is larger than that and its interval does not have 0; and unknown otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from guerdon.auditing.association import stratum_means
+from guerdon.auditing.log_view import THE_TRUTH, View
+from guerdon.auditing.rows import Codes, Flags, Numbers
+from guerdon.statistics.proportion import wilson_bounds
+
+Kind = Literal["both rise", "alone", "flat", "truth falls", "saturated", "unknown"]
+FEWEST_STEPS = 4
+FLAT = 0.2  # standard deviations within which a change is none
+SATURATED = 0.9  # lower end of the share of rows with one value
+OFTEN = 0.8  # share of each step from which on it is saturated
+TAIL = 0.2  # of the steps that are saturated, at least
+PIECES = 5  # of the run, of which the best is compared with the last
+MAX_POINTS = 160  # of a curve
+
+Series = tuple[Numbers, Numbers, Numbers]
+"""Steps, means and half widths of 95 % intervals."""
+
+
+class Shift(NamedTuple):
+    """How a quantity changes from the first to the last third of the steps.
+
+    Attributes:
+        first: mean of the first third.
+        last: mean of the last third.
+        low: end of the 95 % interval of the change.
+        high: the other end.
+        way: 1 a rise, -1 a fall, 0 none; None is unknown.
+    """
+
+    first: float
+    last: float
+    low: float
+    high: float
+    way: int | None
+
+    @property
+    def said(self) -> str:
+        """From where to where."""
+        return f"from {_said(self.first)} to {_said(self.last)}"
+
+    @property
+    def bounds(self) -> str:
+        """The interval of the change."""
+        return f"the change is between {_said(self.low)} and {_said(self.high)}"
+
+
+@dataclass(frozen=True)
+class Course:
+    """How reward and truth change over a run.
+
+    Attributes:
+        kind: one of six.
+        sentence: the same as a whole sentence, with its numbers, or with what is missing.
+        truth_from: where the truth comes from, in words; empty without one.
+        reward: its change; None where there are too few steps.
+        truth: the same.
+        step: from which on the reward is saturated.
+        series: of reward and truth, as far as they are known; not part of the JSON.
+    """
+
+    kind: Kind
+    sentence: str
+    truth_from: str = ""
+    reward: Shift | None = None
+    truth: Shift | None = None
+    step: int | None = None
+    series: dict[str, Series] = field(default_factory=dict, repr=False, compare=False)
+
+
+def course_of(view: View) -> Course:
+    """The course of a run.
+
+    Args:
+        view: of all rows with a reward.
+    """
+    truth_from = _truth_from(view)
+    step_M = view.of(view.rows.step_N)
+    if not len(view):
+        return _unknown("the log has no rows with a reward", truth_from)
+    if step_M is None or len(np.unique(step_M)) < FEWEST_STEPS:
+        has = "names none" if step_M is None else f"has {len(np.unique(step_M))}"
+        return _unknown(f"it needs rows of {FEWEST_STEPS} steps of training, and the log {has}", truth_from)
+    series = {"reward": means_by_step(step_M, view.reward_M)}
+    reward = _shift(view, step_M, view.reward_M)
+    step = _saturated_from(step_M, view.reward_M)
+    why, truth = _why_no_truth(view), None
+    if view.truth_M is not None and not why:
+        series["truth"] = means_by_step(step_M, view.truth_M)
+        truth = _shift(view, step_M, view.truth_M)
+        why = "the first or the last third of the steps has too few rows with a truth"
+    if view.truth_M is None or truth is None or reward is None:
+        if step is not None:
+            return Course("saturated", _saturated(view, step, None), truth_from, reward, None, step, series)
+        return _unknown(f"{_reward_alone(reward)}, but {why}", truth_from, reward, None, series)
+    fall = _fall_from_best(view, step_M, view.truth_M)
+    kind, sentence = _decided(view, reward, truth, fall, step)
+    return Course(kind, sentence, truth_from, reward, truth, step, series)
+
+
+_WAYS = {1: "rises", -1: "falls", 0: "is flat", None: "may rise or fall"}
+
+
+def _decided(view: View, reward: Shift, truth: Shift, fall: str, step: int | None) -> tuple[Kind, str]:
+    """The kind of a run whose changes are known, and its sentence."""
+    if truth.way == -1 or fall:
+        of_reward = f"the reward {_WAYS[reward.way]} ({reward.said})"
+        return "truth falls", f"The truth falls {fall or truth.said}, and {of_reward}."
+    if reward.way == 1 and truth.way == 0:
+        return "alone", f"The reward rises {reward.said}, and the truth does not ({truth.said}; {truth.bounds})."
+    if step is not None:
+        return "saturated", _saturated(view, step, truth)
+    if reward.way == 1 and truth.way == 1:
+        return "both rise", f"Reward and truth both rise: the reward {reward.said}, the truth {truth.said}."
+    if reward.way == 0 and truth.way == 0:
+        said = f"the reward goes {reward.said}, the truth {truth.said}"
+        return "flat", f"Reward and truth are both flat: {said}."
+    return "unknown", f"Whether the reward follows the truth is unknown: {_undecided(reward, truth)}."
+
+
+def _undecided(reward: Shift, truth: Shift) -> str:
+    """What is missing, or what does not fit together."""
+    for name, one in (("truth", truth), ("reward", reward)):
+        if one.way is None:
+            return f"the {name} goes {one.said}, and {one.bounds}, so it needs more rows"
+    return f"the reward {_WAYS[reward.way]} ({reward.said}) and the truth {_WAYS[truth.way]} ({truth.said})"
+
+
+def _unknown(
+    why: str, truth_from: str, reward: Shift | None = None, truth: Shift | None = None,
+    series: dict[str, Series] | None = None,
+) -> Course:  # fmt: skip
+    sentence = f"Whether the reward follows the truth is unknown: {why}."
+    return Course("unknown", sentence, truth_from, reward, truth, None, series or {})
+
+
+def _reward_alone(reward: Shift | None) -> str:
+    if reward is None:
+        return "the first or the last third of the steps has too few rows"
+    return f"the reward {_WAYS[reward.way]} ({reward.said})"
+
+
+def _saturated(view: View, step: int, truth: Shift | None) -> str:
+    late = view.reward_M[view.of(view.rows.step_N) >= step]
+    values, counts = np.unique(late, return_counts=True)
+    share, value = counts.max() / len(late), values[np.argmax(counts)]
+    said = f"The reward is saturated from step {step} on: {share:.0%} of the rows have the reward {_said(value)}"
+    return f"{said}; the truth goes {truth.said}." if truth is not None else f"{said}; the truth is unknown."
+
+
+def _truth_from(view: View) -> str:
+    """Where the truth comes from, in words."""
+    if view.truth_M is None:
+        return ""
+    if view.truth_name != THE_TRUTH:
+        return view.truth_name
+    known, total = int(np.isfinite(view.truth_M).sum()), len(view)
+    if not _is_logged(view):
+        return f"guerdon's verifier, by the reference answers of {known:,} of {total:,} rows"
+    column = next((one["column"] for one in view.rows.read_as if one["role"] == "truth"), "")
+    return f"{f'the column {column} of the log' if column else 'the log'}, {known:,} of {total:,} rows"
+
+
+def _is_logged(view: View) -> bool:
+    """Whether the truth is that of the log."""
+    own = view.of(view.rows.truth_N)
+    return own is not None and np.array_equal(own, view.truth_M, equal_nan=True)
+
+
+def _why_no_truth(view: View) -> str:
+    """Why the truth says nothing of the reward; empty where it may."""
+    if view.truth_M is None:
+        return "the log has no truth, nor reference answers that can be read"
+    known = np.isfinite(view.truth_M)
+    truth, reward = view.truth_M[known], view.reward_M[known]
+    if len(np.unique(truth)) < 2:
+        return "the truth is the same in all rows"
+    if not _is_logged(view):
+        return ""
+    if np.array_equal(truth, reward):
+        return "the truth is the reward itself, row by row, and no evidence of its own"
+    right = truth == truth.max()
+    if len(np.unique(truth)) == 2 and reward[~right].max() < reward[right].min():
+        return "the truth is a threshold of the reward, and no evidence of its own"
+    return ""
+
+
+def means_by_step(step_N: Codes, values_N: Numbers) -> Series:
+    """Mean of each step, of neighbouring ones together where there are many.
+
+    Returns:
+        Steps, means and half widths of 95 % intervals, all (S,).
+    """
+    known = np.isfinite(values_N)
+    known_steps, place_N = np.unique(step_N[known], return_inverse=True)
+    steps = known_steps.astype(np.float64)
+    if len(steps) > MAX_POINTS:
+        bin_S = np.arange(len(steps)) * MAX_POINTS // len(steps)
+        place_N, steps = bin_S[place_N], np.bincount(bin_S, steps) / np.bincount(bin_S)
+    count = np.bincount(place_N, minlength=len(steps))
+    mean = np.bincount(place_N, values_N[known], len(steps)) / np.maximum(count, 1)
+    squares = np.bincount(place_N, (values_N[known] - mean[place_N]) ** 2, len(steps))
+    half = 1.96 * np.sqrt(squares / np.maximum(count - 1, 1) / np.maximum(count, 1))
+    return steps, mean, half
+
+
+def _thirds(step_M: Codes) -> tuple[Flags, Flags]:
+    """Which rows are in the first and in the last third of the steps."""
+    order = np.unique(step_M, return_inverse=True)[1]
+    return order < (order.max() + 1) / 3, order >= (order.max() + 1) * 2 / 3
+
+
+def _sample(view: View, values_M: Numbers, keep_M: Flags) -> Numbers:
+    """The values of some rows; where there are groups their means, as responses to one prompt are not independent."""
+    keep_M = keep_M & np.isfinite(values_M)
+    values = values_M[keep_M]
+    if view.peer_M is None:
+        return values
+    peers = np.unique(view.peer_M[keep_M], return_inverse=True)[1]
+    return stratum_means(values, peers)[np.unique(peers, return_index=True)[1]]
+
+
+def _shift(view: View, step_M: Codes, values_M: Numbers) -> Shift | None:
+    """The change of a quantity; None where a third of the steps has too few rows."""
+    first, last = (_sample(view, values_M, keep) for keep in _thirds(step_M))
+    if min(len(first), len(last)) < 2:
+        return None
+    low, high = welch_interval(last, first)
+    least, change = FLAT * float(np.nanstd(values_M)), float(last.mean() - first.mean())
+    way = None
+    if max(abs(low), abs(high)) < least or low == high == 0:
+        way = 0
+    elif abs(change) >= least and low * high > 0:
+        way = 1 if change > 0 else -1
+    return Shift(float(first.mean()), float(last.mean()), low, high, way)
+
+
+def welch_interval(a_N: Numbers, b_M: Numbers, *, level: float = 0.95) -> tuple[float, float]:
+    """Welch's interval of the difference of two means, of two or more values each."""
+    from scipy.special import stdtrit
+
+    errors = a_N.var(ddof=1) / len(a_N), b_M.var(ddof=1) / len(b_M)
+    error, difference = sum(errors), float(a_N.mean() - b_M.mean())
+    if not error:
+        return difference, difference
+    freedom = error**2 / (errors[0] ** 2 / (len(a_N) - 1) + errors[1] ** 2 / (len(b_M) - 1))
+    half = float(stdtrit(freedom, (1 + level) / 2) * np.sqrt(error))
+    return difference - half, difference + half
+
+
+def _fall_from_best(view: View, step_M: Codes, truth_M: Numbers) -> str:
+    """From where to where the truth falls after its best piece of the run; empty where it does not."""
+    order = np.unique(step_M, return_inverse=True)[1]
+    piece = order * PIECES // (order.max() + 1)
+    means = [_sample(view, truth_M, piece == k) for k in range(PIECES)]
+    known = [one for one in means[:-1] if len(one) > 1]
+    if not known or len(means[-1]) < 2:
+        return ""
+    best = max(known, key=lambda one: float(one.mean()))
+    low, _ = welch_interval(best, means[-1], level=1 - 0.05 / len(known))
+    if low <= 0 or best.mean() - means[-1].mean() < FLAT * np.nanstd(truth_M):
+        return ""
+    return f"from {_said(best.mean())} at its best to {_said(means[-1].mean())}"
+
+
+def _saturated_from(step_M: Codes, reward_M: Numbers) -> int | None:
+    """The step from which on nearly all rewards are one value at an end of their range; None where there is none."""
+    steps, order = np.unique(step_M, return_inverse=True)
+    late = reward_M[order >= (1 - TAIL) * len(steps)]
+    values, counts = np.unique(late, return_counts=True)
+    value = values[np.argmax(counts)]
+    if value not in (reward_M.min(), reward_M.max()):
+        return None
+    is_value = reward_M == value
+    share = np.bincount(order, is_value) / np.bincount(order)
+    below = np.flatnonzero(share < OFTEN)
+    first = int(below[-1]) + 1 if len(below) else 0
+    suffix = is_value[order >= first]
+    if first > (1 - TAIL) * len(steps) or wilson_bounds(int(suffix.sum()), len(suffix))[0] < SATURATED:
+        return None
+    return int(steps[first])
+
+
+def _said(value: float) -> str:
+    return f"{value:.3g}".replace("-", "−")
