@@ -25,6 +25,7 @@ from guerdon.auditing.drift import CHECKS, with_drift
 from guerdon.auditing.finding import REMEDIES, SEVERITIES, Audit, Finding
 from guerdon.auditing.log_view import Checked, MissingColumn, Undecided, View, enough, found, needed
 from guerdon.auditing.logs import NO_EPISODE
+from guerdon.auditing.robot_checks import is_of_episodes
 from guerdon.auditing.rows import Rows
 from guerdon.auditing.second import SecondReward, judge_sample, read_second, with_second
 from guerdon.auditing.text_rows import CUT
@@ -62,6 +63,7 @@ OF_RESPONSES = _checks("time_checks", "value_checks", "verifier_checks", "text_c
 OF_ROBOTS = _checks("robot_checks")
 NAMES = ("nan", "unread", *OF_RESPONSES, *OF_ROBOTS, *CHECKS)
 """Names that a finding can have."""
+OF_EPISODES = ("success_reward", "constant_success")  # those of robots that need no single steps
 
 
 def audit(rows: Rows, *, seed: int = 0, marks: SecondReward | None = None) -> Audit:
@@ -90,6 +92,8 @@ def audit(rows: Rows, *, seed: int = 0, marks: SecondReward | None = None) -> Au
     if rows.steps is None:
         make("unread", partial(unread_rows, rows), has_rows=len(rows))
     checks = OF_ROBOTS if rows.steps is not None else OF_RESPONSES | {"early_end": OF_ROBOTS["early_end"]}
+    if is_of_episodes(rows):
+        checks = checks | {name: OF_ROBOTS[name] for name in OF_EPISODES}
     for name, check in checks.items():
         make(name, partial(check, marked if name in BY_TRUTH else view), has_rows=len(view))
     if rows.curves and "truth" not in made:

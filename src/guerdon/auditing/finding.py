@@ -38,6 +38,8 @@ _ERRORS = {
     "hard_coded": "hold back tests that the prompt does not show (docs/language_models.md)",
     "motionless": f"{_ATTACK} finds such episodes; train the reward on them as failures (docs/attacks.md)",
     "first_frame": "reward t belongs to row t + 1, and reset rows are masked (docs/data.md): look for an off-by-one",
+    "success_reward": "compare reward and success row by row: a sign, a threshold or an offset of rows (docs/data.md)",
+    "empty_paid": "an empty response has no claim to a reward: make it a Failure or 0 (docs/failures.md)",
     "early_end": "reward success only where an episode ends by itself (docs/rewards.md), and check what ends it",
 }
 _WARNINGS = {
@@ -56,9 +58,13 @@ _WARNINGS = {
     "position": "a judge should see responses in both orders (docs/judges.md)",
     "duplicates": "raise the temperature or the entropy bonus, or add a KL term (docs/language_models.md)",
 }
+_FACTS = {
+    "constant_success": "log what the world says at the end of each episode (docs/data.md), or leave the column out",
+}
 REMEDIES: dict[str, tuple[Severity, str]] = {
     **{name: ("error", remedy) for name, remedy in _ERRORS.items()},
     **{name: ("warning", remedy) for name, remedy in _WARNINGS.items()},
+    **{name: ("info", remedy) for name, remedy in _FACTS.items()},
 }
 
 

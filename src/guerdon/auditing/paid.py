@@ -22,6 +22,8 @@ from guerdon.auditing.log_view import SPREADS, Checked, MissingColumn, View, eno
 from guerdon.auditing.program_checks import tricks
 from guerdon.auditing.rows import Codes, Flags, Numbers
 from guerdon.auditing.text_features import LAYOUTS, mostly_programs, unanswered_M
+from guerdon.auditing.value_checks import PAID_LIES
+from guerdon.statistics.proportion import wilson_bounds
 from guerdon.statistics.training_runs import holm
 
 ALPHA = 0.01  # of all candidates together
@@ -40,6 +42,8 @@ RULE = 0.9  # share of the variance within a truth that a price explains
 ALWAYS = 0.96  # share of the rows in which a rule of the reward holds: the truth may be misread in the others
 NEARLY = 0.04  # difference of probabilities that does not count in the order of candidates
 GREW = 0.1  # share of the responses by which a candidate is more common late than early
+FEWEST_EMPTY = 5  # responses
+MOSTLY = 0.5  # of the responses: above it the log has no texts
 _WORD = re.compile(r"\w+")
 _CALL = re.compile(r'\[(\w+)\(|"name":\s*"(\w+)"|(?:^|\n)\s*Action:\s*(\w+)|<(?:function|invoke)[= ]"?(?:name=")?(\w+)')
 _COPIED = 8  # words in a row that repeat the prompt
@@ -70,6 +74,21 @@ def check_paid(view: View) -> Checked:
     assert checked.finding is not None  # noqa: S101
     phrases = tuple(candidate.name.strip('"') for candidate in confirmed if candidate.name.startswith('"'))
     return checked._replace(finding=replace(checked.finding, phrases=phrases))
+
+
+def check_empty_paid(view: View) -> Checked:
+    """Empty responses that are rewarded; no truth is needed to know that they deserve nothing."""
+    one, responses = view.texts()
+    empty = np.array([not text.strip() for text in responses])
+    if empty.mean() > MOSTLY:
+        raise MissingColumn("responses with a text; most are empty")
+    low, high = np.quantile(one.reward_M, [0.1, 0.9])
+    count, paid = int(empty.sum()), empty & (one.reward_M > max((low + high) / 2, one.reward_M.min()))
+    clean = f"{paid.sum():,} of {count:,} empty responses are rewarded, and {FEWEST_EMPTY} would be a finding"
+    if paid.sum() < FEWEST_EMPTY or wilson_bounds(int(paid.sum()), count)[0] < PAID_LIES:
+        return Checked(None, clean)
+    title, unit = "{share} of the empty responses are rewarded", "share of the empty responses"
+    return found(one, "empty_paid", paid, title, clean, of=count, unit=unit, say=lambda i: f"reward {one.reward_M[i]:g}")
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,16 @@
-"""Checks of robots' episodes: rewarded without motion, rewarded at the first frame, and ended early."""
+"""Checks of robots' episodes: the reward against success, rewarded without motion or at the first frame, ended early."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+from scipy.special import ndtr
 
 from guerdon.auditing.association import stratum_ends
 from guerdon.auditing.log_view import Checked, MissingColumn, View, enough, found, needed
-from guerdon.auditing.rows import Codes, Flags, Numbers
+from guerdon.auditing.rows import Codes, Flags, Numbers, Rows
+from guerdon.statistics.proportion import wilson_bounds
 
 # practical minima, set on the first half of benchmarks/audit_sets.py
 STILL = 0.05  # share of the median motion of an episode
@@ -14,31 +18,43 @@ EARLY = 0.2  # share of the median length of an episode
 FEWEST = 2  # episodes with the fault
 FEWEST_EPISODES = 10
 SHARE = 0.02  # of the episodes
+FEWEST_OF_EACH = 5  # successes, and failures
+LOWER = 0.4  # probability that a success has a higher reward than a failure
+APART = 0.03  # share of the episodes whose sparse reward is not their success
+SAME_PLACE = 0.8  # share of the successes whose reward comes equally many frames away
 
 
 class _Episodes:
-    """What E episodes of steps add up to.
+    """What E episodes add up to: of rows that are a step each, or an episode each.
 
     Raises:
-        MissingColumn: the log has no steps.
+        MissingColumn: the log has neither.
     """
 
     def __init__(self, view: View) -> None:
-        steps = needed(view.rows.steps, "episode and frame")
-        episode, self.frame = view.of(steps.episode_N), view.of(steps.frame_N)
-        self.number: Codes = np.unique(episode, return_inverse=True)[1].astype(np.int64)
-        self.length = np.bincount(self.number)
+        rows = view.rows
+        if rows.steps is None and is_of_episodes(rows):
+            self.number: Codes = np.arange(len(view))
+            self.frame: Codes = np.zeros(len(view), np.int64)
+            self.length = np.nan_to_num(np.asarray(view.of(rows.length_N))).astype(np.int64)
+        else:
+            steps = needed(rows.steps, "episode and frame")
+            episode, self.frame = view.of(steps.episode_N), view.of(steps.frame_N)
+            self.number = np.unique(episode, return_inverse=True)[1].astype(np.int64)
+            self.length = np.bincount(self.number)
         self.total: Numbers = np.bincount(self.number, view.reward_M).astype(np.float64)
         self.best = stratum_ends(view.reward_M, self.number)[1]
+        self.last: Numbers = np.zeros(len(self.total))  # the reward of the last frame
+        self.last[self.number] = view.reward_M
         self.first = np.full(len(self.length), -1)  # the place of the first frame, -1 where there is none
         self.first[self.number[self.frame == 0]] = np.flatnonzero(self.frame == 0)
-        truth = view.of(view.rows.truth_N)
+        truth = view.of(rows.truth_N)
         self.success: Flags | None = None
         if truth is not None and np.isfinite(truth).any():
             self.success = np.bincount(self.number, np.nan_to_num(truth) > 0.5) > 0
         values, counts = np.unique(view.reward_M, return_counts=True)
         common = int(np.argmax(counts))
-        self.sparse = counts[common] > 0.6 * len(view) and len(values) <= 5
+        self.sparse = counts[common] > 0.6 * len(view) and len(values) <= 5 and rows.steps is not None
         self.rest, self.top = float(values[common]), float(values[-1])
 
     @property
@@ -46,6 +62,11 @@ class _Episodes:
         """Which episodes were successes by the log, or are rewarded like one by a sparse reward or a high return."""
         paid = self.best == self.top if self.sparse and self.top > self.rest else _high(self.total)
         return np.asarray(paid if self.success is None else paid | self.success)
+
+
+def is_of_episodes(rows: Rows) -> bool:
+    """Whether a row of a log is a whole episode, without texts."""
+    return rows.steps is None and rows.texts is None and rows.prompt_N is None and rows.length_N is not None
 
 
 def _high(total_E: Numbers) -> Flags:
@@ -127,18 +148,13 @@ def check_first_frame(view: View) -> Checked:
 
 def check_early_end(view: View) -> Checked:
     """Episodes that end long before the others and are rewarded at least like a success."""
-    rows = view.rows
-    if rows.steps is None and rows.texts is None and rows.prompt_N is None and rows.length_N is not None:
-        truth = np.asarray(needed(view.of(rows.truth_N), "truth or success of each episode"), dtype=np.float64)
-        length, total, first = view.of(rows.length_N).astype(np.int64), view.reward_M, np.arange(len(view))
-        success: Flags | None = np.nan_to_num(truth) > 0.5
-        paid = _high(total)
-    else:
-        all_of = _Episodes(view)
-        length, total, first, success = all_of.length, all_of.total, all_of.first, all_of.success
-        paid = all_of.paid
-        if success is None and all_of.sparse:
-            success = all_of.best == all_of.top
+    all_of = _Episodes(view)
+    length, total, success = all_of.length, all_of.total, all_of.success
+    paid = all_of.paid
+    if view.rows.steps is None:
+        needed(success, "truth or success of each episode")
+    elif success is None and all_of.sparse:
+        success = all_of.best == all_of.top
     enough(len(length), FEWEST_EPISODES, "episodes")
     early = length < EARLY * np.median(length)
     flag = early & paid
@@ -146,7 +162,112 @@ def check_early_end(view: View) -> Checked:
         good = total[~early & success]
         level = np.median(good) if len(good) else np.quantile(total[~early], 0.9)
         flag = early & np.where(success, paid, total >= level)
+    if not all_of.sparse and view.rows.steps is not None and (~early).any():  # the end itself looks like a good one
+        good = all_of.last[~early & (success if success is not None and (~early & success).any() else True)]
+        level = np.median(good) if success is not None else np.quantile(good, 0.9)
+        flag |= early & (all_of.last >= level) & (all_of.last > np.median(view.reward_M))
     clean = f"{early.sum():,} of {len(length):,} episodes are shorter than {EARLY:.0%} of the median"
-    clean += f"; {flag.sum():,} of them are rewarded like a success"
+    clean += f"; {flag.sum():,} of them are rewarded like a success, and {FEWEST} would be a finding"
     title = "{count} episodes ({share}) end within a fifth of the median length and are rewarded as much as a success"
-    return _episodes_found(view, "early_end", flag, first, len(length), title, clean, "ends early")
+    return _episodes_found(view, "early_end", flag, all_of.first, len(length), title, clean, "ends early")
+
+
+def check_constant_success(view: View) -> Checked:
+    """All episodes are logged as successes, or none is: the column says nothing, and rewards may say otherwise."""
+    all_of = _Episodes(view)
+    success = needed(all_of.success, "success of each episode")
+    enough(len(success), FEWEST_EPISODES, "episodes")
+    clean = f"{success.sum():,} of {len(success):,} episodes are logged as successes"
+    if success.any() != success.all():
+        return Checked(None, clean)
+    what = "all of {} episodes are logged as successes" if success.all() else "none of {} episodes is logged as a success"
+    title = what.format(f"{len(success):,}") + ": the column tells nothing apart"
+    against = np.zeros(len(success), bool)
+    if all_of.sparse and all_of.top > all_of.rest:
+        against = (all_of.best == all_of.top) != success
+    contradicts = against.sum() >= FEWEST and against.sum() >= APART * len(success)
+    if contradicts:
+        title += f"; the rewards of {against.sum():,} say that they {'failed' if success.all() else 'succeeded'}"
+    flag = np.zeros(len(view), bool)
+    chosen = all_of.first[against if contradicts else np.ones(len(success), bool)]
+    flag[chosen[chosen >= 0]] = True
+    checked = found(
+        view, "constant_success", flag, title, clean, of=len(success), unit="share of the episodes",
+        effect=(float(against.mean()), *wilson_bounds(int(against.sum()), len(success))),
+        say="logged as a success" if success.all() else "logged as no success",
+    )  # fmt: skip
+    assert checked.finding is not None  # noqa: S101
+    return checked._replace(finding=replace(checked.finding, severity="error" if contradicts else "info"))
+
+
+def check_success_reward(view: View) -> Checked:
+    """Successes get less than failures, or a sparse reward comes at other episodes or frames than success."""
+    all_of = _Episodes(view)
+    success = needed(all_of.success, "success of each episode")
+    counts = int(success.sum()), int((~success).sum())
+    enough(min(counts), FEWEST_OF_EACH, "successes and as many failures")
+    share, high, p = _higher(all_of, success)
+    clean = f"a success has a higher reward than a failure with probability {share:.2f}"
+    if high < LOWER:
+        title = f"successes get less than failures: {clean} only; the sign may be wrong"
+        return _of_success(view, all_of, success, title, clean, (share, 2 * share - high, high), "probability", p)
+    if not all_of.sparse or all_of.top <= all_of.rest:
+        return Checked(None, f"{clean}; below {LOWER:g} it would be a finding", p)
+    paid = all_of.best == all_of.top
+    for flag, what in ((paid & ~success, "are rewarded without success"), (success & ~paid, "succeed without reward")):
+        low, upper = wilson_bounds(int(flag.sum()), len(flag))
+        if low > APART and flag.sum() >= FEWEST:
+            title = f"{flag.sum():,} of {len(flag):,} episodes {what}"
+            return _of_success(
+                view, all_of, flag, title, clean, (float(flag.mean()), low, upper), "share of the episodes", None
+            )
+    return _in_order(view, all_of, success & paid, clean)
+
+
+def _higher(all_of: _Episodes, success: Flags) -> tuple[float, float, float]:
+    """Probability that a success has a higher reward than a failure, the upper end of its interval, and a p-value.
+
+    The reward is the sum, the mean, the highest or the last one of an episode: the one that fits success best.
+    """
+    from scipy.stats import rankdata
+
+    n1, n0 = int(success.sum()), int((~success).sum())
+    shares = []
+    for reward in (all_of.total, all_of.total / np.maximum(all_of.length, 1), all_of.best, all_of.last):
+        rank = rankdata(reward)
+        shares.append((float(rank[success].sum()) - n1 * (n1 + 1) / 2) / (n1 * n0))
+    share = max(shares)
+    error = float(np.sqrt((n1 + n0 + 1) / (12 * n1 * n0)))
+    return share, share + 1.96 * error, float(2 * ndtr(-abs(share - 0.5) / error))
+
+
+def _of_success(
+    view: View, all_of: _Episodes, flag_E: Flags, title: str, clean: str, effect: tuple[float, float, float], unit: str,
+    p: float | None,
+) -> Checked:  # fmt: skip
+    flag = np.zeros(len(view), bool)
+    flag[all_of.first[flag_E & (all_of.first >= 0)]] = True
+    return found(view, "success_reward", flag, title, clean, effect=effect, unit=unit, of=len(flag_E), p=p)
+
+
+def _in_order(view: View, all_of: _Episodes, looked: Flags, clean: str) -> Checked:
+    """Sparse rewards that come equally many frames before or after success."""
+    truth = np.nan_to_num(np.asarray(view.of(view.rows.truth_N), np.float64)) > 0.5
+    frame = np.where(truth, all_of.frame, np.inf), np.where(view.reward_M == all_of.top, all_of.frame, np.inf)
+    succeeds, pays = (stratum_ends(values, all_of.number)[0] for values in frame)
+    off = pays[looked] - succeeds[looked]
+    if not len(off):
+        return Checked(None, clean)
+    values, counts = np.unique(off, return_counts=True)
+    common, share = int(values[np.argmax(counts)]), counts.max() / len(off)
+    clean += f"; the reward of {share:.0%} of the successes comes {abs(common)} frames "
+    clean += "before it" if common < 0 else "behind it"
+    if common == 0 or share < SAME_PLACE or len(off) < FEWEST_OF_EACH:
+        return Checked(None, clean)
+    at_end = all_of.frame == stratum_ends(all_of.frame.astype(np.float64), all_of.number)[1][all_of.number]
+    if truth[all_of.frame == 0].mean() > 1 - APART or (common > 0 and (truth & ~at_end).sum() > truth.sum() / 2):
+        return Checked(None, clean)  # success is a fact of the episode that stands in each of its rows
+    low, high = wilson_bounds(int(counts.max()), len(off))
+    side = "before" if common < 0 else "behind"
+    title = f"the reward comes {abs(common)} frames {side} the success that it is for, in {share:.0%} of the successes"
+    return _of_success(view, all_of, looked, title, clean, (float(share), low, high), "share of the successes", None)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from guerdon.auditing.association import strata
-from guerdon.auditing.log_view import Checked, MissingColumn, View, enough, found
+from guerdon.auditing.log_view import FEW_LEVELS, Checked, MissingColumn, View, enough, found
 from guerdon.auditing.references import References
 from guerdon.auditing.rows import Flags, Numbers
 from guerdon.statistics.proportion import wilson_bounds
@@ -23,6 +23,7 @@ FEWEST = 30  # answers
 FEWEST_PROMPTS = 5  # with a fault
 GAP = 0.9  # share of the variance of the reward between its two clouds; 0.64 of a normal distribution
 SMALL = 0.03  # share of the rows of a cloud
+USUAL = 0.3  # share of the right answers, at least, that have the reward for right ones
 ALWAYS = 0.98  # share of the paid answers with a mark that is a rule of the format
 COPIED = 0.995  # share of the rows in which a truth says what the reward says
 _MARKS = ("\\boxed", "####", "<answer>", "</think>", "</answer>", "Answer:", "answer is")
@@ -35,7 +36,8 @@ class _Judged:
     Attributes:
         one: the view of them.
         right_K: the verdict.
-        paid_K: whether the reward is in the upper cloud.
+        paid_K: whether the reward says right.
+        unpaid_K: whether it says wrong.
         near_K: see `References`.
         sure_K: see `References`.
         responses: their texts.
@@ -46,6 +48,7 @@ class _Judged:
     one: View
     right_K: Flags
     paid_K: Flags
+    unpaid_K: Flags
     near_K: Flags
     sure_K: Flags
     responses: list[str]
@@ -67,7 +70,7 @@ def check_unpaid_right(view: View) -> Checked:
         against_rule = looked & np.array([rule not in text for text in all_of.responses])
     left_out = f"; {against_rule.sum():,} without {rule}, which paid ones have, are left out" if rule else ""
     return _rate(
-        all_of, "unpaid_right", looked & ~against_rule, ~all_of.paid_K, "right answers", "are not paid", left_out
+        all_of, "unpaid_right", looked & ~against_rule, all_of.unpaid_K, "right answers", "are not paid", left_out
     )
 
 
@@ -93,8 +96,8 @@ def _rate(
     unread = f"; references that are there and unread: {references.left_out}" if references.left_out else ""
     clean = f"{count:,} of {total:,} {answers} {what}, by the reference answers ({kinds}): {low:.1%} to {high:.1%}; "
     clean += f"a finding from {ALLOWED:.0%} on{left_out}{unread}"
-    prompts = len(np.unique(all_of.prompt_K[flag]))
-    if low <= ALLOWED or prompts < FEWEST_PROMPTS:
+    prompts, of = (len(np.unique(all_of.prompt_K[some])) for some in (flag, looked_K))
+    if low <= ALLOWED or prompts < min(FEWEST_PROMPTS, max(2, of / 2)):
         return Checked(None, clean)
     example = all_of.said[int(np.flatnonzero(flag)[0])]
     title = f"{{share}} of {total:,} {answers} {what}, by the reference answers ({kinds}): {_braces(example)}"
@@ -133,17 +136,16 @@ def _judged(view: View) -> _Judged:
         raise MissingColumn("reference answers")
     if not len(references.row_K):
         raise MissingColumn(f"reference answers that can be read; there and unread: {references.left_out}")
-    level = _paid_from(view.reward_M)
-    if level is None:
-        raise MissingColumn("a reward that says right or wrong: two values, or two groups of values with a gap")
     known = np.isfinite(references.right_K)
     one, responses = view.sub(np.isin(view.row_M, references.row_K[known])).texts()
     place = np.searchsorted(references.row_K, one.row_M)
     said = [_pair(references.stated[k], references.truths[k]) for k in place]
     enough(len(one), FEWEST, "answers that can be compared with their reference")
     prompts = one.of(view.rows.prompt_N)
+    right = references.right_K[place] == 1
+    says_wrong, says_right = _verdict_of(view.reward_M, one.reward_M, right)
     return _Judged(
-        one, references.right_K[place] == 1, one.reward_M >= level, references.near_K[place],
+        one, right, one.reward_M >= says_right, one.reward_M <= says_wrong, references.near_K[place],
         references.sure_K[place], responses, said, np.arange(len(one)) if prompts is None else prompts, references,
     )  # fmt: skip
 
@@ -153,13 +155,30 @@ def _pair(stated: str, truth: str) -> str:
     return f'{what} for the reference "{truth[:80]}"'
 
 
-def _paid_from(reward: Numbers) -> float | None:
-    """The lowest reward that says right; None where the reward has no two clouds of values."""
+def _verdict_of(all_rewards: Numbers, reward_K: Numbers, right_K: Flags) -> tuple[float, float]:
+    """The highest reward that says wrong, and the lowest that says right.
+
+    Raises:
+        MissingColumn: the reward says neither.
+    """
+    gap = _gap(all_rewards)
+    if gap is not None:
+        return gap
+    values = np.unique(all_rewards)
+    if len(values) <= FEW_LEVELS and right_K.sum() >= FEWEST and (~right_K).sum() >= FEWEST:
+        common, counts = np.unique(reward_K[right_K], return_counts=True)
+        usual = common[counts >= USUAL * right_K.sum()]
+        of_wrong = float(np.median(reward_K[~right_K]))
+        if len(usual) and of_wrong < usual[-1]:
+            return of_wrong, float(usual[-1])
+    raise MissingColumn("a reward that says right or wrong: two values, two groups of values, or one that right ones have")
+
+
+def _gap(reward: Numbers) -> tuple[float, float] | None:
+    """The ends of the gap between the two clouds of values of a reward; None where it has none."""
     values, counts = np.unique(reward, return_counts=True)
-    if len(values) < 2:
-        return None
-    if len(values) == 2:
-        return float(values[1])
+    if len(values) <= 2:
+        return (float(values[0]), float(values[1])) if len(values) == 2 else None
     below = np.cumsum(counts)[:-1]
     total, sums = len(reward), np.cumsum(counts * values)
     mean_below = sums[:-1] / below
@@ -167,7 +186,7 @@ def _paid_from(reward: Numbers) -> float | None:
     between = below * (total - below) / total**2 * (mean_above - mean_below) ** 2
     between[np.minimum(below, total - below) < SMALL * total] = 0.0
     best = int(np.argmax(between))
-    return float(values[best + 1]) if between[best] >= GAP * reward.var() else None
+    return (float(values[best]), float(values[best + 1])) if between[best] >= GAP * reward.var() else None
 
 
 def _cut(one: View) -> Flags:
