@@ -30,8 +30,11 @@ from scipy.special import betaincinv
 from guerdon.auditing.checks import audit
 from guerdon.auditing.finding import Finding
 
-NAMES = {"drift": {"drift", "truth"}}  # a reward that rises given the truth has the name `truth`
-QUOTED = ("truth", "tail", "empty_paid", "part_diverges")
+NAMES = {
+    "drift": {"drift", "truth"},  # a reward that rises given the truth has the name `truth`
+    "part_diverges": {"part_falls", "part_dominates", "part_opposite", "part_scaled"},
+}
+QUOTED = ("truth", "tail", "part_diverges")
 
 
 class Case(NamedTuple):
