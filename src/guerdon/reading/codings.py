@@ -152,7 +152,7 @@ def winner_codings(sketch: Sketch, responses: tuple[str, str]) -> list[Coding]:
     """
     own = canonical(responses[0]), canonical(responses[1])
     ends = _end(own[0]), _end(own[1])
-    by_name = Coding("/".join(responses), lambda cell, row: _verdict(canonical(cell), own, ends))
+    by_name = Coding("/".join(responses), lambda cell, row: _sign_of_word(canonical(cell), own, ends))
     if fits(by_name, sketch):
         return [by_name._replace(name=_name_in(sketch, by_name))]
     numbers = {value for value in sketch.values or () if value not in TIES and value not in MISSING}
@@ -172,26 +172,35 @@ def winner_codings(sketch: Sketch, responses: tuple[str, str]) -> list[Coding]:
 
 
 @lru_cache(maxsize=4096)
-def _verdict(word: str, own: tuple[str, str], ends: tuple[str, str]) -> float | None:
+def _sign_of_word(word: str, own: tuple[str, str], ends: tuple[str, str]) -> float | None:
     """What a word says of two responses, whose columns are called `own`: -1 the first is better, 1 the second."""
-    if word in own:
-        return -1.0 if word == own[0] else 1.0
     plain = " ".join(word.strip("[](){}\"'.").replace("_", " ").replace("-", " ").split())
-    if word in TIES or plain in TIES:
-        return 0.0
     tight = plain.replace(" ", "")
-    if tight in TIES:
+    for value, two in ((word, own), (plain, ends)):
+        if value in two and not value.isdigit():
+            return -1.0 if value == two[0] else 1.0
+    if TIES & {word, plain, tight}:
         return 0.0
-    if plain in ends and not plain.isdigit() and ends[0] != ends[1]:
-        return -1.0 if plain == ends[0] else 1.0
-    if (compared := _COMPARED.fullmatch(tight)) is not None and compared[1] != compared[3]:
-        better = compared[1] if compared[2][0] == ">" else compared[3]
-        return -1.0 if better == "a" else 1.0
-    if (numbered := _NUMBERED.fullmatch(plain)) is not None:
-        first = "0" if ends == ("0", "1") else "1"
-        return {first: -1.0, str(int(first) + 1): 1.0}.get(numbered[1])
+    is_first = _first_of(plain, tight, "0" if ends == ("0", "1") else "1")
+    return {True: -1.0, False: 1.0, None: None}[is_first]
+
+
+def _first_of(plain: str, tight: str, number: str) -> bool | None:
+    """Whether a word calls the first of two better: as a comparison, by its number, or by its place.
+
+    Args:
+        plain: the word without brackets and `_`.
+        tight: the same without blanks.
+        number: of the first response; that of the second is higher by one.
+    """
+    compared = _COMPARED.fullmatch(tight)
+    if compared is not None and compared[1] != compared[3]:
+        return (compared[1] == "a") == (compared[2][0] == ">")
+    numbered = _NUMBERED.fullmatch(plain)
+    if numbered is not None:
+        return {number: True, str(int(number) + 1): False}.get(numbered[1])
     position = _POSITION.fullmatch(plain)
-    return None if position is None else -1.0 if position[1] in _FIRST else 1.0
+    return None if position is None else position[1] in _FIRST
 
 
 def of_two_words(sketch: Sketch) -> list[Coding]:
@@ -280,12 +289,12 @@ def _said_winner(first: str, second: str, ties: Sequence[str], text: str) -> Cod
     as_usual = not ties and (_usual(first), _usual(second)) == (-1.0, 1.0)
     if not as_usual:
         return exact
-    return Coding(text, lambda cell, row: _verdict(canonical(cell), own, ends))
+    return Coding(text, lambda cell, row: _sign_of_word(canonical(cell), own, ends))
 
 
 def _usual(word: str) -> float | None:
     """What a word says of two responses whatever they are called."""
-    return _verdict(word, ("", ""), ("", ""))
+    return _sign_of_word(word, ("", ""), ("", ""))
 
 
 def _rating(low: float, high: float, text: str) -> Coding:
