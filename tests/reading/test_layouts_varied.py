@@ -10,11 +10,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from layout_files import written
-from layout_meanings import BY_NAME, NO_COLUMN_ASKS, TRUTHS, asked, taught
+from layout_meanings import BY_NAME, NO_COLUMN_ASKS, TRUTHS, asked, commands_of, taught
+from layout_rows import REFUSED
 
 from guerdon.auditing.logs import read_log
 from guerdon.episodes.preferences import read_preferences
 from guerdon.episodes.solution_files import read_solutions
+from guerdon.errors import DataError
+from guerdon.evaluation.scoring.responses import scored_responses
 from guerdon.reading.reader import USUAL_NAMES, read
 from guerdon.reading.roles import ALL_ROLES, roles_of
 from guerdon.tasks.prompt_files import read_prompts
@@ -152,3 +155,29 @@ def test_all_columns_under_other_names_are_read_once_they_are_said(tmp_path, nam
             f"{role}={new[name.partition(':')[0]]}{name[len(name.partition(':')[0]) :]}" for role, name in pairs
         )
     assert understood(layout, path, said) == meant(layout)
+
+
+def succeeds(call):
+    try:
+        call()
+    except DataError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_audit_and_score_read_the_layouts_that_they_should(tmp_path, name):
+    """What has a reward is read by both; what has responses and no reward is scored; nothing else is read by either."""
+    layout = BY_NAME[name]
+    path = layout.file(tmp_path)
+    audited, scored = succeeds(lambda: read_log(Path(path))), succeeds(lambda: scored_responses(read(path)))
+    assert [audited, scored] == [command in commands_of(layout) for command in ("audit", "score")]
+    assert scored or not audited
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_lacks_something_is_refused_by_both(tmp_path, name):
+    path = written(tmp_path, "rows.jsonl", [REFUSED[name]] * 4)
+    for call in (lambda: read_log(Path(path)), lambda: scored_responses(read(path)), lambda: read_prompts(path)):
+        with pytest.raises(DataError, match=rf"{name}: it has no (prompt|response): join it with"):
+            call()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from guerdon.errors import ConfigError
@@ -19,17 +20,18 @@ from guerdon.reading.values import FALSE, MISSING, MOST_FIT, TRUE, Sketch, canon
 
 Row = Mapping[str, Any]
 TIES = frozenset((
-    "tie", "tie (bothbad)", "both_bad", "bothbad", "both bad", "both", "equal", "same", "a=b", "=", "draw", "neither",
-    "0.5",
+    "tie", "tie (bothbad)", "tie (both bad)", "both_bad", "bothbad", "both bad", "both good", "both", "equal", "same",
+    "a=b", "a==b", "b=a", "=", "draw", "neither", "0.5",
 ))  # fmt: skip
-_FIRST = (
-    "a", "first", "left", "model_a", "model a", "response_a", "a>b", "a>>b", "response_1", "response 1", "option_a",
-    "answer_a", "one",
-)  # fmt: skip
-_SECOND = (
-    "b", "second", "right", "model_b", "model b", "response_b", "b>a", "b>>a", "response_2", "response 2", "option_b",
-    "answer_b", "two",
-)  # fmt: skip
+_NOUN = (
+    "model|response|assistant|answer|option|output|completion|candidate|conversation|generation|system|text|chat|agent"
+)
+_POSITION = re.compile(
+    rf"(?:(?:{_NOUN}) ?)?(a|b|first|second|left|right|1st|2nd|one|two)(?: is better| better| wins?)?"
+)
+_NUMBERED = re.compile(rf"(?:{_NOUN}) ?([012])")
+_COMPARED = re.compile(r"(a|b)(>{1,3}|<{1,3})(a|b)")
+_FIRST = frozenset(("a", "first", "left", "1st", "one"))
 _SCALE = re.compile(r"(?P<low>[+-]?[\d.]+?)\.\.(?P<high>[+-]?\d+(\.\d+)?)")
 
 
@@ -74,6 +76,8 @@ SIGNED = Coding("below 0: first", sign_of, is_scale=True)
 TRUTH = Coding("true/false", lambda cell, row: _truth(canonical(cell)))
 TRUE_TIE = Coding("tie", lambda cell, row: 0.0 if (word := canonical(cell)) in TIES or _truth(word) else None)
 """A column that says of some rows that none of two responses is better."""
+RANK = Coding("rank", lambda cell, row: None if (number := number_of(cell)) is None else -number, is_scale=True)
+"""A number of which the lower one is better."""
 MINUS = Coding("1/-1", lambda cell, row: {"1": 1.0, "-1": 0.0}.get(canonical(cell)))
 NUMBER = Coding("number", lambda cell, row: number_of(cell), is_scale=True)
 MEASURED = Coding("number", lambda cell, row: _measured(cell), is_scale=True)
@@ -140,22 +144,17 @@ def by_columns(first: str, second: str) -> Coding:
 
 
 def winner_codings(sketch: Sketch, responses: tuple[str, str]) -> list[Coding]:
-    """The codings that a column about two responses may have: none, one, or two that say opposite things.
+    """The codings that a column about two responses may have: none, one, or several with other results.
 
     Args:
         sketch: of the column.
         responses: names of the columns of the two.
     """
-    own = tuple(canonical(name) for name in responses)
-    ends = tuple(_end(name) for name in own)
-    first = (own[0], *(() if ends[0] == own[0] or ends[0].isdigit() else (ends[0],)), *_FIRST)
-    second = (own[1], *(() if ends[1] == own[1] or ends[1].isdigit() else (ends[1],)), *_SECOND)
-    clash = {*first} & {*second}
-    by_name = words(
-        [w for w in first if w not in clash], [w for w in second if w not in clash], TIES, "/".join(responses)
-    )
+    own = canonical(responses[0]), canonical(responses[1])
+    ends = _end(own[0]), _end(own[1])
+    by_name = Coding("/".join(responses), lambda cell, row: _sign_of_word(canonical(cell), own, ends))
     if fits(by_name, sketch):
-        return [by_name._replace(name=_name_in(sketch, first, second) or by_name.name)]
+        return [by_name._replace(name=_name_in(sketch, by_name))]
     numbers = {value for value in sketch.values or () if value not in TIES and value not in MISSING}
     if sketch.values is not None and numbers <= {"0", "1"}:
         return _of_positions(ends, numbers)
@@ -167,7 +166,50 @@ def winner_codings(sketch: Sketch, responses: tuple[str, str]) -> list[Coding]:
         return []
     if sketch.low < 0:
         return [SIGNED]
-    return [scale(sketch.low, sketch.high), scale(sketch.high, sketch.low)]
+    scales = [scale(sketch.low, sketch.high), scale(sketch.high, sketch.low)]
+    tie = next((tie for tie in ("0", "3") if numbers == {"1", "2", tie}), "")
+    return [said(f"1/2/{tie}", "winner"), *scales] if tie else scales
+
+
+@lru_cache(maxsize=4096)
+def _sign_of_word(word: str, own: tuple[str, str], ends: tuple[str, str]) -> float | None:
+    """What a word says of two responses, whose columns are called `own`: -1 the first is better, 1 the second."""
+    plain = " ".join(word.strip("[](){}\"'.").replace("_", " ").replace("-", " ").split())
+    tight = plain.replace(" ", "")
+    for value, two in ((word, own), (plain, ends)):
+        if value in two and not value.isdigit():
+            return -1.0 if value == two[0] else 1.0
+    if TIES & {word, plain, tight}:
+        return 0.0
+    is_first = _first_of(plain, tight, "0" if ends == ("0", "1") else "1")
+    return {True: -1.0, False: 1.0, None: None}[is_first]
+
+
+def _first_of(plain: str, tight: str, number: str) -> bool | None:
+    """Whether a word calls the first of two better: as a comparison, by its number, or by its place.
+
+    Args:
+        plain: the word without brackets and `_`.
+        tight: the same without blanks.
+        number: of the first response; that of the second is higher by one.
+    """
+    compared = _COMPARED.fullmatch(tight)
+    if compared is not None and compared[1] != compared[3]:
+        return (compared[1] == "a") == (compared[2][0] == ">")
+    numbered = _NUMBERED.fullmatch(plain)
+    if numbered is not None:
+        return {number: True, str(int(number) + 1): False}.get(numbered[1])
+    position = _POSITION.fullmatch(plain)
+    return None if position is None else position[1] in _FIRST
+
+
+def of_two_words(sketch: Sketch) -> list[Coding]:
+    """The two codings of two words that say nothing by themselves; none of others, or of what cannot be said."""
+    values = {value for value in sketch.values or () if value not in TIES and value not in MISSING}
+    if len(values) != 2 or any(set(value) & set("/,:=") for value in values):
+        return []
+    a, b = sorted(values)
+    return [pair(a, b), pair(b, a)]
 
 
 def _of_positions(ends: tuple[str, ...], values: set[str]) -> list[Coding]:
@@ -185,11 +227,11 @@ def _end(name: str) -> str:
     return found[1] if found else name
 
 
-def _name_in(sketch: Sketch, first: Sequence[str], second: Sequence[str]) -> str:
-    """A coding by the words that the column really has."""
-    seen = sketch.values or Counter()
-    found = [next((word for word in side if word in seen), "") for side in (first, second)]
-    return "/".join(found) if all(found) else ""
+def _name_in(sketch: Sketch, coding: Coding) -> str:
+    """A coding by the words that are most frequent in the column, where it has both."""
+    seen = [word for word, _ in sorted((sketch.values or Counter()).items(), key=lambda one: (-one[1], one[0]))]
+    found = [next((word for word in seen if coding.read(word, {}) == sign), "") for sign in (-1.0, 1.0)]
+    return "/".join(found) if all(found) else coding.name
 
 
 def measured_coding(sketch: Sketch) -> Coding:
@@ -220,7 +262,7 @@ def said(text: str, role: str) -> Coding:
     Raises:
         ConfigError: it is neither.
     """
-    if text in _NAMED:
+    if text in _NAMED and (role != "winner" or _NAMED[text].is_scale):
         return MEASURED if text == NUMBER.name and role == "label" else _NAMED[text]
     scaled = _SCALE.fullmatch(text.strip())
     if scaled:
@@ -231,13 +273,28 @@ def said(text: str, role: str) -> Coding:
     if len(names) in (2, 3) and all(names) and len(set(names)) == len(names):
         first, second = names[:2]
         if role == "winner":
-            return words((first,), (second,), names[2:] or TIES, text)
+            return _said_winner(first, second, names[2:], text)
         values = {first: 1.0, second: 0.0}
         return Coding(text, lambda cell, row: values.get(canonical(cell)))
     raise ConfigError(
         f"the coding {text!r} is none; write FIRST/SECOND or FIRST/SECOND/TIE of a winner, BEST/WORST of a label, or "
         "LOW..HIGH of numbers"
     )
+
+
+def _said_winner(first: str, second: str, ties: Sequence[str], text: str) -> Coding:
+    """Two words and those for a tie; words that mean the same as they do by themselves are read, too: A>B, A>>B."""
+    own, ends = (first, second), (_end(first), _end(second))
+    exact = words((first,), (second,), ties or TIES, text)
+    as_usual = not ties and (_usual(first), _usual(second)) == (-1.0, 1.0)
+    if not as_usual:
+        return exact
+    return Coding(text, lambda cell, row: _sign_of_word(canonical(cell), own, ends))
+
+
+def _usual(word: str) -> float | None:
+    """What a word says of two responses whatever they are called."""
+    return _sign_of_word(word, ("", ""), ("", ""))
 
 
 def _rating(low: float, high: float, text: str) -> Coding:

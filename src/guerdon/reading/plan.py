@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 from guerdon.errors import DataError, did_you_mean
 from guerdon.reading.codings import (
     NUMBER,
+    RANK,
     SIGNED,
     TIES,
     TRUE_TIE,
@@ -24,6 +25,7 @@ from guerdon.reading.codings import (
     label_codings,
     measured_coding,
     named_by_row,
+    of_two_words,
     said,
     winner_codings,
 )
@@ -564,12 +566,13 @@ class _Planner:
             self._decide("winner", found[self.uses["winner"].column])
             return
         for a, b in beside(free, SCORES):
-            self._use("first_score", a, NUMBER, "name")
-            self._use("second_score", b, NUMBER, "name")
+            coding = RANK if plain_name(a).startswith("rank") else NUMBER
+            self._use("first_score", a, coding, "name")
+            self._use("second_score", b, coding, "name")
             return
         for name in named("winner", free)[:1]:  # what it says cannot be read
             self._use("winner", name, None, "name")
-            self._decide("winner", [])
+            self._decide("winner", of_two_words(self.sketches[name]))
 
     def _winner_codings(self, name: str, first: str, second: str) -> list[Coding]:
         found = winner_codings(self.sketches[name], (first, second))
@@ -591,7 +594,8 @@ class _Planner:
             sketch = self.sketches[use.column]
             if role == "winner":
                 pair = tuple(self.uses[one].column for one in _PAIR if one in self.uses)
-                self._decide(role, self._winner_codings(use.column, *(pair if len(pair) == 2 else ("first", "second"))))
+                found = self._winner_codings(use.column, *(pair if len(pair) == 2 else ("first", "second")))
+                self._decide(role, found or of_two_words(sketch))
             else:
                 self._decide(role, label_codings(sketch))
 
@@ -699,7 +703,8 @@ def _meaning(role: Role, coding: Coding) -> str:
     low, sign, high = coding.name.partition("..")
     if sign:
         return f"{low} for the first and {high} for the second"
-    first, _, second = coding.name.partition("/")
-    if role == "winner":
-        return f"{first} for the first and {second} for the second"
-    return f"{first} for good and {second} for bad"
+    first, second, *tie = coding.name.split("/")
+    if role != "winner":
+        return f"{first} for good and {second} for bad"
+    said_tie = f", {tie[0]} for a tie" if tie else ""
+    return f"{first} for the first and {second} for the second{said_tie}"
