@@ -94,7 +94,10 @@ def test_decisions_against_labels_by_hand():
     assert found["agreement"]["kappa"]["estimate"] == pytest.approx((0.75 - 0.5) / 0.5)  # 1/2 1/4 + 1/2 3/4 by chance
     assert found["metrics"]["auroc"]["estimate"] == 1.0
     assert found["metrics"]["brier"]["estimate"] == pytest.approx((0.1**2 + 0.6**2 + 0.5**2 + 0.1**2) / 4)
-    assert found["mean"]["corrected"]["estimate"] == pytest.approx(0.5 + (0.1 - 0.6 - 0.5 - 0.1) / 4)
+    tuning = (0.375 * 1 / 4) / ((1 + 4 / 2) * np.var([0.9, 0.6, 0.5, 0.1, 0.3, 0.7], ddof=1))  # cov / ((1 + n / N) var)
+    assert found["mean"]["tuning"] == pytest.approx(tuning)
+    assert found["mean"]["corrected"]["estimate"] == pytest.approx(0.25 + tuning * (0.5 - 2.1 / 4))
+    assert f"corrected mean: the scores count {tuning:.3f} times" in label_lines(found)
     assert found["mean"]["labelled"]["estimate"] == 0.25
     assert figures(values, [1, 0, 0, 0, nan, nan, 1], threshold=0.65)["agreement"]["percent"]["estimate"] == 1
     assert "failed measurements: late x 1" in label_lines(found)

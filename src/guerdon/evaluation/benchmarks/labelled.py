@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import krippendorff
@@ -141,26 +141,30 @@ class CorrectedMean:
 
     Attributes:
         corrected: mean of the judge's scores on the unlabelled items plus the mean error of its scores on the labelled
-            ones.
+            ones, where the scores count `tuning` times.
         labelled: mean of the labels alone, which uses no judge.
         judge: mean of the judge's scores alone, whose interval ignores the judge's errors.
         shift: mean score of the labelled items minus that of the others; an interval without 0 says that the labelled
             items are not a random part.
+        tuning: how much the judge counts, 0 to 1; 0: not at all, which gives the mean of the labels.
     """
 
     corrected: Interval
     labelled: Interval
     judge: Interval
     shift: Interval
+    tuning: float
 
 
 def corrected_mean(judge_N: ArrayLike, labels_N: ArrayLike, groups: ArrayLike | None = None) -> CorrectedMean:
-    """Prediction-powered mean (Angelopoulos et al. 2023, 2301.09633, §2.1) with a 95 % interval.
+    """Prediction-powered mean with power tuning (Angelopoulos, Duchi and Zrnic 2023, 2311.01453) with a 95 % interval.
 
-    The estimate is mean(f) over the unlabelled items minus mean(f - y) over the labelled ones; its variance is
-    var(f) / N + var(f - y) / n. The items that people labelled must be a random part of all. Bounds are Student's with
-    the degrees of freedom of Welch (1947), since n is often small. With groups the variance is that of the groups'
-    summed deviations, those of groups with labelled and unlabelled items together.
+    The estimate is mean(t f) over the unlabelled items minus mean(t f - y) over the labelled ones; its variance is
+    var(t f) / N + var(t f - y) / n, and t makes it small (example 6.1 of the paper): cov(f, y) over the labelled items,
+    over (1 + n / N) var(f) over all, within 0 and 1. The items that people labelled must be a random part of all.
+    Bounds are Student's with the degrees of freedom of Welch (1947), since n is often small; labels that are all equal
+    give none. With groups the variance
+    is that of the groups' summed deviations, those of groups with labelled and unlabelled items together.
 
     Args:
         judge_N: (N,) score of every item, in the unit of the labels.
@@ -179,13 +183,29 @@ def corrected_mean(judge_N: ArrayLike, labels_N: ArrayLike, groups: ArrayLike | 
             f"a corrected mean needs two labelled and two unlabelled items at least; there are {sizes[0]} and "
             f"{sizes[1]}"
         )
-    error, rest = labels[known] - judge[known], judge[~known]
+    tuning = _power_tuning(judge, labels, known)
+    error, rest = labels[known] - tuning * judge[known], judge[~known]
+    corrected = _mean_interval([(tuning * rest, group[~known]), (error, group[known])])
+    labelled = _mean_interval([(labels[known], group[known])])
+    if np.ptp(labels[known]) == 0:  # that others would be equal, too, is not known
+        corrected, labelled = (replace(one, low=None, high=None) for one in (corrected, labelled))
     return CorrectedMean(
-        _mean_interval([(rest, group[~known]), (error, group[known])]),
-        _mean_interval([(labels[known], group[known])]),
+        corrected,
+        labelled,
         _mean_interval([(judge, group)]),
         _mean_interval([(judge[known], group[known]), (-rest, group[~known])]),
+        tuning,
     )
+
+
+def _power_tuning(judge: Float64, labels: Float64, known: np.ndarray) -> float:
+    """How much the scores of a judge count, see `corrected_mean`; 0 where they do not vary."""
+    n, spread = known.sum(), judge.var(ddof=1)
+    if spread == 0:
+        return 0.0
+    y, f = labels[known], judge[known]
+    together = ((y - y.mean()) * (f - f.mean())).mean()
+    return float(np.clip(together / ((1 + n / (~known).sum()) * spread), 0, 1))
 
 
 def _mean_interval(parts: list[tuple[Float64, np.ndarray]]) -> Interval:
@@ -507,7 +527,7 @@ def label_lines(section: Mapping[str, Any]) -> list[str]:
     """The section `labels` of a card."""
     at = section["threshold"]
     agreed = {f"agreement: {name}": one for name, one in section["agreement"].items() if one is not None}
-    means = {f"mean label: {name}": one for name, one in section["mean"].items()}
+    means = {f"mean label: {name}": one for name, one in section["mean"].items() if name != "tuning"}
     shift = means.pop("mean label: shift", None)
     lines = [
         f"== labels of people: {section['labelled']} of {section['rows']} rows",
@@ -516,6 +536,8 @@ def label_lines(section: Mapping[str, Any]) -> list[str]:
     ]
     if section["no_agreement"] is not None:
         lines.append(f"no agreement: {section['no_agreement']}")
+    if section["mean"]:
+        lines.append(f"corrected mean: the scores count {section['mean']['tuning']:.3f} times")
     if shift is None:
         lines.append("no corrected mean: it needs labelled and unlabelled rows of two prompts each")
     elif shift["low"] > 0 or shift["high"] < 0:
