@@ -313,3 +313,25 @@ def test_long_replies_take_linear_time(piece):
     text = piece * (150_000 // len(piece))
     behind_reasoning(text)
     parse_judgement(text, 1)
+
+
+@pytest.mark.parametrize("prose", [
+    'The set {"x", "y"} has two members.', 'Written as {"a": } it would be no object.', "f(x) = {x | x > 0}, {braces}",
+    'He said {"no" and {"yes"}} twice.', '{ "quoted" } }',
+])  # fmt: skip
+@pytest.mark.parametrize("verdict", ['{"reason": "ok", "score": 5}', '```json\n{"score": 5, "reason": "{}"}\n```'])
+def test_a_verdict_stands_beside_prose_with_braces(verdict, prose):
+    for text in (f"{verdict}\n{prose}", f"{prose}\n{verdict}", f"{prose}\n{verdict}\n{prose} {prose}"):
+        found = last_object(text, ["score"])
+        assert not isinstance(found, Failure), (text, found)
+        assert found["score"] == 5
+    assert last_object(f'{verdict} In Python {{"k": 1, "k": 2}} is {{"k": 2}}.', ["score"])["score"] == 5
+
+
+@pytest.mark.parametrize(("behind", "reason"), [
+    ('or rather {"score": }', "not_json"), ('or {"reason": "he said "no"", "score": 4}', "not_json"),
+    ('or {"score": 4, "score": 3}', "not_json"), ('or {" Score " 4}', "not_json"), ('or {"reason": "it', "truncated"),
+])  # fmt: skip
+def test_a_broken_object_that_may_be_the_verdict_counts(behind, reason):
+    assert last_object(f'{{"score": 5}} {behind}', ["score"]).reason == reason
+    assert last_object(behind, ["score"]).reason == reason

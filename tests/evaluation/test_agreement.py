@@ -1,6 +1,7 @@
 """Agreement of raters against published examples and scikit-learn, and the coverage of corrected means."""
 
 import math
+from dataclasses import replace
 
 import krippendorff
 import numpy as np
@@ -65,10 +66,84 @@ def test_agreement_needs_two_ratings_of_something():
 
 def test_a_corrected_mean_by_hand():
     judge, labels = [1.0, 1.0, 0.0, 1.0, 0.5], [nan, nan, nan, 0.0, 0.5]
-    found = corrected_mean(judge, labels)
-    assert found.corrected.estimate == pytest.approx(2 / 3 - 1 / 2)
+    found = corrected_mean(judge, labels)  # the score falls where the label rises: it counts 0 times
+    assert (found.tuning, found.corrected.estimate) == (0.0, 0.25)
     assert found.labelled.estimate == 0.25
     assert found.judge.estimate == pytest.approx(0.7)
+    judge[3:] = 0.2, 0.6  # cov 0.05, n / N 2 / 3
+    found = corrected_mean(judge, labels)
+    tuning = 0.05 / (5 / 3 * np.var(judge, ddof=1))
+    assert found.tuning == pytest.approx(tuning)
+    assert found.corrected.estimate == pytest.approx(tuning * 2 / 3 + 0.25 - tuning * 0.4)
+    flat = corrected_mean([0.3] * 5, labels)
+    assert (flat.tuning, replace(flat.corrected, n=2)) == (0.0, flat.labelled)
+    equal = corrected_mean(judge, [nan, nan, nan, 1.0, 1.0])
+    assert (equal.corrected.estimate, equal.corrected.low, equal.labelled.high) == (1.0, None, None)
+
+
+PPI = (  # ppi-python 0.2.3, numpy 2: tuning and estimate of the data of `tuned_sets`, of each set by
+    # e, a, b = (ppi_mean_pointestimate(y, f, u, lam=lam).item() for lam in (None, 0, 1)); print((e - a) / (b - a), e)
+    (0.11848442726393067, 1.9425557729808265),
+    (1.0, 2.0705306822362446),
+    (0.5383757774298193, 1.9528155198705646),
+    (0.07878165422342334, 1.9389124410458782),
+    (0.0, 1.8110848861312803),
+    (1.0, 1.9803077381986314),
+)
+
+
+def tuned_sets():
+    """Labels, scores of the same items, and scores of the others: useless, good, short, steep, contrary, flat."""
+    rng = np.random.default_rng(65)
+    for n, more, slope, noise in (
+        (20, 300, 0.0, 1.0), (20, 300, 0.5, 0.5), (50, 80, 0.9, 0.1), (9, 4, 3.0, 0.2), (30, 500, -0.7, 0.3),
+        (40, 400, 0.2, 0.05),
+    ):  # fmt: skip
+        y = rng.normal(2, 1, n + more)
+        f = slope * y + noise * rng.normal(0, 1, n + more)
+        yield y[:n], f[:n], f[n:]
+
+
+def test_power_tuning_is_that_of_ppi_python():
+    for (y, f, u), (tuning, estimate) in zip(tuned_sets(), PPI, strict=True):
+        found = corrected_mean([*f, *u], [*y, *[nan] * len(u)])
+        assert found.tuning == pytest.approx(tuning, abs=1e-10)
+        assert found.corrected.estimate == pytest.approx(estimate, abs=1e-10)
+        order = np.random.default_rng(0).permutation(len(f) + len(u))
+        mixed = corrected_mean(np.array([*f, *u])[order], np.array([*y, *[nan] * len(u)])[order])
+        assert mixed.corrected.estimate == pytest.approx(estimate, abs=1e-10)
+
+
+def simulated(n, correlation, repeats):
+    """How many intervals cover the truth, and median widths of corrected and labelled means; 400 items more.
+
+    Scores that say nothing are five times as wide as the labels.
+    """
+    rng, covered, widths = np.random.default_rng(n), 0, []
+    for _ in range(repeats):
+        labels = rng.normal(0, 1, n + 400)
+        judge = correlation * labels + np.sqrt(1 - correlation**2) * rng.normal(0, 1, n + 400)
+        judge = judge if correlation else 5 * judge
+        found = corrected_mean(judge, np.where(np.arange(n + 400) < n, labels, nan))
+        covered += found.corrected.low <= 0 <= found.corrected.high
+        widths.append([one.high - one.low for one in (found.corrected, found.labelled)])
+    return covered, *np.median(widths, axis=0)
+
+
+def test_tuned_intervals_of_few_labels_cover_the_truth_and_no_judge_makes_them_wider():
+    found = {correlation: simulated(20, correlation, 700) for correlation in (0.0, 0.5, 0.9)}
+    assert 0.93 <= sum(covered for covered, _, _ in found.values()) / 2100 <= 0.97
+    assert all(corrected <= labelled for _, corrected, labelled in found.values())
+    assert found[0.9][1] < 0.6 * found[0.9][2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [20, 50, 200])
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
+def test_tuned_intervals_cover_the_truth(n, correlation):
+    covered, corrected, labelled = simulated(n, correlation, 4000)
+    assert 0.93 <= covered / 4000 <= 0.97
+    assert corrected <= labelled
 
 
 def test_corrected_intervals_cover_the_truth_and_a_biased_judges_own_do_not():

@@ -94,7 +94,10 @@ def test_decisions_against_labels_by_hand():
     assert found["agreement"]["kappa"]["estimate"] == pytest.approx((0.75 - 0.5) / 0.5)  # 1/2 1/4 + 1/2 3/4 by chance
     assert found["metrics"]["auroc"]["estimate"] == 1.0
     assert found["metrics"]["brier"]["estimate"] == pytest.approx((0.1**2 + 0.6**2 + 0.5**2 + 0.1**2) / 4)
-    assert found["mean"]["corrected"]["estimate"] == pytest.approx(0.5 + (0.1 - 0.6 - 0.5 - 0.1) / 4)
+    tuning = (0.375 * 1 / 4) / ((1 + 4 / 2) * np.var([0.9, 0.6, 0.5, 0.1, 0.3, 0.7], ddof=1))  # cov / ((1 + n / N) var)
+    assert found["mean"]["tuning"] == pytest.approx(tuning)
+    assert found["mean"]["corrected"]["estimate"] == pytest.approx(0.25 + tuning * (0.5 - 2.1 / 4))
+    assert f"corrected mean: the scores count {tuning:.3f} times" in label_lines(found)
     assert found["mean"]["labelled"]["estimate"] == 0.25
     assert figures(values, [1, 0, 0, 0, nan, nan, 1], threshold=0.65)["agreement"]["percent"]["estimate"] == 1
     assert "failed measurements: late x 1" in label_lines(found)
@@ -116,6 +119,92 @@ def test_numbers_on_the_same_scale_and_on_another():
     raw = figures([-7, -2, 9, 3], [0, 0, 1, 1])
     assert (raw["threshold"], raw["agreement"], raw["metrics"]["auroc"]["estimate"]) == (None, {}, 1.0)
     assert "brier" not in raw["metrics"]
+
+
+def on(low, high, n=40, seed=0, whole=True):
+    """Numbers on a scale, both ends among them."""
+    found = np.random.default_rng(seed).uniform(low, high, n)
+    found = np.round(found) if whole else found
+    found[:2] = low, high
+    return found
+
+
+@pytest.mark.parametrize("ends", [(0, 4), (1, 5), (1, 10), (0, 100), (-3, 3), (0.0, 1.0)])
+def test_a_perfect_judge_agrees_where_both_scales_are_known(ends):
+    low, high = ends
+    labels = on(low, high, whole=ends != (0.0, 1.0))
+    values = ((labels - low) / (high - low)).tolist()
+    known = figures(values, labels, scales=((0.0, 1.0), ends))
+    assert known["agreement"]["alpha"]["estimate"] == pytest.approx(1)
+    assert known["metrics"]["spearman"]["estimate"] == pytest.approx(1)
+    assert known["no_agreement"] is None
+    unknown = figures(values, labels)
+    if ends == (0.0, 1.0):
+        assert unknown["agreement"] == known["agreement"]
+        return
+    assert unknown["agreement"] == {}
+    assert f"the labels ({low} to {high}) are on no known scale" in unknown["no_agreement"]
+    assert unknown["metrics"]["spearman"] == known["metrics"]["spearman"]
+    assert f"no agreement: {unknown['no_agreement']}" in label_lines(unknown)
+    back = figures((1 - np.array(values)).tolist(), labels, scales=((0.0, 1.0), ends))
+    assert back["agreement"]["alpha"]["estimate"] < 0  # a judge that is wrong stays wrong
+
+
+@pytest.mark.parametrize("ends", [(0, 1), (1, 2), (-1, 1), (0, 4), (2, 7)])
+def test_labels_of_two_values_are_decisions_whatever_they_are_called(ends):
+    good = np.random.default_rng(5).random(60) < 0.4
+    labels = np.where(good, ends[1], ends[0]).astype(float)
+    values = np.where(good, 0.8, 0.3)
+    values[:6] = 1 - values[:6]
+    found, usual = figures(values.tolist(), labels), figures(values.tolist(), good)
+    assert found["agreement"] == usual["agreement"]
+    assert found["metrics"] == usual["metrics"]
+    assert found["threshold"] == 0.5
+    assert found["scales"] == {"scores": (0.0, 1.0), "labels": ends}
+    assert usual["agreement"]["percent"]["estimate"] == pytest.approx(0.9)
+    same = figures(labels.tolist(), labels)  # a judge in the coding of the labels
+    assert same["agreement"]["kappa"]["estimate"] == 1
+    assert same["threshold"] == sum(ends) / 2
+    seven = figures((14 * values - 7).tolist(), labels, scales=((-7.0, 7.0), None))
+    assert seven["agreement"] == usual["agreement"]
+    free = figures((14 * values - 7).tolist(), labels)
+    assert (free["agreement"], free["metrics"]["auroc"]) == ({}, usual["metrics"]["auroc"])
+    assert "so that none is a decision" in free["no_agreement"]
+    assert figures(values.tolist(), labels, scales=(None, (-9.0, 9.0)))["threshold"] is None  # two of many numbers
+
+
+def test_equal_codings_need_no_word_and_one_known_side_tells_the_other():
+    labels, judge = on(1, 5, seed=1), on(1, 5, seed=2)
+    plain = figures(judge.tolist(), labels)
+    assert set(plain["agreement"]) == {"percent", "kappa", "alpha"}
+    for scales in ((None, (1.0, 5.0)), ((1.0, 5.0), None), ((1.0, 5.0), (1.0, 5.0))):
+        assert figures(judge.tolist(), labels, scales=scales)["agreement"] == plain["agreement"]
+    short = np.where(judge == 5, 4, judge)  # never gives the best mark
+    assert figures(short.tolist(), labels)["agreement"] == {}
+    assert set(figures(short.tolist(), labels, scales=((1.0, 5.0), (1.0, 5.0)))["agreement"]) == {
+        "percent", "kappa", "alpha",
+    }  # fmt: skip
+    other = figures((2 * judge).tolist(), labels, scales=((1.0, 10.0), (1.0, 5.0)))
+    mapped = agreement([(2 * judge - 1) / 9, (labels - 1) / 4], level="interval", reps=10, seed=0)
+    assert other["agreement"]["alpha"]["estimate"] == pytest.approx(mapped.alpha.estimate)
+    beyond = figures((2 * judge).tolist(), labels, scales=((0.0, 1.0), (1.0, 5.0)))  # not of the scale that is said
+    assert "the scores (2 to 10) are on no known scale" in beyond["no_agreement"]
+
+
+def test_scales_are_said_with_the_columns_or_known_of_the_data(tmp_path):
+    rows = [{"prompt_id": k, "judge_score": k / 4, "oracle_label": k + 1} for k in (0, 1, 2, 3, 4, 2)]
+    path = written(tmp_path / "rows.jsonl", rows)
+    found = read_labelled(path, columns="label=oracle_label:1..5")
+    assert found.scales == (None, (1.0, 5.0))
+    section = label_figures(found.judged(), found.labels_N, found.prompts, scales=found.scales, reps=50, seed=0)
+    assert section["agreement"]["alpha"]["estimate"] == pytest.approx(1)
+    both = read_labelled(path, columns="label=oracle_label:1..5,reward=judge_score:0..2")
+    assert both.scales == ((0.0, 2.0), (1.0, 5.0))
+    names = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")
+    rated = [{"prompt": "p", "response": str(k), **dict.fromkeys(names, k)} for k in (0, 1, 3)]
+    assert read_labelled(written(tmp_path / "steer.jsonl", rated)).scales == (None, (0.0, 4.0))
+    alone = [{"prompt": "p", "response": str(k), "helpfulness": k} for k in (0, 1, 3)]
+    assert read_labelled(written(tmp_path / "rated.jsonl", alone)).scales == (None, None)
 
 
 def test_what_cannot_be_computed_is_absent_and_said():

@@ -146,6 +146,24 @@ def test_rubrics_of_single_prompts_and_true_answers():
     assert "<reference-" not in client.requests[0].messages[-1]["content"]
 
 
+def test_points_of_a_rubric_column():
+    """As HealthBench adds them up: 5 and 2 of 7 points, a fault takes 4 away."""
+    column = [{"criterion": "Says four.", "points": 5}, {"criterion": "Is kind.", "points": 2},
+              {"criterion": "Is rude.", "points": -4}]  # fmt: skip
+
+    def reply(met):
+        return lambda *_: {f"c{k}": {"reason": "", "choice": "yes" if one == "1" else "no"}
+                           for k, one in enumerate(met, start=1) if one != "-"}  # fmt: skip
+
+    for met, wanted in (("110", 1.0), ("100", 5 / 7), ("101", 1 / 7), ("001", 0.0), ("000", 0.0), ("1-0", 1.0),
+                        ("--0", "criterion_missing"), ("-1-", "criterion_missing")):  # fmt: skip
+        found, _ = judged(reply(met), group("four", meta={"rubric": column}), min_measured=0.3)
+        assert outcomes(found) == [wanted if isinstance(wanted, str) else pytest.approx(wanted)], met
+    (found,), _ = judged(reply("1"), group("four", meta={"rubric": column[2:]}))
+    assert found.score.failure.reason == "no_rubric"
+    assert "no criterion has positive points" in found.score.failure.detail
+
+
 @cases(
     ("reply", "wanted"),
     [({"reason": "", "score": 7}, 0.75), ({"reason": "", "score": 1}, 0.0), ({"reason": "", "score": 9}, 1.0),

@@ -85,6 +85,52 @@ def test_a_value_is_between_0_and_1(given_rows):
     assert share == pytest.approx(1.0)
 
 
+HEALTH = [  # as in HealthBench: criterion, points, tags
+    {"criterion": "Says to call an ambulance.", "points": 7, "tags": ["axis:accuracy"]},
+    {"criterion": "Names the dose.", "points": 3, "tags": []},
+    {"criterion": "Invents a diagnosis.", "points": -5, "tags": []},
+]
+
+
+@pytest.mark.parametrize(("met", "value"), [
+    ((1, 1, 0), 1.0), ((1, 1, 1), 0.5), ((1, 0, 0), 0.7), ((0, 1, 1), 0.0), ((0, 0, 0), 0.0), ((1, 0, 1), 0.2),
+    ((0.5, 1, 0), 0.65),
+])  # fmt: skip
+def test_points_are_added_up(met, value):
+    rubric = rubric_of(HEALTH, "row 1")
+    assert (rubric.scoring, [one.weight for one in rubric.criteria]) == ("points", [7, 3, -5])
+    assert rubric.value({f"c{k + 1}": float(one) for k, one in enumerate(met)}) == (pytest.approx(value), 1.0)
+    assert rubric_of(json.dumps(HEALTH), "row 1") == rubric
+
+
+def test_points_of_a_part_are_those_of_what_was_judged():
+    rubric = rubric_of(HEALTH, "row 1")
+    assert rubric.value({"c1": 1.0, "c3": 1.0}) == (pytest.approx(2 / 7), pytest.approx(12 / 15))
+    assert rubric.value({"c3": 0.0}) == (None, pytest.approx(5 / 15))
+
+
+def test_points_and_weights_are_told_apart(tmp_path):
+    weights = [{"criterion": one["criterion"], "weight": one["points"]} for one in HEALTH]
+    assert rubric_of(weights, "row 1").scoring == "weights"
+    assert rubric_of(weights, "row 1").value({"c1": 0.0, "c2": 0.0, "c3": 0.0}) == (pytest.approx(5 / 15), 1.0)
+    with pytest.raises(DataError, match="row 1: a rubric has weights or points, and this one has both"):
+        rubric_of([HEALTH[0], weights[1]], "row 1")
+    with pytest.raises(ConfigError, match="no criterion has positive points"):
+        rubric_of(HEALTH[2:], "row 1")
+    (tmp_path / "rubric.yaml").write_text(
+        json.dumps(
+            {
+                "scoring": "points",
+                "criteria": [
+                    {"name": f"c{k}", "text": one["criterion"], "weight": one["points"]}
+                    for k, one in enumerate(HEALTH, start=1)
+                ],
+            }
+        )
+    )
+    assert read_rubric(tmp_path / "rubric.yaml") == rubric_of(HEALTH, "row 1")
+
+
 @pytest.mark.parametrize(
     "given_rubric",
     [

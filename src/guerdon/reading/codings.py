@@ -297,6 +297,15 @@ def _usual(word: str) -> float | None:
     return _sign_of_word(word, ("", ""), ("", ""))
 
 
+def ends_of(coding: Coding | None) -> tuple[float, float] | None:
+    """The lowest and the highest number that a column can have, where its coding says so (`1..5`)."""
+    scaled = None if coding is None else _SCALE.fullmatch(coding.name)
+    if scaled is None:
+        return None
+    low, high = sorted((float(scaled["low"]), float(scaled["high"])))
+    return low, high
+
+
 def _rating(low: float, high: float, text: str) -> Coding:
     """Numbers of a scale as they are; of one that falls, such as ranks, counted from its other end."""
 

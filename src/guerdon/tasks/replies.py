@@ -155,12 +155,15 @@ def own_part(text: str, material: Sequence[str] = ()) -> str | Failure:
 def _last_object(text: str, keys: Collection[str], material: Sequence[str]) -> dict[str, Any] | Failure:
     own = _without_quotations(text, material)
     asked = {key.casefold() for key in keys}
+    key_of_answer = re.compile("|".join(rf'"\s*{re.escape(json.dumps(key)[1:-1])}\s*"' for key in keys), re.IGNORECASE)
     answer: dict[str, Any] | None = None
     broken: Failure | None = None
     other: Failure | None = None
-    for _, _, value in _objects(own):
+    for start, _, value in _objects(own):
         if isinstance(value, Failure):
-            answer, broken = None, value  # it may have been the better answer
+            if value.reason == "truncated" or key_of_answer.search(own, start):
+                answer, broken = None, value  # it may have been the better answer
+            broken = broken or value
         elif asked & {key.strip().casefold() for key in value}:
             answer, broken = value, None
         else:

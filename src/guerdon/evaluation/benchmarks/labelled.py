@@ -13,21 +13,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import krippendorff
 import numpy as np
 from numpy.typing import ArrayLike
 
-from guerdon.episodes.preferences import is_preference
+from guerdon.episodes.preferences import ATTRIBUTES, is_preference
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.evaluation.metrics import Table, classification_metrics, figure_table, number
 from guerdon.evaluation.scoring.responses import scored_responses
 from guerdon.models.scores import failure_line
 from guerdon.reading.chats import ChatError, asked_of
-from guerdon.reading.codings import MEASURED
+from guerdon.reading.codings import MEASURED, ends_of
 from guerdon.reading.plan import Plan, cell_of
 from guerdon.reading.reader import DataReading, Record, read
 from guerdon.reading.shown import shown_record
@@ -141,26 +141,30 @@ class CorrectedMean:
 
     Attributes:
         corrected: mean of the judge's scores on the unlabelled items plus the mean error of its scores on the labelled
-            ones.
+            ones, where the scores count `tuning` times.
         labelled: mean of the labels alone, which uses no judge.
         judge: mean of the judge's scores alone, whose interval ignores the judge's errors.
         shift: mean score of the labelled items minus that of the others; an interval without 0 says that the labelled
             items are not a random part.
+        tuning: how much the judge counts, 0 to 1; 0: not at all, which gives the mean of the labels.
     """
 
     corrected: Interval
     labelled: Interval
     judge: Interval
     shift: Interval
+    tuning: float
 
 
 def corrected_mean(judge_N: ArrayLike, labels_N: ArrayLike, groups: ArrayLike | None = None) -> CorrectedMean:
-    """Prediction-powered mean (Angelopoulos et al. 2023, 2301.09633, §2.1) with a 95 % interval.
+    """Prediction-powered mean with power tuning (Angelopoulos, Duchi and Zrnic 2023, 2311.01453) with a 95 % interval.
 
-    The estimate is mean(f) over the unlabelled items minus mean(f - y) over the labelled ones; its variance is
-    var(f) / N + var(f - y) / n. The items that people labelled must be a random part of all. Bounds are Student's with
-    the degrees of freedom of Welch (1947), since n is often small. With groups the variance is that of the groups'
-    summed deviations, those of groups with labelled and unlabelled items together.
+    The estimate is mean(t f) over the unlabelled items minus mean(t f - y) over the labelled ones; its variance is
+    var(t f) / N + var(t f - y) / n, and t makes it small (example 6.1 of the paper): cov(f, y) over the labelled items,
+    over (1 + n / N) var(f) over all, within 0 and 1. The items that people labelled must be a random part of all.
+    Bounds are Student's with the degrees of freedom of Welch (1947), since n is often small; labels that are all equal
+    give none. With groups the variance
+    is that of the groups' summed deviations, those of groups with labelled and unlabelled items together.
 
     Args:
         judge_N: (N,) score of every item, in the unit of the labels.
@@ -179,13 +183,29 @@ def corrected_mean(judge_N: ArrayLike, labels_N: ArrayLike, groups: ArrayLike | 
             f"a corrected mean needs two labelled and two unlabelled items at least; there are {sizes[0]} and "
             f"{sizes[1]}"
         )
-    error, rest = labels[known] - judge[known], judge[~known]
+    tuning = _power_tuning(judge, labels, known)
+    error, rest = labels[known] - tuning * judge[known], judge[~known]
+    corrected = _mean_interval([(tuning * rest, group[~known]), (error, group[known])])
+    labelled = _mean_interval([(labels[known], group[known])])
+    if np.ptp(labels[known]) == 0:  # that others would be equal, too, is not known
+        corrected, labelled = (replace(one, low=None, high=None) for one in (corrected, labelled))
     return CorrectedMean(
-        _mean_interval([(rest, group[~known]), (error, group[known])]),
-        _mean_interval([(labels[known], group[known])]),
+        corrected,
+        labelled,
         _mean_interval([(judge, group)]),
         _mean_interval([(judge[known], group[known]), (-rest, group[~known])]),
+        tuning,
     )
+
+
+def _power_tuning(judge: Float64, labels: Float64, known: np.ndarray) -> float:
+    """How much the scores of a judge count, see `corrected_mean`; 0 where they do not vary."""
+    n, spread = known.sum(), judge.var(ddof=1)
+    if spread == 0:
+        return 0.0
+    y, f = labels[known], judge[known]
+    together = ((y - y.mean()) * (f - f.mean())).mean()
+    return float(np.clip(together / ((1 + n / (~known).sum()) * spread), 0, 1))
 
 
 def _mean_interval(parts: list[tuple[Float64, np.ndarray]]) -> Interval:
@@ -205,6 +225,13 @@ def _mean_interval(parts: list[tuple[Float64, np.ndarray]]) -> Interval:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+
+Scale = tuple[float, float]
+Scales = tuple[Scale | None, Scale | None]  # of scores and of labels
+UNIT: Scale = (0.0, 1.0)
+_HELP_STEER: Scale = (0.0, 4.0)  # 2406.08673
+_UNKNOWN = "the {} ({:g} to {:g}) are on no known scale"
+_SAY_SCALE = ", and the other side may be on another scale; say it, as in --columns label=NAME:1..5"
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,6 +283,16 @@ class LabelledResponses:
         """
         responses_of = scored_responses(self.reading)
         return [responses_of(one.row, one.where, str(k)).found[0] for k, one in enumerate(self.records)]
+
+    @property
+    def scales(self) -> Scales:
+        """The scales of the scores in the rows and of the labels, where they are said or those of HelpSteer2."""
+        uses = self.reading.plan.uses
+        own, label, rating = (
+            ends_of(uses[role].coding) if role in uses else None for role in ("reward", "label", "rating")
+        )
+        rated = "label" not in uses and {*ATTRIBUTES} <= {*self.reading.sketches}
+        return own, label or rating or (_HELP_STEER if rated else None)
 
     @property
     def read_as(self) -> dict[str, Any]:
@@ -368,20 +405,25 @@ def label_figures(
     prompts: Sequence[str],
     *,
     threshold: float | None = None,
+    scales: Scales = (None, None),
     reps: int = 1000,
     seed: int,
 ) -> dict[str, Any]:
     """Agreement of scores with labels, how well they rank, and the mean label of all rows.
 
-    Labels of 0 and 1 alone are compared with decisions, score > threshold; other ones with the scores themselves, where
-    those are on the labels' scale (between the smallest and the largest label, or 0 and 1): percent and kappa where all
-    are whole numbers, and Krippendorff's alpha of numbers.
+    Labels of two values are compared with decisions, score > threshold. Other ones are compared with the scores as
+    numbers where both are of one coding: percent and kappa where all are whole numbers, and Krippendorff's alpha of
+    numbers. Of one coding are columns whose scales are known, which are mapped to 0..1 where they differ, and columns
+    with the same smallest and the same largest number. In all other cases ranks alone are compared, and the reason is
+    `no_agreement`.
 
     Args:
         values: one for each row, or why there is none.
         labels_N: NaN where no person looked.
         prompts: rows with the same one are resampled together.
-        threshold: None: 0.5 for scores between 0 and 1, else there are no decisions.
+        threshold: None: the middle of the scores' scale; of scores of no known scale there are no decisions.
+        scales: lowest and highest score, and label, that there can be; None: not known. Numbers between 0 and 1 are on
+            the scale of these.
         reps: bootstrap resamples.
         seed: of the bootstrap.
 
@@ -396,40 +438,81 @@ def label_figures(
     drawn: dict[str, Any] = {"reps": reps, "seed": seed}
     found: dict[str, Any] = {
         "rows": len(judge), "labelled": int(both.sum()), "threshold": None, "agreement": {}, "metrics": {}, "mean": {},
+        "no_agreement": None, "scales": {},
         "failures": dict(Counter(value.reason for value in values if isinstance(value, Failure))),
     }  # fmt: skip
     if not both.any():
-        return found
-    if np.isin(y, (0, 1)).all():
-        unit = bool(x.min() >= 0 and x.max() <= 1)
-        at = threshold
-        if threshold is None and unit:
-            at = 0.5
-        found["threshold"] = at
-        table = Table(y > 0, x, groups[both], int((~both).sum()))
-        ranks = classification_metrics(table, threshold=at, probabilities=unit, **drawn)
-        found["metrics"] = {name: asdict(one) for name, one in ranks.items()}
-        if at is not None:
-            found["agreement"] = asdict(agreement([x > at, y], level="nominal", groups=groups[both], **drawn))
+        return found | {"no_agreement": "no row has both a label and a score"}
+    own, of_labels = _scales_of(judge[measured], labels_N[~np.isnan(labels_N)], scales)
+    found["scales"] = {"scores": own, "labels": of_labels}
+    ends = _two_values(labels_N, of_labels)
+    if ends is None:
+        found |= _as_numbers(x, y, (own, of_labels), groups=groups[both], **drawn)
     else:
-        found |= _as_numbers(x, y, groups=groups[both], **drawn)
+        found["scales"]["labels"] = ends
+        at = threshold
+        if threshold is None and own is not None:
+            at = sum(own) / 2
+        found["threshold"] = at
+        table = Table(y > ends[0], x, groups[both], int((~both).sum()))
+        ranks = classification_metrics(table, threshold=at, probabilities=own == UNIT, **drawn)
+        found["metrics"] = {name: asdict(one) for name, one in ranks.items()}
+        if at is None:
+            found["no_agreement"] = f"{_UNKNOWN.format('scores', x.min(), x.max())}, so that none is a decision"
+        else:
+            found["agreement"] = asdict(agreement([x > at, y > ends[0]], level="nominal", groups=groups[both], **drawn))
     if min(len(set(groups[both])), len(set(groups[measured & ~both]))) >= 2:
         found["mean"] = asdict(corrected_mean(judge[measured], labels_N[measured], groups[measured]))
     return found
 
 
-def _as_numbers(x: Float64, y: Float64, *, groups: IntArray, reps: int, seed: int) -> dict[str, Any]:
-    """How well scores rank labels that are not 0 and 1 alone, and how well they agree where they are on one scale."""
+def _scales_of(scores: Float64, labels: Float64, known: Scales) -> Scales:
+    """The scales of scores and labels: as known, 0 to 1 where all numbers lie there, or one where both end alike."""
+    ends = [(float(side.min()), float(side.max())) for side in (scores, labels)]
+    found: list[Scale | None] = []
+    for (low, high), said in zip(ends, known, strict=True):
+        own = said if said is not None and said[0] <= low and high <= said[1] else None
+        if own is None and low >= 0 and high <= 1:
+            own = UNIT
+        found.append(own)
+    if ends[0] == ends[1] and found == [None, None]:
+        return ends[0], ends[1]
+    own, of_labels = found
+    if own is None and of_labels == ends[0]:
+        own = of_labels
+    if of_labels is None and own == ends[1]:
+        of_labels = own
+    return own, of_labels
+
+
+def _two_values(labels_N: Float64, scale: Scale | None) -> Scale | None:
+    """The lower and the higher of two values that are all that labels have; None: they are numbers on a scale.
+
+    Of 0 and 1 one may be missing. Labels that are known to be of a larger scale are numbers.
+    """
+    values = np.unique(labels_N[~np.isnan(labels_N)])
+    if np.isin(values, UNIT).all() and scale in (None, UNIT):
+        return UNIT
+    ends = (float(values[0]), float(values[-1]))
+    return ends if len(values) == 2 and scale in (None, ends) else None
+
+
+def _as_numbers(x: Float64, y: Float64, scales: Scales, *, groups: IntArray, reps: int, seed: int) -> dict[str, Any]:
+    """How well scores rank labels of more than two values, and how well they agree where both are of one coding."""
     from scipy.stats import rankdata
 
     rank_x, rank_y = rankdata(x), rankdata(y)
     rank = bootstrap_weighted(lambda w: _correlation(rank_x, rank_y, w), groups, reps=reps, seed=seed)
     found: dict[str, Any] = {"metrics": {"spearman": {**asdict(rank), "baseline": 0.0}}}
-    if x.min() >= min(0, y.min()) and x.max() <= max(1, y.max()):
-        agreed = asdict(agreement([x, y], level="interval", groups=groups, reps=reps, seed=seed))
-        whole = (x % 1 == 0).all() and (y % 1 == 0).all()
-        found["agreement"] = agreed if whole else {"alpha": agreed["alpha"]}
-    return found
+    own, of_labels = scales
+    if own is None or of_labels is None:
+        what, side = ("labels", y) if of_labels is None else ("scores", x)
+        return found | {"no_agreement": _UNKNOWN.format(what, side.min(), side.max()) + _SAY_SCALE}
+    whole = own == of_labels and (x % 1 == 0).all() and (y % 1 == 0).all()
+    if own != of_labels:
+        x, y = ((side - low) / (high - low) for side, (low, high) in ((x, own), (y, of_labels)))
+    agreed = asdict(agreement([x, y], level="interval", groups=groups, reps=reps, seed=seed))
+    return found | {"agreement": agreed if whole else {"alpha": agreed["alpha"]}}
 
 
 def _correlation(x_N: Float64, y_N: Float64, weights_R_N: Float64) -> Float64:
@@ -444,17 +527,17 @@ def label_lines(section: Mapping[str, Any]) -> list[str]:
     """The section `labels` of a card."""
     at = section["threshold"]
     agreed = {f"agreement: {name}": one for name, one in section["agreement"].items() if one is not None}
-    means = {f"mean label: {name}": one for name, one in section["mean"].items()}
+    means = {f"mean label: {name}": one for name, one in section["mean"].items() if name != "tuning"}
     shift = means.pop("mean label: shift", None)
     lines = [
         f"== labels of people: {section['labelled']} of {section['rows']} rows",
         *figure_table([*agreed.items(), *section["metrics"].items(), *means.items()]),
         *([] if at is None else [f"decisions: score above {number(at)}"]),
     ]
-    if not section["labelled"]:
-        lines.append("no agreement: no row has both a label and a score")
-    elif not agreed:
-        lines.append("no agreement: the scores are on another scale than the labels")
+    if section["no_agreement"] is not None:
+        lines.append(f"no agreement: {section['no_agreement']}")
+    if section["mean"]:
+        lines.append(f"corrected mean: the scores count {section['mean']['tuning']:.3f} times")
     if shift is None:
         lines.append("no corrected mean: it needs labelled and unlabelled rows of two prompts each")
     elif shift["low"] > 0 or shift["high"] < 0:

@@ -318,7 +318,10 @@ class _Suite:
             return
         values = self.values_of("labels", rows.responses(), "labelled responses")
         at = self.model.info.success_threshold
-        self.record["labels"] = label_figures(values, rows.labels_N, rows.prompts, threshold=at, **self.bootstrap)
+        own = self.model.info.range if np.isfinite(self.model.info.range).all() else None
+        self.record["labels"] = label_figures(
+            values, rows.labels_N, rows.prompts, threshold=at, scales=(own, rows.scales[1]), **self.bootstrap
+        )
 
     def bias_probes(self) -> None:
         """What edits that make no response of the preferences better or worse do to its value."""

@@ -2,7 +2,7 @@
 
 | mode | one request is about | value of a response |
 |---|---|---|
-| `criteria` | a response and a rubric | weighted mean of its judgements, 0 to 1 (2507.17746) |
+| `criteria` | a response and a rubric | weighted mean or points of its judgements, 0 to 1 (2507.17746) |
 | `scale` | a response | its score, from the ends of the scale to 0 and 1 |
 | `pairwise` | two responses, in both orders | mean of its measured comparisons: win 1, tie 0.5 |
 | `listwise` | all responses of a group | its score among them (as RULER of ART) |
@@ -276,7 +276,9 @@ class JudgeModel:
             return answer
         if self._plan.mode == "criteria":
             assert item.rubric is not None
-            return item.rubric.value({name: one for name, (one, _) in answer.items()})[0]
+            value, _ = item.rubric.value({name: one for name, (one, _) in answer.items()})
+            assert value is not None  # _of_criteria
+            return value
         return answer[str(place)][0]
 
     def _explained(self, judgements: Sequence[float | Failure], text: str) -> ExplainedScore:
@@ -401,8 +403,10 @@ def _of_criteria(rubric: Rubric, least: float, reply: Mapping[str, Any]) -> Judg
     if not found:
         return Failure("bad_schema", f"no criterion has a judgement: {str(reply)[:80]!r}")
     missing = [criterion.name for criterion in rubric.criteria if criterion.name not in found]
-    share = rubric.value({name: one for name, (one, _) in found.items()})[1]
-    return found if share >= least else Failure("criterion_missing", f"no judgement on {', '.join(missing)}")
+    value, share = rubric.value({name: one for name, (one, _) in found.items()})
+    if value is None or share < least:
+        return Failure("criterion_missing", f"no judgement on {', '.join(missing)}")
+    return found
 
 
 def _of_pair(reply: Mapping[str, Any]) -> Judgement | Failure:

@@ -10,7 +10,8 @@ A rubric file is TOML, YAML or JSON, as those of verifiers:
 
 Rubrics of single prompts (2507.17746) are lists in a column: of texts, or of maps with the text under `text`,
 `criterion`, `description` or `title` and the weight under `weight` or `points`. A criterion with a negative weight
-describes a fault: it counts when it is not met.
+describes a fault: it counts when it is not met. Points (HealthBench's `rubrics`, 2505.08775) are added up instead:
+those of criteria that are met, negative ones too, over the sum of the positive ones, between 0 and 1.
 
     rubric = read_rubric(Path("rubric.toml"))
     rubric.value({"answers": 0.5})      # share of the weight; criteria without a judgement are left out
@@ -22,7 +23,7 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -68,29 +69,45 @@ class Criterion(BaseModel):
 
 
 class Rubric(BaseModel):
-    """Criteria with different names."""
+    """Criteria with different names.
+
+    Attributes:
+        criteria: at least one.
+        scoring: what the weights are: `weights` of a mean, or `points` that are added up.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     criteria: tuple[Criterion, ...] = Field(min_length=1)
+    scoring: Literal["weights", "points"] = "weights"
 
     @model_validator(mode="after")
     def _names_differ(self) -> Rubric:
         names = [one.name.casefold() for one in self.criteria]
         if len(set(names)) < len(names):
             raise ValueError("the names of criteria must differ")
+        if self.scoring == "points" and all(one.weight < 0 for one in self.criteria):
+            raise ValueError("no criterion has positive points, so that there is nothing to reach")
         return self
 
-    def value(self, shares: Mapping[str, float]) -> tuple[float, float]:
-        """The weighted mean of the judgements, and the share of the weight that they have.
+    def value(self, shares: Mapping[str, float]) -> tuple[float | None, float]:
+        """The value of judgements, and the share of the weight that they have.
+
+        It is the weighted mean, or the points met over the positive points of the judged criteria, between 0 and 1;
+        None where these have no positive points.
 
         Args:
             shares: by name of the criterion, 0 to 1; a criterion without a judgement is left out.
         """
         weights = {one.name: one.weight for one in self.criteria}
         judged = sum(abs(weights[name]) for name in shares)
+        share = judged / sum(map(abs, weights.values()))
+        if self.scoring == "points":
+            most = sum(max(weights[name], 0.0) for name in shares)
+            met = sum(weights[name] * v for name, v in shares.items())
+            return (min(max(met / most, 0.0), 1.0) if most else None), share
         met = sum(abs(weights[name]) * (v if weights[name] > 0 else 1 - v) for name, v in shares.items())
-        return (met / judged if judged else 0.0), judged / sum(map(abs, weights.values()))
+        return (met / judged if judged else 0.0), share
 
 
 def read_rubric(path: Path) -> Rubric:
@@ -122,7 +139,10 @@ def rubric_of(given: Any, where: str) -> Rubric:
     if not isinstance(items, Sequence) or isinstance(items, str) or not items:
         raise DataError(f"a rubric is a list of criteria, this is {str(given)[:80]!r}", where=where)
     criteria = [_criterion(item, number, where) for number, item in enumerate(items, start=1)]
-    return validate(Rubric, {"criteria": criteria}, origin=where)
+    by_points = [isinstance(item, Mapping) and item.get("points") is not None for item in items]
+    if any(by_points) and any(isinstance(item, Mapping) and item.get("weight") is not None for item in items):
+        raise DataError("a rubric has weights or points, and this one has both", where=where)
+    return validate(Rubric, {"criteria": criteria, "scoring": "points" if any(by_points) else "weights"}, origin=where)
 
 
 def _criterion(item: Any, number: int, where: str) -> dict[str, Any]:
