@@ -60,8 +60,6 @@ _FACTS = {
     "clipping": "raise the limits, or divide by the running spread: `algorithm.normalize_rewards` (docs/rewards.md)",
     "format": "measure it: the probe `formatting` of `guerdon evaluate` (docs/evaluation.md)",
     "duplicates": "raise the temperature or the entropy bonus, or add a KL term (docs/language_models.md)",
-}
-_FACTS = {
     "constant_success": "log what the world says at the end of each episode (docs/data.md), or leave the column out",
 }
 REMEDIES: dict[str, tuple[Severity, str]] = {
