@@ -282,7 +282,7 @@ def _fall_from_best(view: View, step_M: Codes, truth_M: Numbers) -> str:
 def _saturated_from(step_M: Codes, reward_M: Numbers) -> int | None:
     """The step from which on nearly all rewards are one value at an end of their range; None where there is none."""
     steps, order = np.unique(step_M, return_inverse=True)
-    late = reward_M[order >= (1 - TAIL) * len(steps)]
+    late = reward_M[order >= min((1 - TAIL) * len(steps), len(steps) - 1)]
     values, counts = np.unique(late, return_counts=True)
     value = values[np.argmax(counts)]
     if value not in (reward_M.min(), reward_M.max()):
