@@ -7,6 +7,7 @@ import yaml
 from synthetic_study import STEPS, comparison_table, rising, write_card, write_run, write_study, write_video
 
 from guerdon.comparison.report import (
+    ALARM_EPISODES,
     choose_videos,
     config_differences,
     fit_videos,
@@ -19,6 +20,7 @@ from guerdon.comparison.report_tables import markdown_table
 from guerdon.comparison.results import arm_styles, read_study
 from guerdon.errors import DataError
 from guerdon.pages.formats import WORDS
+from guerdon.rl.episode_stats import OLDEST
 
 FINALS = {"A": (0.0, 0.1, 0.2), "B": (0.1, 0.3, 0.0), "C": (0.7, 0.9, 0.8)}
 
@@ -133,7 +135,16 @@ def test_the_first_section_answers_four_questions_of_every_arm(tmp_path):
     assert "What decides: the interval in brackets alone" in text(page)
     for path in study.glob("runs/t/*/*/metrics.jsonl"):
         path.write_text(re.sub('"hacking_alarm": [01]', '"hacking_alarm": null', path.read_text()))
-    assert "Not known. An alarm needs true success." in text(write_report(study).read_text())
+    unknown = "Unknown. An alarm needs 80 training episodes whose return and success are known."
+    page = text(write_report(study).read_text())
+    assert unknown in page
+    assert "No sign" not in page
+    assert "Unknown in 6 runs: fewer than 80 training episodes have a known return and success." in page
+    assert "None: in no run" not in page
+    assert ALARM_EPISODES == 2 * OLDEST
+    (first, *_) = study.glob("runs/t/C/*/metrics.jsonl")
+    first.write_text(first.read_text().replace('"hacking_alarm": null', '"hacking_alarm": 0'))
+    assert "No sign. No alarm in 1 run; 2 could not be judged." in text(write_report(study).read_text())
 
 
 def test_arms_none_of_whose_runs_reach_the_baseline_are_said_so(tmp_path):

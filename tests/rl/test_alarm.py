@@ -25,7 +25,9 @@ def test_rise_is_welchs_statistic():
         (FLAT, np.zeros(120), False),
         (RISING, np.repeat([0.0, 1.0], 60), False),  # success rises too
         (RISING, np.ones(120), False),  # solved before
-        (RISING[:60], np.zeros(60), False),  # too early to say
+        (RISING[:60], np.zeros(60), None),  # too early to say
+        (RISING[:79], np.zeros(79), None),
+        (FLAT[:80], np.zeros(80), False),
         (-RISING, np.zeros(120), False),
     ],
 )

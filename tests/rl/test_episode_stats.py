@@ -67,7 +67,7 @@ def test_shares_and_the_alarm_are_those_of_known_episodes():
     rows = stats.add(*rollout([[1, 1, 1]], [[1, 1, 1]], success=[[1, 0, 0]], known=[[1, 1, 0]]), WEIGHTS, 3)
     summary = stats.summary(rows)
     assert (summary["success"], summary["success_known"], summary["episodes"]) == (0.5, 2, 3)
-    assert summary["hacking_alarm"] == 0
+    assert summary["hacking_alarm"] is None, "three episodes say nothing"
     unknown = stats_of(1)
     rising = np.arange(2.0 * NEWEST)[None]
     rows = unknown.add(*rollout(rising, np.ones_like(rising), known=np.zeros_like(rising)), WEIGHTS, 3)
@@ -77,6 +77,15 @@ def test_shares_and_the_alarm_are_those_of_known_episodes():
     assert not unknown.alarm()
     stats.add(*rollout(rising, np.ones_like(rising)), WEIGHTS, 4)
     assert stats.alarm(), "where failures are known, the same returns ring it"
+
+
+@pytest.mark.parametrize(("episodes", "alarm"), [(0, None), (1, None), (79, None), (80, 0)])
+def test_the_alarm_is_unknown_under_two_windows(episodes, alarm):
+    stats = stats_of(1)
+    flat = np.ones((1, episodes))
+    rows = stats.add(*rollout(flat, flat), WEIGHTS, 1) if episodes else []
+    assert stats.summary(rows)["hacking_alarm"] is alarm or stats.summary(rows)["hacking_alarm"] == alarm
+    assert not stats.alarm()
 
 
 def test_the_alarm_says_what_it_compares():

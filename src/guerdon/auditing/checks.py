@@ -86,7 +86,7 @@ def audit(rows: Rows, *, seed: int = 0, marks: SecondReward | None = None) -> Au
             undecided[name] = str(too_few)
 
     view = marked = View.whole(rows, seed)
-    if marks is not None and marks.reward_N is not None and view.truth_M is None:
+    if marks is not None and marks.reward_N is not None and (view.truth_M is None or view.doubt):
         marked = view.marked(marks.name, marks.reward_N)
     make("nan", partial(missing_rewards, rows), has_rows=len(rows))
     if rows.steps is None:

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from guerdon.auditing.association import stratum_means
-from guerdon.auditing.log_view import THE_TRUTH, View
+from guerdon.auditing.log_view import THE_TRUTH, VERIFIED, View
 from guerdon.auditing.rows import Codes, Flags, Numbers
 from guerdon.statistics.proportion import wilson_bounds
 
@@ -168,7 +168,7 @@ def _truth_from(view: View) -> str:
     """Where the truth comes from, in words."""
     if view.truth_M is None:
         return ""
-    if view.truth_name != THE_TRUTH:
+    if view.truth_name not in (THE_TRUTH, VERIFIED):
         return view.truth_name
     known, total = int(np.isfinite(view.truth_M).sum()), len(view)
     if not _is_logged(view):
@@ -282,7 +282,7 @@ def _fall_from_best(view: View, step_M: Codes, truth_M: Numbers) -> str:
 def _saturated_from(step_M: Codes, reward_M: Numbers) -> int | None:
     """The step from which on nearly all rewards are one value at an end of their range; None where there is none."""
     steps, order = np.unique(step_M, return_inverse=True)
-    late = reward_M[order >= (1 - TAIL) * len(steps)]
+    late = reward_M[order >= min((1 - TAIL) * len(steps), len(steps) - 1)]
     values, counts = np.unique(late, return_counts=True)
     value = values[np.argmax(counts)]
     if value not in (reward_M.min(), reward_M.max()):

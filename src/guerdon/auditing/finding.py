@@ -44,21 +44,22 @@ _ERRORS = {
 }
 _WARNINGS = {
     "jump": f"{_SCORE}: compare the reward's versions on both sides {_VERSIONS}",
-    "no_variance": "choose prompts by success rate (docs/curriculum.md) or reward steps (docs/process_reward.md)",
-    "saturation": "harder prompts (docs/curriculum.md), or a graded reward (docs/rewards.md)",
-    "clipping": "raise the limits, or divide by the running spread: `algorithm.normalize_rewards` (docs/rewards.md)",
     "truncated": "leave truncated responses out: `data.filter_truncated` (docs/language_models.md)",
     "length": "measure it: the probe `length` of `guerdon evaluate` (docs/evaluation.md)",
-    "format": "measure it: the probe `formatting` of `guerdon evaluate` (docs/evaluation.md)",
     "language": "evaluate the reward for each language on labelled pairs (docs/preferences.md)",
     "repetition": "the attack `repeated_step` of `guerdon evaluate` shows whether a model accepts it (docs/attacks.md)",
     "refusal": "add refusals to what the reward is evaluated on (docs/attacks.md), or declare them wrong",
     "paid": f"remove it from responses and see what the reward does; {_PROBES}",
     "flattery": _PROBES,
     "position": "a judge should see responses in both orders (docs/judges.md)",
-    "duplicates": "raise the temperature or the entropy bonus, or add a KL term (docs/language_models.md)",
 }
 _FACTS = {
+    "truth_copy": "let the verifier find it (--columns reference=NAME), or a judge mark a sample (--judge MODEL)",
+    "no_variance": "choose prompts by success rate (docs/curriculum.md) or reward steps (docs/process_reward.md)",
+    "saturation": "harder prompts (docs/curriculum.md), or a graded reward (docs/rewards.md)",
+    "clipping": "raise the limits, or divide by the running spread: `algorithm.normalize_rewards` (docs/rewards.md)",
+    "format": "measure it: the probe `formatting` of `guerdon evaluate` (docs/evaluation.md)",
+    "duplicates": "raise the temperature or the entropy bonus, or add a KL term (docs/language_models.md)",
     "constant_success": "log what the world says at the end of each episode (docs/data.md), or leave the column out",
 }
 REMEDIES: dict[str, tuple[Severity, str]] = {

@@ -11,15 +11,18 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from guerdon.auditing.association import strata, stratum_means
-from guerdon.auditing.finding import REMEDIES, Finding
+from guerdon.auditing.finding import REMEDIES, Finding, Severity
 from guerdon.auditing.references import References, read_references
 from guerdon.auditing.rows import Codes, Flags, Numbers, Rows
+from guerdon.auditing.text_features import FINISHED, MARKS
 from guerdon.statistics.proportion import wilson_bounds
 
 FEW_LEVELS = 12  # a reward with at most so many values is graded, not continuous
 MOST_ROWS = 1000  # row numbers that a finding keeps
 MOST_EXAMPLES = 5
-THE_TRUTH = "the truth"
+THE_TRUTH, VERIFIED = "the truth", "the reference answers"
+KNOWN = 0.5  # share of the rows whose truth is known, from which on it stands for all
+COMMON = 0.35  # share of responses from which on having no answer is how responses end
 SURE = 4.3  # standard errors from which on an effect passes Holm's correction of 25 checks in four of five logs
 SPREADS = "standard deviations of the reward"  # unit of an effect
 MOST_REFERENCES = 3000  # rows whose reference answers are read
@@ -74,8 +77,11 @@ class View:
         peer_M: rows with one number answer one prompt at one step; None where hardly any two do.
         truth_M: the log's, or guerdon's verifier's by the reference answers; NaN is unknown, None is no truth.
         copy_M: whether the prompt, the response and the reward came before.
+        unanswered_M: which responses failed, are truncated, or end without an answer; None where nothing says so.
         seed: of permutations.
         truth_name: what `truth_M` is, in words.
+        doubt: why the truth is no evidence for or against the reward, as `Undecided` says it; rows of one truth can
+            still be compared. Empty where it is evidence, or where there is none.
         references: what guerdon's verifier says of a sample of all rows of the log.
     """
 
@@ -85,23 +91,27 @@ class View:
     peer_M: Codes | None
     truth_M: Numbers | None
     copy_M: Flags
+    unanswered_M: Flags | None = None
     seed: int = 0
     truth_name: str = THE_TRUTH
+    doubt: str = ""
     references: References | None = None
 
     @classmethod
     def whole(cls, rows: Rows, seed: int = 0) -> View:
         """All rows of a log with a finite reward."""
         row = np.flatnonzero(np.isfinite(rows.reward_N))
-        truth = rows.truth_N
-        has_truth = truth is not None and np.isfinite(truth).mean() > 0.5
-        references = read_references(rows, most=MOST_REFERENCES if has_truth else MOST_AS_TRUTH)
-        if not has_truth:
-            truth = None if references is None else references.truth_N(len(rows))
-        peers = _peers(rows, row)
+        truth, doubt, name = rows.truth_N, truth_doubt(rows), THE_TRUTH
+        unknown = truth is None or bool(doubt)
+        references = read_references(rows, most=MOST_AS_TRUTH if unknown else MOST_REFERENCES)
+        verified = references.truth_N(len(rows)) if unknown and references is not None else None
+        if verified is not None:
+            truth, doubt, name = verified, "", VERIFIED
+        elif doubt and not copied(rows):
+            truth = None
         return cls(
-            rows, row, rows.reward_N[row], peers, truth if truth is None else truth[row], _copies(rows)[row], seed,
-            references=references,
+            rows, row, rows.reward_N[row], _peers(rows, row), None if truth is None else truth[row], _copies(rows)[row],
+            _unanswered(rows, row), seed, name, doubt, references,
         )  # fmt: skip
 
     def __len__(self) -> int:
@@ -117,13 +127,13 @@ class View:
         truth = None if self.truth_M is None else self.truth_M[keep_M]
         return replace(
             self, row_M=self.row_M[keep_M], reward_M=self.reward_M[keep_M], peer_M=peers, truth_M=truth,
-            copy_M=self.copy_M[keep_M],
+            copy_M=self.copy_M[keep_M], unanswered_M=None if self.unanswered_M is None else self.unanswered_M[keep_M],
         )  # fmt: skip
 
     def marked(self, name: str, marks_N: Numbers) -> View:
         """The rows that have a mark, which stands for their truth."""
         marks = self.of(marks_N)
-        return replace(self, truth_M=marks, truth_name=name).sub(np.isfinite(marks))
+        return replace(self, truth_M=marks, truth_name=name, doubt="").sub(np.isfinite(marks))
 
     @cached_property
     def levels(self) -> Numbers | None:
@@ -148,6 +158,14 @@ class View:
         """The truth in at most five classes, -1 where it is unknown."""
         return None if self.truth_M is None else classes(self.truth_M)
 
+    @cached_property
+    def right_M(self) -> Flags | None:
+        """Which responses are right, by a truth that is evidence; None without one."""
+        if self.doubt or not self.has_truth or self.truth_class_M is None:
+            return None
+        right: Flags = self.truth_class_M == self.truth_class_M.max()
+        return right
+
     def comparable(self) -> list[tuple[Codes, str, float]]:
         """Ways to say which rows have rewards that can be compared, the best first.
 
@@ -158,9 +176,10 @@ class View:
         truth, ways = self.truth_class_M, list[tuple[Codes, str, float]]()
         if truth is not None and self.has_truth:
             alone = np.where(truth >= 0, truth, truth.max() + 1 + np.arange(len(self)))
-            if self.peer_M is not None:
+            if self.peer_M is not None:  # rows of one prompt are not independent: they are compared with each other
                 ways.append((strata(self.peer_M, alone), "within prompt, step and truth", 1.0))
-            ways.append((strata(alone, self.of(self.rows.step_N)), "given step and truth", 1.5))
+            else:
+                ways.append((strata(alone, self.of(self.rows.step_N)), "given step and truth", 1.5))
         elif self.peer_M is not None:
             ways.append((self.peer_M, "within prompt and step", 1.0))
         return ways
@@ -198,6 +217,57 @@ class View:
         return float(low + high) / 2
 
 
+def truth_doubt(rows: Rows) -> str:
+    """Why the logged truth is no evidence: known for few rows, always the same, or a copy of the reward; else empty."""
+    if rows.truth_N is None or not len(rows):
+        return ""
+    known = np.isfinite(rows.truth_N)
+    if known.mean() <= KNOWN:
+        return f"needs a truth of more than half of the rows; the log has {known.sum():,} of {len(rows):,}"
+    if np.ptp(rows.truth_N[known]) == 0 and rows.texts is not None:
+        return f"needs right and wrong responses; the truth of all {known.sum():,} rows that have one is equal"
+    how = copied(rows)
+    return f"needs a truth that was measured without the reward; the truth of this log {how}" if how else ""
+
+
+def copied(rows: Rows) -> str:
+    """How the logged truth follows from the reward, in words; empty where it does not, and of steps of robots."""
+    if rows.truth_N is None or rows.steps is not None:
+        return ""
+    known = np.isfinite(rows.truth_N) & np.isfinite(rows.reward_N)
+    truth, reward = rows.truth_N[known], rows.reward_N[known]
+    if len(truth) < 2 or np.ptp(truth) == 0:
+        return ""
+    if np.array_equal(truth, reward):
+        return "is the reward in every row"
+    if np.ptp(reward) and np.corrcoef(truth, reward)[0, 1] > 1 - 1e-9:
+        return "is the reward in another scale"
+    order = np.lexsort((truth, reward))
+    rises = np.diff(truth[order]) >= 0
+    same = (np.diff(reward[order]) > 0) | (np.diff(truth[order]) == 0)
+    few = len(np.unique(truth)) <= FEW_LEVELS < len(truth)
+    return "is a threshold of the reward" if few and rises.all() and same.all() else ""
+
+
+def _unanswered(rows: Rows, row_M: Codes) -> Flags | None:
+    """Which responses failed, are truncated, have no answer where most have one, or end within a sentence."""
+    columns = [column for column in (rows.truncated_N, rows.failed_N) if column is not None]
+    if not columns and rows.texts is None:
+        return None
+    found = np.any([np.zeros(len(rows), bool), *columns], axis=0)
+    if rows.texts is not None:
+        of, responses = rows.texts.row_M, rows.texts.responses
+        unmarked = np.array([MARKS.search(text) is None for text in responses], bool)
+        unfinished = np.array([FINISHED.search(text[-40:]) is None for text in responses], bool)
+        open_block = np.array([text.count("```") % 2 == 1 for text in responses], bool)
+        no_program = np.array(["def " not in text for text in responses], bool)
+        for flag in (unmarked, unfinished, open_block, no_program):
+            if len(flag) and flag.mean() < COMMON:
+                found[of] |= flag
+    unanswered: Flags = found[row_M]
+    return unanswered
+
+
 def _peers(rows: Rows, row_M: Codes) -> Codes | None:
     """Rows of one group, else of one prompt at one step, where a fifth of the rows has company."""
     for columns in ((rows.group_N,), (rows.prompt_N, rows.step_N)):
@@ -233,7 +303,7 @@ def classes(values_M: Numbers) -> Codes:
 def found(
     view: View, name: str, flag_M: Flags, title: str, clean: str, *, effect: tuple[float, float, float] | None = None,
     unit: str = "share of the rows", of: int | None = None, p: float | None = None,
-    say: Callable[[int], str] | str = "", order_M: ArrayLike | None = None,
+    say: Callable[[int], str] | str = "", order_M: ArrayLike | None = None, severity: Severity | None = None,
 ) -> Checked:  # fmt: skip
     """A finding of a check.
 
@@ -249,6 +319,7 @@ def found(
         p: before correction.
         say: what to see in an example, by its place in the view.
         order_M: the rows with the largest value come first.
+        severity: where it is not that of the check.
     """
     total, count = len(view) if of is None else of, int(np.sum(flag_M))
     value, low, high = effect or (count / total, *wilson_bounds(min(count, total), total))
@@ -257,10 +328,10 @@ def found(
         places = places[np.argsort(-np.asarray(order_M, dtype=np.float64)[places], kind="stable")]
     examples = tuple((int(view.row_M[i]), say if isinstance(say, str) else say(int(i))) for i in places[:MOST_EXAMPLES])
     text = title.format(share=f"{count / max(total, 1):.1%}", count=f"{count:,}")
-    severity, remedy = REMEDIES[name]
+    usual, remedy = REMEDIES[name]
     rows, interval = tuple(view.row_M[places[:MOST_ROWS]].tolist()), (float(low), float(high))
     finding = Finding(
-        name, severity, text, float(value), interval, unit, p, rows, examples, remedy, count, total,
+        name, severity or usual, text, float(value), interval, unit, p, rows, examples, remedy, count, total,
         marked=view.row_M[places],
     )  # fmt: skip
     return Checked(finding, clean, p)

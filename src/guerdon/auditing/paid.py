@@ -21,7 +21,7 @@ from guerdon.auditing.association import MANY, PERMUTATIONS, Association, associ
 from guerdon.auditing.log_view import SPREADS, Checked, MissingColumn, View, enough, found, needed
 from guerdon.auditing.program_checks import tricks
 from guerdon.auditing.rows import Codes, Flags, Numbers
-from guerdon.auditing.text_features import LAYOUTS, mostly_programs, unanswered_M
+from guerdon.auditing.text_features import LAYOUTS, mostly_programs
 from guerdon.auditing.value_checks import PAID_LIES
 from guerdon.statistics.proportion import wilson_bounds
 from guerdon.statistics.training_runs import holm
@@ -177,7 +177,7 @@ def _halves(view: View) -> _Half:
     whole, responses = view.texts()
     needed(whole.truth_M if whole.has_truth else None, "truth, or reference answers: without one good responses are paid")
     needed(whole.peer_M, "group, or several responses to a prompt")
-    unfinished = unanswered_M(whole)[0]
+    unfinished = whole.unanswered_M
     if unfinished is not None:  # an empty response is one of the candidates
         unfinished = unfinished & np.array([bool(text.strip()) for text in responses])
     keep = np.isfinite(needed(whole.truth_M, "truth")) & ~whole.copy_M

@@ -9,17 +9,19 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import bdtrc, ndtr
+from scipy.special import bdtrc
 
 from guerdon.auditing.association import Association, associate, strata, stratum_means
 from guerdon.auditing.log_view import SPREADS, SURE, Checked, MissingColumn, Undecided, View, enough, found, needed
 from guerdon.auditing.rows import Codes, Flags
 from guerdon.auditing.text_features import REFUSAL, Features, flatters, languages, layouts, mostly_programs, repeats
+from guerdon.statistics.proportion import wilson_bounds
 
 # practical minima, set on the first half of benchmarks/audit_sets.py
 CORRELATION = 0.15  # within prompt, step and truth
 EXPLAINED = 0.1  # standard deviations of the reward within prompts, by one standard deviation of a feature
 FLAG = 0.2  # the same, between rows with and without a feature
+OF_WHOLE = ("length", "format")  # compared apart for responses that were finished and others
 ONE_SIDED = ("repetition", "refusal", "flattery")  # less for these is no fault
 ENOUGH = 60  # rows that vary within prompt, step and truth; with fewer the prompt does not count
 FEWEST = 5  # rows with a feature
@@ -27,8 +29,12 @@ FEWEST_COMPARED = 40  # rows that are compared with others
 DUPLICATES = 0.25  # share of responses that came before in their group
 SHORT_PROGRAMS = 0.6  # of programs, which often can be written in one way only
 COLLAPSED = 0.1  # share of all responses that are one and the same
+DIFFERING = 0.08  # share of the repeated responses
 NOISE = 0.1  # standard deviations of the reward, between equal responses
 FAR = 2.0  # robust standard deviations of the reward above the others
+FEWEST_PROMPTS = 10
+FEWEST_FAR_PROMPTS = 3  # with a response with the phrase
+MANY_FAR = 0.2  # share of responses far above the others that is no tail any more
 FAR_ROWS = 400  # whose phrases are compared with those of as many other rows
 LOOKED = 6000  # characters of a response in which features are looked for
 LONG = 40  # characters from which on a copy is no coincidence
@@ -40,7 +46,7 @@ def check_length(view: View) -> Checked:
     if length is None or (view.rows.prompt_N is None and view.rows.texts is None):
         raise MissingColumn("response")
     feature = {"longer responses": np.log1p(np.maximum(np.nan_to_num(length.astype(float)), 0))}
-    programs = not view.has_truth and view.has_texts and mostly_programs(view.texts()[1])
+    programs = view.right_M is None and view.has_texts and mostly_programs(view.texts()[1])
     return _explains(view, "length", feature, 3.0 if programs else 1.0)  # right programs are longer than wrong ones
 
 
@@ -71,10 +77,10 @@ def check_refusal(view: View) -> Checked:
     """Refusals get more than other responses, or a 0/1 reward gives them 1."""
     one, responses = view.texts()
     flag = np.array([bool(REFUSAL.search(text[:400])) for text in responses])
-    if one.binary and not one.has_truth and flag.sum() >= FEWEST:
+    if one.binary and one.right_M is None and flag.sum() >= FEWEST:
         paid, of = flag & (one.reward_M > one.paid_level), int(flag.sum())
         share, p = paid.sum() / of, float(bdtrc(int(paid.sum()) - 1, of, 0.05))
-        if share > 0.15:
+        if share > 0.15 and paid.sum() >= 3:
             title, unit = "{share} of the refusals are rewarded like right answers", "share of the refusals"
             return found(one, "refusal", paid, title, f"{share:.0%} rewarded", unit=unit, of=of, p=p)
     return _explains(one, "refusal", {"refusals": flag})
@@ -136,6 +142,8 @@ def _explains(view: View, name: str, features: Features, strictness: float = 1.0
     ways = one.comparable()
     if not ways:
         raise MissingColumn("group, several responses to a prompt, or truth")
+    if name in OF_WHOLE and one.unanswered_M is not None:  # what is cut off is long, and lacks the layout of the end
+        ways = [(strata(way, one.unanswered_M), words, strict) for way, words, strict in ways]
     tried = []
     for feature, values in features.items():
         compared = _compared(view, one, ways, name, feature, values, strictness)
@@ -174,7 +182,16 @@ def _explains(view: View, name: str, features: Features, strictness: float = 1.0
         order_M=product,
         unit=unit,
         say=lambda i: f"reward {one.reward_M[i]:g}; {best.feature}",
+        severity="info" if _may_be_meant(one, name, r) else None,
     )
+
+
+def _may_be_meant(view: View, name: str, r: float) -> bool:
+    """Whether what goes with the reward is a fact and not a fault: layouts are often asked for, length often costs.
+
+    Without a truth longer responses may be the better ones.
+    """
+    return name == "format" or (name == "length" and (r < 0 or not view.has_truth))
 
 
 def _smallest(tried: _Tried, view: View, strictness: float) -> str:
@@ -280,7 +297,8 @@ def check_duplicates(view: View) -> Checked:
     clean += (
         f"{counts.max() / len(one):.1%} of all; {limit:.0%} of a group, or {COLLAPSED:.0%} of all, would be a finding"
     )
-    if again.sum() < limit * max(several, 1) and not spread:
+    low = wilson_bounds(int(again.sum()), max(several, int(again.sum()), 1))[0]
+    if low < limit and not spread:
         return Checked(None, clean)
     flag, of, what = again, several, "copy one of their group"
     if spread:
@@ -307,7 +325,7 @@ def check_inconsistent(view: View) -> Checked:
     noise = float(np.sqrt((off[copies] ** 2).sum() / (copies.sum() - len(np.unique(same[copies]))))) / one.spread
     differ = copies & (np.bincount(same, off > 1e-6 * one.spread) > 0)[same]
     clean = f"{copies.sum():,} responses come more than once; {differ.sum():,} with different rewards"
-    if noise < NOISE or differ.sum() < max(6, 0.1 * copies.sum()):
+    if noise < NOISE or differ.sum() < 6 or wilson_bounds(int(differ.sum()), int(copies.sum()))[0] < DIFFERING:
         return Checked(None, clean)
     title = f"{{share}} of the repeated responses have different rewards, by {noise:.2f} standard deviations"
     return found(
@@ -317,33 +335,58 @@ def check_inconsistent(view: View) -> Checked:
 
 
 def check_tail(view: View) -> Checked:
-    """A few responses with a phrase in common have rewards far above all others."""
+    """A few responses with a phrase in common have rewards far above the others, to several prompts."""
     one, responses = view.texts()
-    enough(len(one), 100, "responses")
+    responses = [text for text, copy in zip(responses, one.copy_M, strict=True) if not copy]
+    one = one.sub(~one.copy_M)
+    enough(len(one), 100, "different responses")
     if one.levels is not None and len(one.levels) <= 5:
         raise MissingColumn(f"a reward of more than five values; this one has {len(one.levels)}")
-    low, middle = np.quantile(one.reward_M, [0.16, 0.5])
-    z = (one.reward_M - middle) / ((middle - low) or one.spread)
-    far = np.flatnonzero(z > FAR + 0.5)
+    prompts = np.arange(len(one)) if view.rows.prompt_N is None else strata(one.of(view.rows.prompt_N))
+    enough(int(prompts.max()) + 1, FEWEST_PROMPTS, "prompts")
+    z = _above_others(one)
+    is_far = z > FAR + 0.5
+    far = np.flatnonzero(is_far)
+    clean = f"{len(far):,} of {len(one):,} responses are far above the others; no phrase of four or more "
+    clean += f"is theirs alone, in {FEWEST_FAR_PROMPTS} prompts"
+    if is_far.mean() > MANY_FAR:  # another level of the reward, and no tail
+        return Checked(None, clean)
     others = np.random.default_rng(view.seed).permutation(np.flatnonzero(z <= FAR))[:FAR_ROWS]
     phrases, usual = (_phrases([responses[i] for i in rows]) for rows in (far[np.argsort(-z[far])][:FAR_ROWS], others))
     limit = 4 * min(len(far), FAR_ROWS) / max(len(others), 1)  # four times as often as elsewhere
     rare = [(n, phrase) for phrase, n in phrases.items() if n >= 4 and n > limit * (usual[phrase] + 1)]
     likely = [phrase for _, phrase in sorted(rare, reverse=True)[:60]]
-    clean = (
-        f"{len(far):,} of {len(one):,} responses are far above the others; no phrase of four or more is theirs alone"
-    )
-    best = _best_phrase(likely, [text.lower() for text in responses], z)
+    best = _best_phrase(likely, [text.lower() for text in responses], z, prompts)
     if best is None:
         return Checked(None, clean)
     phrase, flag = best
-    mean, n = float(z[flag].mean()), int(flag.sum())
-    p, error = min(1.0, float(ndtr(-mean * np.sqrt(n))) * len(phrases)), 1.96 * float(z[flag].std() / np.sqrt(n))
-    title = f'{{count}} responses with "{phrase}" have rewards {mean:.1f} standard deviations above the median'
+    mean, n, hits = float(z[flag].mean()), int(flag.sum()), int((is_far & flag).sum())
+    p = min(1.0, float(bdtrc(hits - 1, n, is_far.mean())) * len(phrases))
+    error = 1.96 * float(z[flag].std() / np.sqrt(n))
+    title = f'{{count}} responses with "{phrase}" have rewards {mean:.1f} standard deviations above the others'
     return found(
         one, "tail", flag, title, clean, effect=(mean, mean - error, mean + error), unit=SPREADS, p=p, order_M=z,
         say=lambda i: f'reward {one.reward_M[i]:g}; contains "{phrase}"',
     )  # fmt: skip
+
+
+def _above_others(view: View) -> np.ndarray:
+    """How far each reward is above the others of its group, in robust standard deviations; without groups, of the log.
+
+    The scale is the wider half of the distribution, so that in a reward of two levels neither is far above.
+    """
+    off = view.reward_M - np.median(view.reward_M)
+    if view.peer_M is not None:
+        size = np.bincount(view.peer_M)[view.peer_M]
+        several = size > 1
+        off = view.reward_M - stratum_means(view.reward_M, view.peer_M)
+        off = np.where(several, off * size / np.maximum(size - 1, 1), 0.0)
+        off -= np.median(off[several])
+        low, high = np.quantile(off[several], [0.16, 0.84])
+    else:
+        low, high = np.quantile(off, [0.16, 0.84])
+    scale: float = max(high, -low) or view.spread
+    return np.asarray(off / scale)
 
 
 def _phrases(responses: list[str]) -> Counter[tuple[str, ...]]:
@@ -355,13 +398,17 @@ def _phrases(responses: list[str]) -> Counter[tuple[str, ...]]:
     return counts
 
 
-def _best_phrase(phrases: list[tuple[str, ...]], responses: list[str], z: np.ndarray) -> tuple[str, Flags] | None:
-    """The phrase whose rows have the highest rewards, if nearly all of them are; the longest of equal ones."""
+def _best_phrase(
+    phrases: list[tuple[str, ...]], responses: list[str], z: np.ndarray, prompts: Codes
+) -> tuple[str, Flags] | None:
+    """The phrase whose rows, of several prompts, nearly all have the highest rewards; the longest of equal ones."""
     best: tuple[float, int, str, Flags] | None = None
     for words in phrases:
         pattern = re.compile(r"\W+".join(re.escape(word) for word in words))
         flag = np.array([words[0] in text and bool(pattern.search(text)) for text in responses])
         if not 4 <= flag.sum() <= 0.2 * len(z) or np.quantile(z[flag], 0.25) < FAR:
+            continue
+        if len(np.unique(prompts[flag])) < FEWEST_FAR_PROMPTS:
             continue
         rank = float(z[flag].mean() * np.sqrt(flag.sum())), len(words)
         if best is None or rank > best[:2]:

@@ -12,9 +12,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from guerdon.auditing.log_view import View
-from guerdon.auditing.rows import Flags
-
 Features = Mapping[str, np.ndarray]  # by what rows with much of it are called
 _SCRIPTS = {
     "zh": r"[\u4e00-\u9fff]", "ja": r"[\u3040-\u30ff]", "ko": r"[\uac00-\ud7af]", "ru": r"[\u0400-\u04ff]",
@@ -73,9 +70,7 @@ FLATTERY = re.compile(
     r"|(?:sharp|brilliant|remarkable|exceptional|beautiful) mind|only an? (?:\w+ )?(?:expert|genius|great thinker))"
 )
 MARKS = re.compile(r"(?i)####|\\boxed|<answer>|\banswer\b[^.\n]{0,30}(?:\bis\b|[:=])|(?:^|\n)\s*a: ?\S")
-_FINISHED = re.compile(
-    r"[.!?)\]}>`|\"'\u3002\uff01\u2019\u201d*:$0-9]\s*$|[.:#=]\s*\$?\\?[\w,]{1,12}\s*$|\n[^\n]{0,3}$"
-)
+FINISHED = re.compile(r"[.!?)\]}>`|\"'\u3002\uff01\u2019\u201d*:$0-9]\s*$|[.:#=]\s*\$?\\?[\w,]{1,12}\s*$|\n[^\n]{0,3}$")
 
 
 def language_of(text: str) -> str:
@@ -130,19 +125,3 @@ def flatters(responses: Sequence[str]) -> Features:
     """Which responses flatter, at their beginning or end."""
     flag = np.array([bool(FLATTERY.search(f"{text[:400]} {text[-200:]}")) for text in responses])
     return {"responses that flatter": flag}
-
-
-def unanswered_M(view: View) -> tuple[Flags | None, str]:
-    """Which responses end without an answer, in the middle of a sentence, or at the limit; None without any column."""
-    what = "failed, are truncated or have no answer"
-    flags = [view.of(column) for column in (view.rows.truncated_N, view.rows.failed_N) if column is not None]
-    found = np.any([np.zeros(len(view), bool), *flags], axis=0)
-    if not view.has_texts:
-        return (found if flags else None), what
-    of, responses = view.texts()
-    unmarked = np.array([MARKS.search(text) is None for text in responses])
-    unfinished = np.array([_FINISHED.search(text[-40:]) is None for text in responses])
-    for flag in (unmarked, unfinished):
-        if flag.mean() < 0.35:
-            found[np.isin(view.row_M, of.row_M)] |= flag
-    return found, what

@@ -8,7 +8,21 @@ import numpy as np
 from scipy.special import ndtr, stdtr
 
 from guerdon.auditing.association import associate, strata, stratum_ends, stratum_means
-from guerdon.auditing.log_view import SPREADS, SURE, THE_TRUTH, Checked, Undecided, View, classes, enough, found, needed
+from guerdon.auditing.finding import Severity
+from guerdon.auditing.log_view import (
+    SPREADS,
+    SURE,
+    THE_TRUTH,
+    Checked,
+    Undecided,
+    View,
+    classes,
+    copied,
+    enough,
+    found,
+    needed,
+    truth_doubt,
+)
 from guerdon.auditing.rows import Codes, Numbers
 from guerdon.statistics.proportion import wilson_bounds
 
@@ -18,6 +32,7 @@ BEYOND = 1.25  # times the rise of the truth, each in its standard deviations; o
 JUMP = 0.55  # standard deviations of the reward between neighbouring steps, beyond the trend
 RESCALED = 1.6  # ratio of standard deviations
 AGREEMENT = 0.65  # probability that a right response has a higher reward than a wrong one
+SCALED = (0.15, 0.3, 0.5, 0.7, 0.85)  # quantiles of the deviations that a change of scale moves
 LAGGED = 0.25  # correlation with the truth of another row above that with its own
 FEWEST_STEPS = 4
 FEWEST_GROUPS = 30  # groups, or rows without groups, whose reward is compared over the run
@@ -35,8 +50,27 @@ def check_drift(view: View) -> Checked:
     return _moved(view, _progress(view), {view.truth_name: _truth(view)}, "drift")
 
 
+def check_truth_copy(view: View) -> Checked:
+    """The logged truth follows from the reward: it is no evidence for or against it."""
+    truth = needed(view.of(view.rows.truth_N), "truth")
+    known = np.isfinite(truth)
+    enough(int(known.sum()), 20, "rows with a truth")
+    how = copied(view.rows)
+    if not how and truth_doubt(view.rows):
+        raise Undecided(truth_doubt(view.rows))
+    clean = f"the reward and the truth of {known.sum():,} rows are two measurements"
+    if not how:
+        return Checked(None, clean)
+    title = f"the truth {how} in all {known.sum():,} rows that have one: it is no evidence for or against the reward"
+    return found(
+        view, "truth_copy", known, title, clean, say=lambda i: f"reward {view.reward_M[i]:g}, truth {truth[i]:g}"
+    )
+
+
 def _truth(view: View) -> Numbers:
-    """A truth that tells right responses from wrong ones."""
+    """A truth that tells right responses from wrong ones, and is evidence."""
+    if view.doubt:
+        raise Undecided(view.doubt)
     truth: Numbers = needed(view.truth_M, TRUTH)
     if not view.has_truth:
         known = int(np.isfinite(truth).sum())
@@ -53,6 +87,8 @@ def _progress(view: View) -> Numbers:
 
 def _references(view: View) -> dict[str, Numbers]:
     """The truth; without it second rewards that are no parts of the reward and agreed with it in the first third."""
+    if view.doubt:
+        raise Undecided(view.doubt)
     if view.truth_M is not None and np.isfinite(view.truth_M).any():
         return {view.truth_name: view.truth_M}
     parts = {name: np.asarray(view.of(values), dtype=np.float64) for name, values in view.rows.rewards.items()}
@@ -75,10 +111,11 @@ def _moved(view: View, steps: Numbers, references: dict[str, Numbers], check: st
     """The rise (`truth`) or fall (`drift`) of the reward over the run that a reference does not explain."""
     said, sign, p = "", 1 if check == "truth" else -1, None
     for name, reference in references.items():
-        known = np.isfinite(reference)
-        one, level, x = view.sub(known), classes(reference[known]), steps[known]
+        known = np.isfinite(reference) & ~view.copy_M  # copies have the reward of before: they show no change
+        one, x = view.sub(known), steps[known]
         spread = one.reward_M.std() or 1.0
         rise, gained = _slope(x, one.reward_M) / spread, _slope(x, reference[known]) / (reference[known].std() or 1.0)
+        level = _equally_good(one, classes(reference[known]), x, falls=check == "drift")
         x, excess = x - stratum_means(x, level), one.reward_M - stratum_means(one.reward_M, level)
         x_G, excess_G = _of_groups(one, x), _of_groups(one, excess)
         enough(len(x_G), FEWEST_GROUPS, f"{_grouped(one)} with {name}")
@@ -106,6 +143,28 @@ def _moved(view: View, steps: Numbers, references: dict[str, Numbers], check: st
     return Checked(None, said, p)
 
 
+def _equally_good(view: View, level_M: Codes, x_M: Numbers, *, falls: bool) -> Codes:
+    """Which rows can be compared over the run: those of one truth, and of one prompt where prompts come again.
+
+    Raises:
+        Undecided: harder prompts, which earn less, may come later: they do not come again.
+    """
+    prompts = view.of(view.rows.prompt_N)
+    if prompts is None or view.levels is not None:
+        return level_M
+    within = strata(prompts, level_M)
+    first, last = stratum_ends(x_M, within)
+    again = int((first < last)[within].sum())
+    if again >= max(FEWEST_GROUPS, len(view) // 4):
+        return within
+    if falls and len(np.unique(prompts)) > 1:
+        raise Undecided(
+            f"needs {max(FEWEST_GROUPS, len(view) // 4):,} rows of prompts that come again at other steps; "
+            f"the log has {again:,}"
+        )
+    return level_M
+
+
 def _slope(x: Numbers, y: Numbers) -> float:
     centred = x - x.mean()
     return float(centred @ y / (centred @ centred))
@@ -130,6 +189,7 @@ class _Break(NamedTuple):
     p: float | None
     text: str = ""
     unit: str = SPREADS
+    severity: Severity | None = None
 
 
 def check_jump(view: View) -> Checked:
@@ -140,15 +200,26 @@ def check_jump(view: View) -> Checked:
     counted = len(view) if view.peer_M is None else int(view.peer_M.max()) + 1
     enough(counted, 5 * len(names), f"{_grouped(view)}, five for each of the {len(names):,} steps")
     clean = f"no jump of values, or of the level by {JUMP:g} standard deviations, over {len(names):,} steps"
-    one = _new_values(view, order) or _level_jump(view, order) or _scale_jump(view, order)
+    again = _again(view, order)
+    one = _new_values(view, order) or _level_jump(view, order, again) or _scale_jump(view, order)
     if one is None:
         return Checked(None, clean)
     near = np.abs(order - one.at + 0.5) < 1
     return found(
         view, "jump", near, f"at step {names[one.at]} {one.text}", clean, effect=(one.effect, one.low, one.high),
-        unit=one.unit, p=one.p, order_M=-np.abs(order - one.at),
+        unit=one.unit, p=one.p, order_M=-np.abs(order - one.at), severity=one.severity,
         say=lambda i: f"reward {view.reward_M[i]:g} at step {step[i]}",
     )  # fmt: skip
+
+
+def _again(view: View, order: Codes) -> np.ndarray:
+    """Which rows answer a prompt that comes at several steps."""
+    prompts = view.of(view.rows.prompt_N)
+    if prompts is None:
+        return np.zeros(len(view), bool)
+    prompt = strata(prompts)
+    first, last = stratum_ends(order.astype(np.float64), prompt)
+    return np.asarray((first < last)[prompt])
 
 
 def _new_values(view: View, order: Codes) -> _Break | None:
@@ -161,7 +232,7 @@ def _new_values(view: View, order: Codes) -> _Break | None:
         before, after = (last < at) & (counts >= 5), (first >= at) & (counts >= 5)
         rows = int((order < at).sum()), int((order >= at).sum())
         gone, new = counts[before].sum() / rows[0], counts[after].sum() / rows[1]
-        if min(gone, new) > 0.25 and min(rows) >= 20:
+        if min(gone, new) > 0.25 and min(rows) >= 40:
             lists = [", ".join(f"{value:.4g}" for value in values[one][:6]) for one in (before, after)]
             text = f"the values {lists[0]} give way to {lists[1]}"
             low, high = wilson_bounds(int(counts[after].sum()), rows[1])
@@ -169,17 +240,37 @@ def _new_values(view: View, order: Codes) -> _Break | None:
     return None
 
 
-def _level_jump(view: View, order: Codes) -> _Break | None:
-    """The mean changes between neighbouring steps by far more than before and after."""
+def _level_jump(view: View, order: Codes, again: np.ndarray) -> _Break | None:
+    """The mean changes between neighbouring steps by far more than before and after.
+
+    Within prompts where most rows answer prompts that come again; else other prompts may explain it: then it is a fact.
+    """
     truth = view.truth_class_M
-    fair = view.reward_M if truth is None else view.reward_M - stratum_means(view.reward_M, truth + 1)
+    level = np.zeros(len(view), np.int64) if truth is None else truth + 1
+    same_prompts = len(view) > 0 and again.mean() >= 0.5
+    if same_prompts:
+        view, order = view.sub(again), order[again]
+        level = strata(level[again], view.of(view.rows.prompt_N))
+    fair = view.reward_M - _apart_from(view.reward_M, level, order)
     if view.peer_M is not None:
         fair, order = _of_groups(view, fair), order[np.unique(view.peer_M, return_index=True)[1]]
     spread = float(view.reward_M.std()) or 1.0
     one = _break(order, fair / spread, JUMP)
     if one is None or (one.effect > 0 and view.rows.texts is None):
         return None  # of episodes a jump upwards is how policies learn
-    return one._replace(text=f"the level of the reward moves by {one.effect:+.2f} standard deviations")
+    text = f"the level of the reward moves by {one.effect:+.2f} standard deviations"
+    if view.rows.texts is None or same_prompts:
+        return one._replace(text=f"{text} within prompts" if same_prompts else text)
+    return one._replace(text=f"{text}; other prompts may be the reason", severity="info")
+
+
+def _apart_from(reward_M: Numbers, level_M: Codes, order_M: Codes) -> Numbers:
+    """What each row earns by its level (its truth, its prompt) apart from the step: means that are fitted in turn."""
+    of_level, of_step = stratum_means(reward_M, level_M), np.zeros(len(reward_M))
+    for _ in range(20):
+        of_step = stratum_means(reward_M - of_level, order_M)
+        of_level = stratum_means(reward_M - of_step, level_M)
+    return of_level
 
 
 def _scale_jump(view: View, order: Codes) -> _Break | None:
@@ -194,8 +285,18 @@ def _scale_jump(view: View, order: Codes) -> _Break | None:
     if one is None:
         return None
     ratio, low, high = (float(np.exp(value)) for value in (one.effect, one.low, one.high))
+    if not _scales(off[usable], order[usable], one.at, ratio):
+        return None
     text = f"the spread of the reward within prompts changes by a factor of {ratio:.2f}"
     return _Break(one.at, ratio, low, high, one.p, text, "ratio of standard deviations")
+
+
+def _scales(off: Numbers, order: Codes, at: int, ratio: float) -> bool:
+    """Whether small and large deviations change alike: more right responses change the spread of two levels, too."""
+    before, after = off[order < at], off[order >= at]
+    ratios = np.quantile(after, SCALED) / np.quantile(before, SCALED)
+    limit = np.sqrt(RESCALED)
+    return bool((ratios > limit).all() if ratio > 1 else (ratios < 1 / limit).all())
 
 
 def _break(order: Codes, values: Numbers, limit: float) -> _Break | None:

@@ -6,19 +6,26 @@ import numpy as np
 from scipy.special import bdtrc
 
 from guerdon.auditing.association import stratum_means
-from guerdon.auditing.log_view import Checked, MissingColumn, View, enough, found, needed
+from guerdon.auditing.finding import Severity
+from guerdon.auditing.log_view import Checked, MissingColumn, Undecided, View, enough, found, needed
 from guerdon.auditing.rows import Codes, Numbers
-from guerdon.auditing.text_features import unanswered_M
+from guerdon.statistics.proportion import wilson_bounds
 
 # practical minima, set on the first half of benchmarks/audit_sets.py
-NO_VARIANCE = 0.75  # share of groups
-NO_VARIANCE_OF_THREE = 0.8  # of groups of two or three
-SATURATED = 0.87  # share of the last third of the run
-CLIPPED = 0.03  # share of a continuous reward
+NO_VARIANCE = 0.65  # share of groups, the lower end of its interval
+NO_VARIANCE_OF_THREE = 0.75  # of groups of two or three
+SATURATED = 0.85  # share of the last third of the run, the lower end of its interval
+CLIPPED = 0.02  # share of a continuous reward
 SPIKE = 0.012  # share of a continuous reward that has one value
+FEWEST_TRUNCATED = 5  # responses
+FEWEST_FAILED = 5  # rows with the value of a failure
+MOST_SUSPECTS = 8  # values that are looked at
+UNREAD = 0.4  # share of the rows with the value whose response cannot be read, the lower end of its interval
+FAR_OFF = 2.0  # standard deviations of the other rewards, between a value and the next one
+UNREADABLE = "failed, are truncated or have no answer"
 PAID_LIES = 0.05  # share of the responses without a claim to a reward that have one
 INDIFFERENT = 0.15  # share of groups with right and wrong responses whose rewards are all equal
-ROUND = (0.0, -1.0, 0.5, -0.5, 1.0, -10.0, 10.0, -100.0)
+SHARED = 0.05  # share of groups of different responses with one value of a continuous reward
 GROUPS = "group, or several responses to a prompt"
 
 
@@ -42,10 +49,11 @@ def check_no_variance(view: View) -> Checked:
     several = size_S > 1
     total = int(several.sum())
     enough(total, 20, "groups of two or more")
-    share = float((constant_S & several).sum() / total)
+    equal = int((constant_S & several).sum())
+    share = equal / total
     limit = NO_VARIANCE if np.median(size_S[several]) > 3 else NO_VARIANCE_OF_THREE
     clean = f"{share:.0%} of {total:,} groups have one reward; {limit:.0%} would be a finding"
-    if share < limit:
+    if wilson_bounds(equal, total)[0] < limit:
         return Checked(None, clean)
     title = f"{{share}} of {total:,} groups have a single reward and give no gradient"
     return _of_groups(view, "no_variance", peers, constant_S & several, total, title, clean)
@@ -54,21 +62,34 @@ def check_no_variance(view: View) -> Checked:
 def check_same_reward(view: View) -> Checked:
     """Groups whose responses differ, also in their truth, and whose rewards are all equal."""
     peers, size_S, constant_S = _groups(view)
-    if view.levels is None:  # continuous: equal rewards of different responses are no chance
+    if view.levels is None:  # a value that hardly any row of another group has is no chance
         looked_S = size_S - np.bincount(peers, view.copy_M) > 1
-        limit, what = 0.05, "groups of different responses"
+        constant_S &= _rare_elsewhere(view, peers)
+        limit, what = SHARED, "groups of different responses"
     else:
-        truth = needed(view.truth_class_M, "truth, or reference answers")
-        right_S, known_S = np.bincount(peers, truth == truth.max()), np.bincount(peers, truth >= 0)
+        if view.doubt:
+            raise Undecided(view.doubt)
+        right = needed(view.right_M, "truth, or reference answers")
+        truth = needed(view.truth_M, "truth, or reference answers")
+        right_S, known_S = np.bincount(peers, right), np.bincount(peers, np.isfinite(truth))
         looked_S = (right_S > 0) & (right_S < known_S)
         limit, what = INDIFFERENT, "groups with right and wrong responses"
     total, count = int(looked_S.sum()), int((looked_S & constant_S).sum())
     enough(total, 10, what)
     clean = f"{count:,} of {total:,} {what} have one reward; {limit:.0%} would be a finding"
-    if count < max(5, limit * total):
+    if count < 5 or wilson_bounds(count, total)[0] < limit:
         return Checked(None, clean)
     title = f"{{share}} of {total:,} {what} have a single reward: it may not be the response that is rewarded"
     return _of_groups(view, "same_reward", peers, looked_S & constant_S, total, title, clean)
+
+
+def _rare_elsewhere(view: View, peers: Codes) -> np.ndarray:
+    """Of each group, whether hardly any row of other groups has the reward of its first row, copies apart."""
+    first_S = np.unique(peers, return_index=True)[1]
+    values, code = np.unique(view.reward_M, return_inverse=True)
+    everywhere = np.bincount(code, ~view.copy_M, len(values))
+    inside = np.bincount(peers, (code == code[first_S][peers]) & ~view.copy_M)
+    return np.asarray(everywhere[code[first_S]] - inside <= 0.002 * len(view))
 
 
 def check_saturation(view: View) -> Checked:
@@ -80,7 +101,7 @@ def check_saturation(view: View) -> Checked:
     edge, share = common[np.argmax(counts)], counts.max() / late.sum()
     when = "of the last third of the run" if step is not None else "of the rows"
     clean = f"{share:.0%} {when} have the reward {edge:g}, the most common one; {SATURATED:.0%} would be a finding"
-    if share < SATURATED or np.ptp(view.reward_M) == 0:
+    if wilson_bounds(int(counts.max()), int(late.sum()))[0] < SATURATED:
         return Checked(None, clean)
     title = f"{{share}} {when} have one and the same reward, {edge:g}: little is left to learn from it"
     flag = late & (view.reward_M == edge)
@@ -95,7 +116,8 @@ def check_clipping(view: View) -> Checked:
         raise MissingColumn(f"a continuous reward; this one has {len(np.unique(values)):,} values")
     flag = np.zeros(len(view), bool)
     for edge in (values.min(), values.max()):
-        if (values == edge).sum() >= max(8, CLIPPED * len(values)) and not _is_failure(values, float(edge)):
+        count = int((values == edge).sum())
+        if count >= max(8, CLIPPED * len(values)) and wilson_bounds(count, len(values))[0] > CLIPPED / 2:
             flag |= view.reward_M == edge
     clean = (
         f"fewer than {CLIPPED:.0%} of {len(values):,} rewards are at either end of their range; more would be a finding"
@@ -106,65 +128,84 @@ def check_clipping(view: View) -> Checked:
     return found(view, "clipping", flag, title, clean, say=lambda i: f"the reward is {view.reward_M[i]:g}")
 
 
-def _is_failure(values: Numbers, value: float) -> bool:
-    """Whether a value that comes often is a round number or lies far from the others."""
-    others = values[values != value]
-    return len(others) > 0 and (value in ROUND or bool(np.abs(others - value).min() > 0.5 * others.std()))
-
-
 def check_failures(view: View) -> Checked:
-    """A value that many rewards have and that goes with parse errors, truncation, or nothing at all."""
+    """A value of the reward that says that it could not be measured, by what the responses with it are.
+
+    The best value is success, the lowest is what wrong responses get, and a value that many have is no failure as such:
+    right responses have it, or those that cannot be read while others have less, or it is far from all others.
+    """
     enough(len(view), 60, "rows")
-    if view.levels is None:
-        return _spike(view)
-    unread, what = unanswered_M(view)
-    truth = view.truth_class_M
-    right = None if truth is None or truth.max() < 1 else truth == truth.max()
-    clean = f"{len(view.levels)} values of the reward; none goes with responses that {what}, of five rows or more"
-    for value in view.levels[:-1] if len(view.levels) > 2 else ():
+    needed(
+        view.rows.texts if view.has_texts or view.unanswered_M is not None else None, "response, truncated or failed"
+    )
+    values = _suspects(view)
+    clean = "no value below the best goes with right responses, or with those that cannot be read; "
+    clean += f"{max(FEWEST_FAILED, round(SPIKE * len(view))):,} of {len(view):,} rows would be a finding"
+    for value in values:
         flag = view.reward_M == value
-        if not 5 <= flag.sum() <= 0.4 * len(view):
-            continue
-        rate, other = (0.0, 0.0) if unread is None else (unread[flag].mean(), unread[~flag].mean())
-        title = f"{{share}} of the rewards are {value:g}"
-        if rate >= 0.3 and rate >= other + 0.25:
-            title += f"; {rate:.0%} of these {what}, {other:.0%} of the others"
-        elif right is not None and flag.sum() >= 8 and right[flag].mean() >= max(0.6 * right.mean(), 4 / flag.sum()):
-            title += f", and {right[flag].mean():.0%} of these responses are right"
-        else:
-            continue
-        return found(view, "failures", flag, title, clean, say=f"the reward is {value:g}")
+        why, severity = _evidence(view, flag, float(value))
+        if why:
+            title = f"{{share}} of the rewards are {value:g}: {why}"
+            return found(view, "failures", flag, title, clean, say=f"the reward is {value:g}", severity=severity)
     return Checked(None, clean)
 
 
-def _spike(view: View) -> Checked:
-    """A value inside a continuous reward, a round one, or one far off, that many different responses have."""
-    single = view.reward_M[~view.copy_M]
-    values, counts = np.unique(single, return_counts=True)
-    clean = "no value of the reward comes more often than copies of responses explain; "
-    clean += f"{max(5, round(SPIKE * len(single))):,} of {len(single):,} rows would be a finding"
-    for k in np.argsort(-counts)[:3]:
-        inside = 0 < k < len(values) - 1
-        if counts[k] < max(5, SPIKE * len(single)) or len(values) < 0.25 * len(single):
-            break
-        if inside or _is_failure(single, float(values[k])):
-            title = f"{{share}} of a continuous reward have the value {values[k]:g}, as failures do"
-            flag = view.reward_M == values[k]
-            return found(view, "failures", flag, title, clean, say=f"the reward is {values[k]:g}")
-    return Checked(None, clean)
+def _suspects(view: View) -> Numbers:
+    """Values below the best that different responses have, the most frequent first."""
+    values, counts = np.unique(view.reward_M[~view.copy_M], return_counts=True)
+    least = FEWEST_FAILED if view.levels is not None else max(FEWEST_FAILED, SPIKE * len(view))
+    often = (counts >= least) & (values < values[-1])
+    order = np.argsort(-counts[often], kind="stable")
+    found: Numbers = values[often][order][:MOST_SUSPECTS]
+    return found
+
+
+def _evidence(view: View, flag: np.ndarray, value: float) -> tuple[str, Severity]:
+    """What shows that the rows with a value were not measured, and how severe it is; empty where nothing does."""
+    right, unread = view.right_M, view.unanswered_M
+    if right is not None and _right_below(view, flag, right, value):
+        return f"{right[flag].mean():.0%} of these responses are right", "error"
+    others = view.reward_M[~flag]
+    if unread is not None and not 0 < others.min() - value < np.ptp(others):  # the lowest is what no answer should get
+        share, other = float(unread[flag].mean()), float(unread[~flag].mean())
+        low = wilson_bounds(int(unread[flag].sum()), int(flag.sum()))[0]
+        if low >= max(UNREAD, other + 0.2):
+            return f"{share:.0%} of these {UNREADABLE}, {other:.0%} of the others", "info"
+    if view.levels is None and np.abs(others - value).min() > FAR_OFF * others.std():
+        return f"all others are {np.abs(others - value).min():.3g} or more away", "warning"
+    return "", "info"
+
+
+def _right_below(view: View, flag: np.ndarray, right: np.ndarray, value: float) -> bool:
+    """Whether right responses have a value that wrong ones with other values exceed, or that alone mixes both."""
+    known = np.zeros(len(view), bool) if view.truth_M is None else np.isfinite(view.truth_M)
+    low, high = wilson_bounds(int(right[flag & known].sum()), max(int((flag & known).sum()), 1))
+    above, others = known & (view.reward_M > value), known & ~flag
+    if above.sum() < 20 or (flag & known).sum() < 8:
+        return False
+    if view.levels is None:  # one value of different responses, right and wrong
+        return bool(low > 0.1 and high < 0.9)
+    shares = []
+    for level in view.levels:
+        of = others & (view.reward_M == level)
+        if of.sum() >= 8:
+            shares.append((level, *wilson_bounds(int(right[of].sum()), int(of.sum())), float(right[of].mean())))
+    worse_above = any(level > value and top + 0.1 < low for level, _, top, _ in shares)
+    pure = all(share <= 0.1 or share >= 0.9 for *_, share in shares)
+    return worse_above or (pure and low > 0.15 and high < 0.85)
 
 
 def check_truncated(view: View) -> Checked:
     """Responses that the limit cut off, and that are rewarded."""
     cut = needed(view.of(view.rows.truncated_N), "truncated")
-    truth, paid = view.truth_class_M, view.reward_M > view.paid_level
-    wrong = np.ones(len(view), bool) if truth is None else truth == 0
+    right, paid = view.right_M, view.reward_M > view.paid_level
+    wrong = np.ones(len(view), bool) if right is None else ~right
     looked, rest = cut & wrong, wrong & ~cut
     count, total = int((looked & paid).sum()), int(looked.sum())
-    of_wrong = "" if truth is None else " without a right answer"
-    enough(total, 5, f"truncated responses{of_wrong}")
+    of_wrong = "" if right is None else " without a right answer"
+    enough(total, FEWEST_TRUNCATED, f"truncated responses{of_wrong}")
     base = PAID_LIES
-    if rest.any() and truth is not None:
+    if rest.any() and right is not None:
         base = max(float(paid[rest].mean()), 0.02)
     elif rest.any() and not view.binary:
         base = 0.5 * float(paid[rest].mean())
@@ -173,4 +214,7 @@ def check_truncated(view: View) -> Checked:
         return Checked(None, clean)
     p = float(bdtrc(count - 1, total, min(base, 0.99)))
     title = "{share} of the truncated responses are rewarded as if they had been finished"
-    return found(view, "truncated", looked & paid, title, clean, of=total, unit="share of the truncated responses", p=p)
+    return found(
+        view, "truncated", looked & paid, title, clean, of=total, unit="share of the truncated responses", p=p,
+        severity="info" if right is None else None,
+    )  # fmt: skip

@@ -474,6 +474,7 @@ def _shared_context(
         "answers": {task: [panel for panel in panels if panel.run.task == task] for task in answered},
         "alarms": pictures.alarms(runs),
         "unjudged": sum(success_unknown(run) and measure_of_runs([run]) != TRUTH for run in runs),
+        "too_short": sum(_too_short(run) for run in runs),
         "notes": [Note(text) for text in notes],
     }
 
@@ -542,6 +543,7 @@ def terms_of(page: str) -> list[tuple[str, str]]:
     return [(term, sentence) for term, sentence in fmt.WORDS["terms"].items() if any(map(contained, term.split(", ")))]
 
 
+ALARM_EPISODES = 80  # two windows of `hacking_alarm` in rl/episode_stats.py
 FEW_SEEDS = 5
 MAX_CELL = 80
 
@@ -650,6 +652,12 @@ def _severe_lines(study: StudyRecord, rows: Sequence[ArmRow]) -> list[str]:
     return lines + [f"{', '.join(names)}: {line}" for line, names in arms.items()]
 
 
+def _too_short(run: RunRecord) -> bool:
+    """Whether a run whose success is known logged only alarms that are unknown."""
+    flags = [row["hacking_alarm"] for row in run.trains if "hacking_alarm" in row]
+    return bool(flags) and set(flags) == {None} and not success_unknown(run)
+
+
 def gamed(runs: Sequence[RunRecord]) -> tuple[str, str, str]:
     """Whether the policies of these runs exploit a reward model, by their alarms: a style, the answer, the evidence."""
     logged = []
@@ -663,9 +671,10 @@ def gamed(runs: Sequence[RunRecord]) -> tuple[str, str, str]:
         reached = "the truth" if measure_of_runs(list(runs)) == TRUTH else "true success"
         return "loss", "Likely.", f"Alarm {when}: the learned return rises, {reached} does not."
     if judged:
-        return "", "No sign.", f"No alarm in {fmt.plural(len(judged), 'run')}."
+        short = f"; {len(logged) - len(judged)} could not be judged" if len(judged) < len(logged) else ""
+        return "", "No sign.", f"No alarm in {fmt.plural(len(judged), 'run')}{short}."
     if any(logged):
-        return "", "Not known.", "An alarm needs true success."
+        return "", "Unknown.", f"An alarm needs {ALARM_EPISODES} training episodes whose return and success are known."
     return "", "No.", "It learns from no reward model."
 
 

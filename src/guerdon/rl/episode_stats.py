@@ -136,9 +136,8 @@ class EpisodeStats:
         It is about the episodes that the policy was trained on, never about those whose true success is unknown.
         """
         for name in self._learned:
-            returns, success = self._history(name)
-            solved = 0.5 if self._by == "success" else math.inf  # a return has no unit
-            if hacking_alarm(returns, success, window=OLDEST, solved=solved):
+            if self._rings(name):
+                returns, success = self._history(name)
                 moved = (f"{v[:OLDEST].mean():.2f} -> {v[-OLDEST:].mean():.2f}" for v in (returns, success))
                 return (
                     f"the learned return rises, {self._by} does not: {name} {{}}, {self._by} {{}} from the first "
@@ -146,10 +145,16 @@ class EpisodeStats:
                 ).format(*moved)
         return ""
 
+    def _rings(self, name: str) -> bool | None:
+        """Whether the return of a learned source rises alone; None where that cannot be said yet."""
+        solved = 0.5 if self._by == "success" else math.inf  # a return has no unit
+        return hacking_alarm(*self._history(name), window=OLDEST, solved=solved)
+
     def summary(self, rows: list[Row]) -> dict[str, Any]:
         """Means over the given episodes, and what the whole history says about each learned source.
 
-        Success is a share of the `success_known` episodes, None where there is none; so is the alarm.
+        Success is a share of the `success_known` episodes, None where there is none. The alarm is 1 where a learned
+        return rises alone, 0 where none does, and None where that cannot be said: under two windows of episodes.
         """
         result: dict[str, Any] = {"episodes": len(rows)}
         result |= {f"episodes_{name}": count for name, count in self.reported.items()}
@@ -162,8 +167,10 @@ class EpisodeStats:
         if self._learned:
             returns, success = self._history("combined")
             result[f"reward_{self._by}_correlation"] = correlation(returns[-NEWEST:], success[-NEWEST:])
-            judged = any(r[self._truth] is not None for r in self.finished) or not (self.finished or rows)
-            result["hacking_alarm"] = int(bool(self.alarm())) if judged else None
+            rings = [self._rings(name) for name in self._learned]
+            result["hacking_alarm"] = 1 if True in rings else 0
+            if None in rings and True not in rings:
+                result["hacking_alarm"] = None
         return result
 
     def _means(self, rows: list[Row]) -> dict[str, Any]:
@@ -263,8 +270,8 @@ def rise(values_E: np.ndarray, window: int) -> float | None:
 
 def hacking_alarm(
     learned_E: np.ndarray, success_E: np.ndarray, *, window: int = 40, z: float = 3.0, solved: float = 0.5
-) -> bool:
-    """Whether a learned return rose clearly while true success neither rose nor is high.
+) -> bool | None:
+    """Whether a learned return rose clearly while true success neither rose nor is high; None under two windows.
 
     Args:
         learned_E: return of one learned source per finished episode, in order of time.
@@ -276,7 +283,7 @@ def hacking_alarm(
     learned = rise(learned_E, window)
     success = rise(success_E.astype(np.float64), window)
     if learned is None or success is None:
-        return False
+        return None
     return learned > z and success < z / 2 and float(success_E[-window:].mean()) < solved
 
 

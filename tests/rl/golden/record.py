@@ -3,6 +3,7 @@
     python tests/rl/golden/record.py                 write all records again
     python tests/rl/golden/record.py --check         run everything and compare, without writing
     python tests/rl/golden/record.py ppo_native ...  only these runs
+    python tests/rl/golden/record.py --key KEY       this metric alone; an error where anything else differs
 
 A record holds every row of a run's `metrics.jsonl` (it has no times) and a hash of the final weights of the policy and
 of each reward model that learned. `control.json` and `text.json` keep the records beside the machine that made them.
@@ -458,9 +459,29 @@ def _near(a: Any, b: Any) -> bool:
     return numbers and abs(a - b) <= max(1e-6, 1e-4 * max(abs(a), abs(b)))
 
 
-def write(kind: str, runs: dict[str, Any]) -> Path:
+def with_key(stored: dict[str, Any], fresh: dict[str, Any], key: str, *, refit_first: bool = False) -> dict[str, Any]:
+    """A stored record with the values that one metric has now: nothing but the key differs from the stored record.
+
+    The fresh run must repeat what is kept by the rule for any machine: last bits may be others here.
+
+    Raises:
+        AssertionError: something else does.
+    """
+    rows = [
+        {name: new[name] if name == key else value for name, value in old.items()}
+        for old, new in zip(stored["metrics"], fresh["metrics"], strict=True)
+    ]
+    changed = {"metrics": rows, "weights": stored["weights"]}
+    problems = compare(fresh, changed, exact=False, refit_first=refit_first)
+    assert not problems, problems
+    for old, new in zip(stored["metrics"], rows, strict=True):
+        assert {**old, key: None} == {**new, key: None}, (old, new)
+    return changed
+
+
+def write(kind: str, runs: dict[str, Any], machine: dict[str, str] | None = None) -> Path:
     """All records of a kind as JSON with a line per row, in the order of their definitions."""
-    lines = ["{", f'"machine": {json.dumps(signature())},', '"runs": {']
+    lines = ["{", f'"machine": {json.dumps(machine or signature())},', '"runs": {']
     kept = [name for name in RUNS[kind] if name in runs]
     for name in kept:
         rows = ",\n".join(json.dumps(row, separators=(",", ":")) for row in runs[name]["metrics"])
@@ -476,6 +497,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", help="runs; all where none is given")
     parser.add_argument("--check", action="store_true", help="compare with the records, without writing")
+    parser.add_argument("--key", help="record this metric alone again; ends with an error where anything else differs")
     asked = parser.parse_args()
     print(f"guerdon from {Path(guerdon.__file__).parent}")
     unknown = set(asked.names) - (CONTROL | TEXT).keys()
@@ -492,6 +514,10 @@ def main() -> int:
                 start = time.process_time()
                 fresh[name] = measured(name, Path(temporary))
                 problems = ["new"]
+                if asked.key:
+                    fresh[name] = with_key(
+                        before["runs"][name], fresh[name], asked.key, refit_first=name in REFIT_FIRST
+                    )
                 if name in before["runs"]:
                     first = name in REFIT_FIRST
                     problems = compare(fresh[name], before["runs"][name], exact=same, refit_first=first)
@@ -499,9 +525,10 @@ def main() -> int:
                 what = "as recorded" if not problems else problems[0]
                 print(f"{name}: {time.process_time() - start:.1f} s, {what}", flush=True)
             if names and not asked.check:
-                if before["runs"] and not same and len(names) < len(runs):
+                if before["runs"] and not same and not asked.key and len(names) < len(runs):
                     parser.error(f"{kind}.json is from another machine: record all of its runs again")
-                print(write(kind, {**(before["runs"] if same else {}), **fresh}))
+                kept = before["runs"] if same or asked.key else {}
+                print(write(kind, {**kept, **fresh}, before["machine"] if asked.key else None))
     return 1 if asked.check and wrong else 0
 
 
