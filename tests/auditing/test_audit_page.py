@@ -371,7 +371,7 @@ def test_findings_show_what_they_are_about_and_joined_ones_stand_in_one_card(tmp
     page = write_page(tmp_path / "p.html", rows(), Audit((quoted, other))).read_text()
     assert '<q class="excerpt">so <mark>as &lt;b&gt;an&lt;/b&gt; expert</mark> I say</q>' in page
     assert '<a href="https://guerdon.readthedocs.io/en/latest/gate.html">docs/gate.md</a>' in page
-    assert page.count("<article class=") == 2  # a card, and the pane of the chosen row
+    assert page.count("<article class=") == 1
     card = page[page.index('class="card finding') : page.index("</article>")]
     assert "Mostly the same rows: Longer responses earn more" in card
     assert "#finding=length" in card
