@@ -13,7 +13,7 @@ import pytest
 
 from guerdon import secrets
 from guerdon.auditing import page as browser
-from guerdon.auditing.finding import Audit, Finding
+from guerdon.auditing.finding import Audit, Excerpt, Finding
 from guerdon.auditing.logs import read_log
 from guerdon.auditing.page import (
     browser_blocks,
@@ -364,6 +364,32 @@ def test_the_list_is_searched_filtered_sorted_and_linked(tab, tmp_path):
     assert tab.js("document.documentElement.dataset.error") is None
 
 
+def test_findings_show_what_they_are_about_and_joined_ones_stand_in_one_card(tmp_path):
+    excerpts = (Excerpt("so ", "as <b>an</b> expert", " I say"),)
+    quoted = finding(name="tail", excerpts=excerpts, remedy="read docs/gate.md: `guerdon audit 'my log'` writes them")
+    other = finding(name="length", title="Longer responses earn more", joined_to="tail")
+    page = write_page(tmp_path / "p.html", rows(), Audit((quoted, other))).read_text()
+    assert '<q class="excerpt">so <mark>as &lt;b&gt;an&lt;/b&gt; expert</mark> I say</q>' in page
+    assert '<a href="https://guerdon.readthedocs.io/en/latest/gate.html">docs/gate.md</a>' in page
+    assert page.count("<article class=") == 1
+    card = page[page.index('class="card finding') : page.index("</article>")]
+    assert "Mostly the same rows: Longer responses earn more" in card
+    assert "#finding=length" in card
+
+
+@pytest.mark.browser
+@in_browser
+def test_in_a_narrow_window_a_row_shows_reward_truth_and_text_first(tab, tmp_path):
+    page = write_page(tmp_path / "p.html", rows(60), Audit((finding(),)))
+    tab.call("Emulation.setDeviceMetricsOverride", width=420, height=900, deviceScaleFactor=1, mobile=False)
+    tab.open(f"{page.as_uri()}#row=5")
+    tab.wait("document.getElementById('detail').dataset.row === '5'")
+    spans = "[...document.querySelector('.row-line.head').children].filter((e) => e.offsetWidth)"
+    order = f"{spans}.sort((a, b) => a.offsetLeft - b.offsetLeft).map((e) => e.textContent)"
+    assert tab.js(order) == ["reward", "truth", "response", "row"]
+    assert tab.js(f"{spans}.find((e) => e.textContent === 'response').offsetWidth") > 120
+
+
 @pytest.mark.browser
 @in_browser
 def test_the_page_of_a_live_log_comes_back_to_where_the_reader_was(tab, tmp_path):
@@ -492,19 +518,20 @@ def test_the_video_of_an_episode_plays_on_the_page_from_the_time_of_the_row(tab,
     path, _, span = tab.js("document.querySelector('#detail .video a').href").partition("#t=")
     assert Path(unquote(path.removeprefix("file://"))).is_file()
     assert [float(x) for x in span.split(",")] == pytest.approx([0.5, 1.0], abs=1e-3)
+    # the middle of the frame of the row: at its beginning some browsers still show the one before
     tab.js("window.video = document.querySelector('#detail video')")
     tab.wait("video.readyState >= 2 && !video.seeking")  # it has been decoded: the page may load it, and nothing else
-    assert tab.js("[video.videoWidth, video.currentTime, video.error]") == [32, pytest.approx(0.7), None]
+    assert tab.js("[video.videoWidth, video.currentTime, video.error]") == [32, pytest.approx(0.75), None]
     tab.js("document.getElementById('list').focus()")
     tab.key("ArrowDown", 40)
     tab.wait("document.getElementById('detail').dataset.row === '8' && !video.seeking")
     assert tab.js("document.querySelector('#detail video') === video")  # not loaded again
-    assert tab.js("video.currentTime") == pytest.approx(0.8)
+    assert tab.js("video.currentTime") == pytest.approx(0.85)
     tab.js("location.hash = '#row=2'")  # another episode
     tab.wait("document.querySelector('#detail video') !== video")
     tab.js("window.video = document.querySelector('#detail video')")
     tab.wait("video.readyState >= 2 && !video.seeking")
-    assert tab.js("video.currentTime") == pytest.approx(0.2)
+    assert tab.js("video.currentTime") == pytest.approx(0.25)
     next((folder / "videos").rglob("*.mp4")).write_bytes(b"no video")
     tab.open(f"{page.as_uri()}?again#row=3")
     tab.wait("document.getElementById('detail').dataset.row === '3' && !document.querySelector('#detail video')")

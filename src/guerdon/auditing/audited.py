@@ -18,6 +18,7 @@ from pydantic_core import to_jsonable_python
 from guerdon.auditing.accepted import Accepted, left_over, read_accepted, with_accepted
 from guerdon.auditing.against import Against, compare_runs
 from guerdon.auditing.checks import NAMES, audit_log
+from guerdon.auditing.evidence import remedy_of
 from guerdon.auditing.finding import Audit, Finding
 from guerdon.auditing.logs import LogReader, read_log
 from guerdon.auditing.page import write_page, write_runs
@@ -161,7 +162,10 @@ def _audit_run(wanted: Wanted, name: str, path: Path, rows: Rows, accepted: Sequ
         rows, columns=wanted.columns, second=wanted.second, judge=wanted.judge, options=wanted.options,
         sample=wanted.sample, seed=wanted.seed,
     )  # fmt: skip
-    found = replace(found, findings=with_accepted(found.findings, accepted))
+    findings = [replace(one, remedy=remedy_of(one, path)) for one in found.findings]
+    if not wanted.texts:
+        findings = [replace(one, excerpts=()) for one in findings]
+    found = replace(found, findings=with_accepted(findings, accepted))
     for gone in left_over(found.findings, accepted):
         log_line(f"{wanted.accepted}: {gone} is accepted and was not found; its line can go")
     against = None

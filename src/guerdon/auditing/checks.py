@@ -22,6 +22,7 @@ import numpy as np
 from guerdon.auditing.association import associate
 from guerdon.auditing.course import course_of
 from guerdon.auditing.drift import CHECKS, with_drift
+from guerdon.auditing.evidence import with_evidence
 from guerdon.auditing.finding import REMEDIES, SEVERITIES, Audit, Finding
 from guerdon.auditing.log_view import Checked, MissingColumn, Undecided, View, enough, found, needed
 from guerdon.auditing.logs import NO_EPISODE
@@ -109,7 +110,7 @@ def audit(rows: Rows, *, seed: int = 0, marks: SecondReward | None = None) -> Au
         else:
             undecided[name] = f"needs p below {ALPHA:g} over all checks, and has {p:.2g}: {one.finding.title}"
     findings.sort(key=lambda one: (SEVERITIES.index(one.severity), -one.count / max(one.total, 1)))
-    return Audit(tuple(findings), clean, unchecked, undecided, course_of(marked))
+    return Audit(with_evidence(view, findings), clean, unchecked, undecided, course_of(marked))
 
 
 def audit_log(

@@ -151,8 +151,9 @@ def lines(done: Audited) -> Iterator[str]:
     if result.course is not None:
         yield result.course.sentence + (f" Truth: {result.course.truth_from}." if result.course.truth_from else "")
     for one in result.findings:
+        joined = f", mostly those of {one.joined_to}" if one.joined_to else ""
         accepted = ", accepted" if one.accepted else ""
-        yield f"{one.severity}: {one.name}: {one.title} ({one.count:,} of {one.total:,} rows{accepted})"
+        yield f"{one.severity}: {one.name}: {one.title} ({one.count:,} of {one.total:,} rows{joined}{accepted})"
     for name, why in result.undecided.items():
         yield f"undecided: {name}: {why}"
     for name, why in result.unchecked.items():

@@ -180,7 +180,9 @@ def _truth_from(view: View) -> str:
 def _is_logged(view: View) -> bool:
     """Whether the truth is that of the log."""
     own = view.of(view.rows.truth_N)
-    return own is not None and np.array_equal(own, view.truth_M, equal_nan=True)
+    if own is None or view.truth_M is None:
+        return False
+    return bool(np.array_equal(own, view.truth_M, equal_nan=True))
 
 
 def _why_no_truth(view: View) -> str:

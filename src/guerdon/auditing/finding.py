@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from guerdon.auditing.rows import Codes
 
@@ -76,6 +76,14 @@ Severity = Literal["error", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")  # the worst first
 
 
+class Excerpt(NamedTuple):
+    """A part of a response: what was found, and some of what stands before and behind it."""
+
+    before: str
+    found: str
+    behind: str
+
+
 @dataclass(frozen=True)
 class Finding:
     """Something that is wrong with the reward, with its evidence.
@@ -94,6 +102,8 @@ class Finding:
         count: rows concerned in all.
         total: rows looked at.
         phrases: words that a test on other prompts confirmed to be paid, where the finding is about such.
+        excerpts: the part of the response of each example that the finding is about; empty where it is about no text.
+        joined_to: name of a worse finding that is about nearly the same rows or the same phrase; empty: of none.
         accepted: the user has accepted it, and `--fail-on` passes it over.
         marked: numbers of all rows concerned; None where it is about no rows. It is not part of the JSON.
     """
@@ -111,6 +121,8 @@ class Finding:
     count: int
     total: int
     phrases: tuple[str, ...] = ()
+    excerpts: tuple[Excerpt, ...] = ()
+    joined_to: str = ""
     accepted: bool = False
     marked: Codes | None = field(default=None, repr=False, compare=False)
 

@@ -317,8 +317,8 @@ def found(
         unit: of the effect.
         of: how many the share is of; all of the view by default.
         p: before correction.
-        say: what to see in an example, by its place in the view.
-        order_M: the rows with the largest value come first.
+        say: what to see in an example, by its place in the view; whether it is right is added.
+        order_M: the rows with the largest value come first, after those whose reward contradicts the truth.
         severity: where it is not that of the check.
     """
     total, count = len(view) if of is None else of, int(np.sum(flag_M))
@@ -326,7 +326,13 @@ def found(
     places = np.flatnonzero(flag_M)
     if order_M is not None:
         places = places[np.argsort(-np.asarray(order_M, dtype=np.float64)[places], kind="stable")]
-    examples = tuple((int(view.row_M[i]), say if isinstance(say, str) else say(int(i))) for i in places[:MOST_EXAMPLES])
+    contradicts = _contradicts(view, places)
+    places = np.concatenate([places[contradicts], places[~contradicts]])
+    lines = [say if isinstance(say, str) else say(int(i)) for i in places[:MOST_EXAMPLES]]
+    examples = tuple(
+        (int(view.row_M[i]), f"{line}{_truth_said(view, int(i), line)}")
+        for i, line in zip(places[:MOST_EXAMPLES], lines, strict=True)
+    )
     text = title.format(share=f"{count / max(total, 1):.1%}", count=f"{count:,}")
     usual, remedy = REMEDIES[name]
     rows, interval = tuple(view.row_M[places[:MOST_ROWS]].tolist()), (float(low), float(high))
@@ -335,3 +341,21 @@ def found(
         marked=view.row_M[places],
     )  # fmt: skip
     return Checked(finding, clean, p)
+
+
+def _contradicts(view: View, places: Codes) -> Flags:
+    """Which of these rows are wrong and paid, or right and not paid, as far as the truth is known."""
+    truth = view.truth_class_M
+    if truth is None or not view.has_truth:
+        return np.zeros(len(places), bool)
+    right, known = truth[places] == truth.max(), (truth[places] == truth.max()) | (truth[places] == 0)
+    return np.asarray(known & (right != (view.reward_M[places] > view.paid_level)))
+
+
+def _truth_said(view: View, place: int, line: str) -> str:
+    """Whether a response is right, where that is known and the line does not say it."""
+    truth = view.truth_class_M
+    if truth is None or not view.has_truth or any(word in line for word in ("right", "wrong", "truth")):
+        return ""
+    words = {int(truth.max()): ", right", 0: ", wrong"}
+    return words.get(int(truth[place]), "")

@@ -11,7 +11,7 @@ import re
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
@@ -532,35 +532,40 @@ class LogReader:
         """
         files = _files_of(self.path)
         now = {part: _state_of(part.path) for part in files.others}
-        gone = [part.name for part in read.states if part not in now]
-        if files.monitors or gone:
-            return f"{gone[0]} is gone" if gone else "monitor files are read as a whole"
-        changed = [part for part, state in now.items() if part in read.states and state != read.states[part]]
+        changed = {part for part, state in now.items() if state != read.states.get(part)}
         known = {part for part, _ in read.kind.parts}
-        other = next((part for part in changed if part in known and not read.only_grew(part)), None)
-        if other is not None:
-            return f"{other.name} was written anew, and not only further lines"
-        unknown = [part for part in now if part not in read.states or (part in changed and part not in known)]
-        kinds, _ = _kinds(self.path, unknown, self.said)
+        why = _why_anew(read, files, changed & known)
+        if why:
+            return why
+        kinds, _ = _kinds(self.path, [part for part in now if part in changed - known], self.said)
         if set(kinds) - {read.kind.name}:
             return "there are files of another kind"
-        new = [one for kind in kinds.values() for one in kind.parts]
-        read.kind.parts += new
+        read.kind.parts += [one for kind in kinds.values() for one in kind.parts]
         notes: list[str] = []
         kept = _trained_on(self.path, files.others, notes)
-        if any(part not in kept for part, _ in read.kind.parts):
+        if not {part for part, _ in read.kind.parts} <= set(kept):
             return "; ".join(notes)
         order = {part: k for k, part in enumerate(files.others)}
         read.kind.parts.sort(key=lambda one: order[one[0]])
-        grown = [one for one in read.kind.parts if one[0] in changed or one in new]
-        for part, layout, those in read.new_records(grown):
+        for part, layout, those in read.new_records([one for one in read.kind.parts if one[0] in changed]):
             read.reader.read(part, layout, those)
         read.states = now
         everything = partial(self._all_rows, lambda: _Read(read.kind).new_records(read.kind.parts))
-        look = read.reader.look
-        if look.columns(str(self.path), everything, all_seen=True).key != read.reader.of.key:
-            return "the new rows do not fit what the columns were taken for"
-        return ""
+        found = read.reader.look.columns(str(self.path), everything, all_seen=True)
+        return "" if found.key == read.reader.of.key else "the new rows do not fit what the columns were taken for"
+
+
+def _why_anew(read: _Read, files: _Files, changed: Collection[Part]) -> str:
+    """Why all of a log is read again, where files that were read are gone or have not only grown; else empty."""
+    if files.monitors:
+        return "monitor files are read as a whole"
+    for part in read.states:
+        if part not in files.others:
+            return f"{part.name} is gone"
+    for part in changed:
+        if not read.only_grew(part):
+            return f"{part.name} was written anew, and not only further lines"
+    return ""
 
 
 @dataclass

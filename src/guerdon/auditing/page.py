@@ -9,6 +9,7 @@ import base64
 import gzip
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,10 +17,11 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from guerdon.auditing.against import Against
 from guerdon.auditing.course import MAX_POINTS, Course, means_by_step
+from guerdon.auditing.evidence import OF_RUNS
 from guerdon.auditing.finding import SEVERITIES, Audit
 from guerdon.auditing.rows import Codes, Flags, Numbers, Rows, Texts
 from guerdon.auditing.second import SecondReward
@@ -175,6 +177,8 @@ def _block(name: str, data: bytes) -> bytes:
 TEMPLATES = Path(__file__).parent / "templates"
 MAX_CURVES = 24  # of a log of scalars
 BINS = 40
+DOCUMENTATION = "https://guerdon.readthedocs.io/en/latest/"
+_DOCUMENT = re.compile(r"\bdocs/([\w/-]+)\.md\b")
 FAR_OUTSIDE = 0.1  # of 0 to 1, from which on curves are drawn apart
 FAR = 1e100  # values of charts are cut here, so that their squares are finite
 _BLOCKS = "<!-- rows -->"
@@ -205,7 +209,7 @@ def write_page(
     title = rows.layout if log is None else log.resolve().name
     context = {
         "title": run or title, "rows": rows, "audit": audit, "second": second, "against": against,
-        "every": every, "written": datetime.now(UTC),
+        "of_runs": OF_RUNS, "linked": linked, "every": every, "written": datetime.now(UTC),
         "course": [] if audit.course is None else course_charts(audit.course),
         "charts": charts(rows), "how": _how(rows), "number": number, "bounded": bounded,
         "severe": [(s, sum(f.severity == s for f in audit.findings)) for s in SEVERITIES],
@@ -216,6 +220,16 @@ def write_page(
     blocks = browser_blocks(rows, audit, None if second is None else second.reward_N, videos)
     atomic.write_bytes(out, b"".join([_encoded(head), *blocks, _encoded(tail)]))
     return out
+
+
+def linked(text: str) -> Markup:
+    """A text in which the names of documents, such as docs/gate.md, are links to their pages."""
+    parts = _DOCUMENT.split(text)
+    links = [
+        f'<a href="{DOCUMENTATION}{part}.html">docs/{part}.md</a>' if k % 2 else escape(part)
+        for k, part in enumerate(parts)
+    ]
+    return Markup("".join(links))  # noqa: S704 - names of documents are words, all else is escaped
 
 
 def write_runs(out: Path, runs: Sequence[tuple[str, Rows, Audit, Path]], log: Path) -> None:

@@ -90,6 +90,8 @@ def hypergeometric_tail(hits: int, rows: int, marked: int, drawn: int) -> float:
     return float(hypergeom.sf(hits - 1, rows, marked, drawn))
 
 
+PATTERNS = {"edited_tests": _EDITED, "early_exit": _EXIT, "hard_coded": _CASE}
+"""What the checks of programs look for, by their names."""
 check_edited_tests = partial(_check, "edited_tests", "edit tests or what they compare with", _EDITED.search)
 check_hard_coded = partial(_check, "hard_coded", "return literals for literal inputs", hard_coded)
 check_early_exit = partial(_check, "early_exit", "exit early or skip tests", _EXIT.search)

@@ -480,8 +480,7 @@ class RowReader:
             rewards=rewards,
             truth_N=_known(given.get("truth")),
             step_N=step_N,
-            prompt_N=prompt_N if self.of.asks else None,
-            prompt_key_N=code["prompt"] if self.of.asks else None,
+            **self._prompts(prompt_N, code["prompt"]),
             group_N=group_N,
             grouped_by=grouped_by,
             length_N=given.get("length") if has_length else None,
@@ -496,6 +495,10 @@ class RowReader:
             run_N=code["run"] if self.runs else None,
             runs=tuple(self.runs),
         )
+
+    def _prompts(self, prompt_N: Codes, key_N: Codes) -> dict[str, Any]:
+        """The columns of prompts, where the log says what was asked."""
+        return {"prompt_N": prompt_N, "prompt_key_N": key_N} if self.of.asks else {}
 
     def _order(self, files: Sequence[Part]) -> tuple[list[Part], Codes]:
         """The files in their order, and the places of the rows in it."""

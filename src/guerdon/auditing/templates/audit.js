@@ -262,7 +262,7 @@ async function start() {
     if (players.episode !== episode) players = { episode, figures: clips.map(player) };
     clips.forEach(([, , start, stop, fps], i) => {
       const video = players.figures[i].querySelector("video");
-      if (video) video.currentTime = Math.min(start + get("frame", place) / fps, stop);
+      if (video) video.currentTime = Math.min(start + (get("frame", place) + 0.5) / fps, stop - 0.5 / fps); // in the middle of the frame
     });
     return players.figures;
   }
