@@ -19,6 +19,7 @@ _SCORE = "`guerdon score` measures each response again"
 _ATTACK = "`guerdon evaluate --attack`"
 _VERSIONS = "with `guerdon audit --second`"
 _PROBES = "measure it on pairs that differ in this alone: the probes of `guerdon evaluate` (docs/evaluation.md)"
+_PARTS = "log the parts over the run, and give each a weight and a bound of its own (docs/rewards.md)"
 _SANDBOX = "guerdon runs tests out of the program's reach and counts only what they report (docs/language_models.md)"
 _ERRORS = {
     "truth": "compare rewards by true success: `guerdon compare`; `guerdon search` shows what a model accepts",
@@ -50,6 +51,9 @@ _WARNINGS = {
     "repetition": "the attack `repeated_step` of `guerdon evaluate` shows whether a model accepts it (docs/attacks.md)",
     "refusal": "add refusals to what the reward is evaluated on (docs/attacks.md), or declare them wrong",
     "paid": f"remove it from responses and see what the reward does; {_PROBES}",
+    "part_falls": _PARTS,
+    "part_dominates": _PARTS,
+    "part_opposite": "check the sign of the part and of its weight (docs/rewards.md)",
     "flattery": _PROBES,
     "position": "a judge should see responses in both orders (docs/judges.md)",
 }
@@ -60,6 +64,8 @@ _FACTS = {
     "clipping": "raise the limits, or divide by the running spread: `algorithm.normalize_rewards` (docs/rewards.md)",
     "format": "measure it: the probe `formatting` of `guerdon evaluate` (docs/evaluation.md)",
     "duplicates": "raise the temperature or the entropy bonus, or add a KL term (docs/language_models.md)",
+    "part_dead": "look whether what the part rewards can happen, and whether its function is called (docs/rewards.md)",
+    "part_scaled": "add parts, or mask by a rule (docs/rewards.md): a product hides one part where the other is 0",
     "constant_success": "log what the world says at the end of each episode (docs/data.md), or leave the column out",
 }
 REMEDIES: dict[str, tuple[Severity, str]] = {
