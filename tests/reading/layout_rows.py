@@ -76,6 +76,14 @@ def chosen(make, **more):
     return row
 
 
+def distilabel_pair(prompt, first, second, verdict):
+    """The pairs of distilabel name a better response also where both are equally good."""
+    good, bad = (first, second) if verdict == "tie" else better_worse(prompt, first, second, verdict)
+    return {"system": "Be brief.", "input": prompt, "chosen": good, "rejected": bad, "generations": [good, bad],
+            "order": ["x", "y"], "labelling_model": "z", "rating": [8.0, 8.0] if verdict == "tie" else [9.0, 7.0],
+            "status": sides("unchanged", "swapped", "tie")[verdict]}  # fmt: skip
+
+
 def hh(*texts):
     """Turns of a person and an assistant as HH-RLHF writes them."""
     return "".join(f"\n\n{('Human', 'Assistant')[k % 2]}: {text}" for k, text in enumerate(texts))
@@ -221,9 +229,8 @@ PAIRS = [
          none_or(b, talk(p, b))})),
     Case("distilabel", lambda p, a, b, v: {"instruction": p, "generations": [a, b], "ratings": sides([5.0, 2.0],
          [2.0, 5.0], [3.0, 3.0])[v], "rationales": ["x", "y"], "model_name": "z"}, "ratings", ".parquet", ties=True),
-    Case("distilabel, pairs", chosen(lambda p, a, b: {"system": "Be brief.", "input": p, "chosen": a, "rejected": b,
-         "generations": [a, b], "order": ["x", "y"], "labelling_model": "z", "rating": [9.0, 7.0], "status": "tie"}),
-         container=".parquet", columns="system=system,prompt=input,chosen=chosen,rejected=rejected"),
+    Case("distilabel, pairs", distilabel_pair, container=".parquet", ties=True,
+         columns="system=system,prompt=input,chosen=chosen,rejected=rejected,tie=status"),
     Case("Argilla 2", lambda p, a, b, v: {"id": p, "status": "completed", "prompt": p, "response1": a, "response2": b,
          "preference.responses": sides(["response1"], ["response2"])[v], "preference.responses.users": ["u"],
          "preference.suggestion": None}, "names of columns"),
