@@ -28,6 +28,7 @@ from guerdon.episodes.layout import DONE, REWARD, STATE, SUCCESS
 from guerdon.errors import DataError, boundary
 from guerdon.files.bounds import RECORD, BadRecord, TooLarge, Unparsed, table_rows, too_long
 from guerdon.processes.progress import log_line
+from guerdon.reading.cells import decoded, decoded_columns, sketches_of, text_kinds
 from guerdon.reading.columns import Columns, said_columns
 from guerdon.reading.containers import (
     ROWS,
@@ -44,7 +45,7 @@ from guerdon.reading.fields import is_beyond_float
 from guerdon.reading.layouts import PLAIN, Row, RowLayout, columns_of, layout_of, names_of
 from guerdon.reading.log_columns import REWARDS, Look
 from guerdon.reading.nested import RESCORED
-from guerdon.reading.reader import USUAL_NAMES, rows_in
+from guerdon.reading.reader import USUAL_NAMES, rows_in, with_names
 from guerdon.reading.roles import named
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -368,15 +369,18 @@ class _Kind:
         name: of the layout.
         parts: with the layout of each.
         first: some of the first rows, with their further rewards.
+        texts: columns whose texts are read as lists and maps.
     """
 
     name: str
     parts: list[tuple[Part, RowLayout]] = field(default_factory=list)
     first: list[tuple[Row, Row]] = field(default_factory=list)
+    texts: frozenset[str] = frozenset()
 
     def add(self, part: Part, first: _First) -> None:
         """Add a file; of many its rows are known by those of the first ones."""
         self.parts.append((part, first.layout))
+        self.texts |= first.texts
         if len(self.first) < _FIRST and len(self.parts) <= _FIRST_FILES:
             self.first += first.rows
 
@@ -501,26 +505,27 @@ class LogReader:
         def first_rows(holds: Callable[[Row], bool]) -> bool:
             return all(holds({**parts, **row}) for row, parts in kind.first)
 
-        look = Look(said, kind.layout)
+        look = Look(said, kind.layout, kind.texts)
         for row, parts in kind.first:
             look.meet(row, parts)
             look.add(row, parts)
         columns = look.columns(str(self.path), first_rows, all_seen=False)
         while True:
-            look = Look(said, kind.layout)
+            look = Look(said, kind.layout, columns.texts)
             reader = RowReader(columns, look, sample=self.sample, seed=self.seed)
             for part, layout, those in records(read):
                 reader.read(part, layout, those)
             reader.check(self.path)
-            found = look.columns(str(self.path), partial(self._all_rows, lambda: records(_Read(kind))), all_seen=True)
+            all_rows = partial(self._all_rows, lambda: records(_Read(kind)), columns.texts)
+            found = look.columns(str(self.path), all_rows, all_seen=True)
             if found.key == columns.key:
                 read.reader = reader
                 return
             columns = found
 
-    def _all_rows(self, records: Callable[[], Records], holds: Callable[[Row], bool]) -> bool:
-        """Whether something holds for each row of the log."""
-        found = (rows_in(record, layout, self.said) for _, layout, those in records() for _, record in those
+    def _all_rows(self, records: Callable[[], Records], texts: Collection[str], holds: Callable[[Row], bool]) -> bool:
+        """Whether something holds for each row of the log, whose texts in some columns are lists and maps."""
+        found = (rows_in(record, layout, self.said, texts) for _, layout, those in records() for _, record in those
                  if isinstance(record, Mapping))  # fmt: skip
         return all(holds(row) for rows in found for row in rows)
 
@@ -550,7 +555,8 @@ class LogReader:
         for part, layout, those in read.new_records([one for one in read.kind.parts if one[0] in changed]):
             read.reader.read(part, layout, those)
         read.states = now
-        everything = partial(self._all_rows, lambda: _Read(read.kind).new_records(read.kind.parts))
+        records = _Read(read.kind).new_records
+        everything = partial(self._all_rows, lambda: records(read.kind.parts), read.reader.of.texts)
         found = read.reader.look.columns(str(self.path), everything, all_seen=True)
         return "" if found.key == read.reader.of.key else "the new rows do not fit what the columns were taken for"
 
@@ -703,11 +709,13 @@ class _First(NamedTuple):
     Attributes:
         layout: of the file.
         names: of columns.
+        texts: columns whose texts are read as lists and maps.
         rows: some of them, each with the further rewards that it has in a map of its own.
     """
 
     layout: RowLayout
     names: dict[str, None]
+    texts: frozenset[str]
     rows: list[tuple[Row, Row]]
 
 
@@ -753,21 +761,24 @@ def _first_rows(part: Part, said: Columns, most: int) -> _First:
     names, filled, kept, size = dict[str, None](), set[str](), list[Row](), 0
     for record in islice((one for _, one in part.rows() if isinstance(one, Mapping)), most):
         names |= dict.fromkeys(record)
-        filled |= columns_of([record])
+        filled.update(name for name, cell in record.items() if cell is not None)
         size += len(repr(record)) if size < _FIRST_SIZE else 0
         if size < _FIRST_SIZE or not kept:
             kept.append(record)
+    kinds = text_kinds(sketches_of(with_names(kept, said)))
+    filled |= columns_of(decoded(record, kinds) for record in kept)
     layout = _layout_of(filled, names, said)
     if layout.refused:
         raise DataError(f"{layout.name}: {layout.refused}", where=part.where)
+    texts = decoded_columns(kinds, layout, said)
     rows: list[tuple[Row, Row]] = []
     for record in kept:
         try:
-            found = rows_in(record, layout, said)
+            found = rows_in(record, layout, said, texts)
         except (TypeError, AttributeError, LookupError, ValueError):  # counted when all rows are read
             continue
         rows += [(row, row.get("parts") or {} if layout.unwrap else {}) for row in found]
-    return _First(layout, names | {name: None for row, _ in rows for name in row}, rows)
+    return _First(layout, names | {name: None for row, _ in rows for name in row}, texts, rows)
 
 
 def _trained_on(path: Path, parts: Sequence[Part], notes: list[str]) -> list[Part]:

@@ -31,10 +31,9 @@ from guerdon.reading.fields import is_beyond_float
 from guerdon.reading.layouts import Row, RowLayout
 from guerdon.reading.log_columns import FLAGS, NUMBERS, REWARDS, TEXTS, LogColumns, Look
 from guerdon.reading.nested import RESCORED
-from guerdon.reading.plan import is_empty
 from guerdon.reading.reader import rows_in
 from guerdon.reading.roles import ALL_ROLES, Role
-from guerdon.reading.values import MISSING, canonical, number_of
+from guerdon.reading.values import MISSING, canonical, is_empty, number_of
 
 LONGEST = 200_000  # characters of a text that are kept
 _BYTES = 200_000_000  # of all texts that are kept
@@ -237,7 +236,7 @@ class RowReader:
                     self.bad[_why(record)] += 1
                     continue
                 try:
-                    for row in rows_in(record, layout, self.look.said):
+                    for row in rows_in(record, layout, self.look.said, self.of.texts):
                         self._read(line + first, row, row.get("parts") if layout.unwrap else None, shapes)
                 except _BadRow as error:
                     self.bad[str(error)] += 1

@@ -29,7 +29,7 @@ from guerdon.reading.plan import Plan
 from guerdon.reading.reader import DataReading, Record, read
 from guerdon.reading.roles import ROLES, Role
 from guerdon.reading.shown import ReadAs, log_reading
-from guerdon.reading.values import nested, number_of
+from guerdon.reading.values import number_of
 
 Format = Literal["seed", "training", "trl", "prm800k", "math_shepherd", "process_bench", "prmbench"]
 
@@ -113,7 +113,7 @@ def _with_lists(record: Record, plan: Plan) -> dict[str, Any]:
         column = plan.uses[role].column if role in plan.uses else ""
         if isinstance(row.get(column), str):
             number = number_of(row[column])
-            row[column] = nested(row[column]) if number is None or number % 1 else int(number)
+            row[column] = row[column] if number is None or number % 1 else int(number)
     truth = plan.uses["truth"].column if "truth" in plan.uses else ""
     if isinstance(row.get(truth), str) and row[truth] in _TRUTHS:
         row[truth] = _TRUTHS[row[truth]]

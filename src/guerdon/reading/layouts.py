@@ -35,6 +35,7 @@ class RowLayout(NamedTuple):
             their sum.
         rescored: a record with new rewards of its rows; None: they are a column of the record.
         refused: why it is not read.
+        maps: columns of lists or maps that are called like texts; as texts of these they are decoded.
     """
 
     name: str
@@ -48,6 +49,7 @@ class RowLayout(NamedTuple):
     parts: Literal["named", "all", "sum"] = "named"
     rescored: Callable[[Row, Sequence[float | None]], Row] | None = None
     refused: str = ""
+    maps: tuple[str, ...] = ()
 
 
 PLAIN = RowLayout("plain columns", "log", ())
@@ -110,8 +112,9 @@ LAYOUTS: tuple[RowLayout, ...] = (
               rescored=nested.rescored_trace),
     RowLayout("results of verifiers", "log", ("example_id", "completion", "reward"), unwrap=nested.results),
     RowLayout("a log of inspect_ai", "log", ("epoch", "input", "target", "messages"), unwrap=nested.inspect_sample,
-              rescored=nested.rescored_sample),
-    RowLayout("rollouts of NeMo-Gym", "log", ("responses_create_params", "response"), unwrap=nested.gym),
+              rescored=nested.rescored_sample, maps=("output",)),
+    RowLayout("rollouts of NeMo-Gym", "log", ("responses_create_params", "response"), unwrap=nested.gym,
+              maps=("response",)),
     RowLayout("inputs of a reward function of OpenRLHF", "log", ("query", "prompt", "reward"), unwrap=nested.query),
     RowLayout("responses of a run of guerdon", "log", ("tokens", "rewards", "outcome"), unwrap=nested.shown),
     RowLayout("a run of guerdon", "log", ("return/combined", "success"), unwrap=nested.episode),
@@ -162,7 +165,7 @@ LAYOUTS: tuple[RowLayout, ...] = (
     RowLayout("SHP", "pairs", ("history", "human_ref_A", "human_ref_B", "labels"),
               {"prompt": "history", "winner": "labels:1/0"}),
     RowLayout("WebGPT comparisons", "pairs", ("question", "answer_0", "answer_1", "score_0", "score_1"),
-              {"first_score": "score_0", "second_score": "score_1"}),
+              {"first_score": "score_0", "second_score": "score_1"}, maps=("question",)),
     RowLayout("AlpacaFarm", "pairs", ("instruction", "output_1", "output_2", "preference", "raw_preference"),
               {"winner": "preference:1/2"}),
     RowLayout("AlpacaEval", "pairs", ("instruction", "output_1", "output_2", "preference"),
@@ -175,6 +178,9 @@ LAYOUTS: tuple[RowLayout, ...] = (
     RowLayout("ms-swift", "pairs", ("messages", "rejected_messages"),
               {"chosen": "messages", "rejected": "rejected_messages"}),
     RowLayout("LLaMA-Factory", "pairs", ("conversations", "chosen", "rejected"), {"messages": "conversations"}),
+    RowLayout("RewardBench 2", "pairs", ("prompt", "chosen", "rejected", "num_correct", "num_incorrect"),
+              maps=("chosen", "rejected")),
+    RowLayout("RM-Bench", "pairs", ("id", "prompt", "chosen", "rejected", "domain"), maps=("chosen", "rejected")),
     RowLayout("Argilla", "pairs", ("preference.responses",), unwrap=nested.argilla),
     RowLayout("Label Studio", "pairs", ("data", "annotations"), unwrap=nested.label_studio),
     RowLayout("Label Studio, JSON_MIN", "pairs", ("comparison.selected",), {"winner": "comparison.selected"}),
@@ -208,11 +214,13 @@ LAYOUTS: tuple[RowLayout, ...] = (
     # prompts
     RowLayout("LiveCodeBench", "prompts", ("question_content", "public_test_cases"), {"prompt": "question_content"},
               without=("prompt",)),
-    RowLayout("MBPP", "prompts", ("text", "test_list"), {"prompt": "text"}, without=("prompt",)),
+    RowLayout("MBPP", "prompts", ("text", "test_list"), {"prompt": "text"}, without=("prompt",),
+              maps=("test_list", "challenge_test_list")),
     RowLayout("LeetCodeDataset", "prompts", ("query", "prompt", "entry_point"), {"prompt": "query"}),
     RowLayout("IFEval", "prompts", ("prompt", "instruction_id_list", "kwargs")),
     RowLayout("HealthBench", "prompts", ("prompt", "rubrics", "prompt_id"), {"rubric": "rubrics"}),
-    RowLayout("PRIME and verl", "prompts", ("prompt", "reward_model"), {"reference": "reward_model.ground_truth"}),
+    RowLayout("PRIME and verl", "prompts", ("prompt", "reward_model"), {"reference": "reward_model.ground_truth"},
+              maps=("reward_model", "extra_info")),
     RowLayout("GPQA", "prompts", ("Question", "Correct Answer", "Incorrect Answer 1"),
               {"prompt": "Question", "reference": "Correct Answer"}),
     RowLayout("Alpaca", "prompts", ("instruction", "output"),

@@ -16,14 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+from guerdon.reading.cells import decoded_columns, text_kinds
 from guerdon.reading.codings import NUMBER, TRUTH
 from guerdon.reading.columns import Columns
 from guerdon.reading.layouts import Row, RowLayout
-from guerdon.reading.plan import Use, is_empty, plan_of, read_as
+from guerdon.reading.plan import Use, plan_of, read_as
 from guerdon.reading.roles import ASKED, ROLES, Role, named, roles_of
-from guerdon.reading.values import Sketch, nested
+from guerdon.reading.values import Sketch, is_empty, nested
 
-_LISTS: tuple[Role, ...] = ("history", "passage", "reward", "tokens", "token_rewards")
 TEXTS: tuple[Role, ...] = (*ASKED, "response")
 """Roles whose cells are texts or messages."""
 _CODED: tuple[Role, ...] = ("reward", "truth")
@@ -51,7 +51,7 @@ class LogColumns:
         uses: by role, of those that a log can have.
         form: what the cells of the reward are; empty: the log has no column of it.
         total: the key of a map of rewards that is their total; empty: the reward is their sum.
-        parsed: columns whose texts are lists or maps.
+        texts: columns whose texts are read as lists and maps.
         parts: which further columns are rewards, see `RowLayout`.
         maybe_reward: in sums, the column that could be a reward or the truth.
         instead: further columns of a role, of which the first filled one counts where its own column is empty.
@@ -62,7 +62,7 @@ class LogColumns:
     uses: Mapping[Role, Use]
     form: Form
     total: str
-    parsed: frozenset[str]
+    texts: frozenset[str]
     parts: Literal["named", "all", "sum"]
     maybe_reward: str
     instead: Mapping[Role, tuple[str, ...]]
@@ -73,7 +73,7 @@ class LogColumns:
     def key(self) -> tuple[Any, ...]:
         """What decides how rows are read."""
         uses = {role: (use.column, use.coding and use.coding.name) for role, use in self.uses.items()}
-        rest = (self.form, self.total, self.parsed, self.maybe_reward, self.instead, self.maps, self.other_rewards)
+        rest = (self.form, self.total, self.texts, self.maybe_reward, self.instead, self.maps, self.other_rewards)
         return uses, rest
 
     @property
@@ -98,11 +98,9 @@ class LogColumns:
         return next((one for one in others if not is_empty(one)), cell)
 
     def value(self, row: Row, parts: Row, column: str) -> Any:
-        """The cell of a column, or the key of one; texts of lists and maps are read as these."""
+        """The cell of a column, or the key of one."""
         base = column if column in row or column in parts else column.partition(".")[0]
         cell = row[base] if base in row else parts.get(base)
-        if isinstance(cell, str) and base in self.parsed:
-            cell = nested(cell)
         for key in () if base == column else column.split(".")[1:]:
             cell = _inside(cell, key)
         return cell
@@ -144,10 +142,11 @@ class Look:
     Args:
         said: what the user said.
         layout: of the rows.
+        texts: columns whose texts were read as the lists and maps that they are.
     """
 
-    def __init__(self, said: Columns, layout: RowLayout) -> None:
-        self.said, self.layout = said, layout
+    def __init__(self, said: Columns, layout: RowLayout, texts: frozenset[str] = frozenset()) -> None:
+        self.said, self.layout, self.texts = said, layout, texts
         self.sketches: dict[str, Sketch] = {}
         self._open: dict[str, Sketch] = {}
         self._roles: dict[str, str] = {}  # `coded`, `chat`, `text` or nothing, by column
@@ -187,20 +186,17 @@ class Look:
                 sketch.numbers += 1
                 continue
             sketch.add(cell)
-            is_list = kind == "coded" and (isinstance(cell, list) or (isinstance(cell, str) and cell[:1] in ("{", "[")))
-            if is_list or isinstance(cell, dict):
+            if isinstance(cell, dict) or (kind == "coded" and isinstance(cell, list)):
                 self._look_inside(name, cell)
-            if _is_known(sketch, kind):
+            if name not in self.texts and _is_known(sketch, kind):
                 known.append(name)
         for name in known:
             del self._open[name]
 
     def _look_inside(self, name: str, cell: Any) -> None:
         """The keys of a map, and the items of a list of rewards, are columns, too."""
-        inside = nested(cell) if isinstance(cell, str) else cell
-        if isinstance(inside, list):
-            inside = dict(enumerate(inside[:_MOST_ITEMS]))
-        for key, value in inside.items() if isinstance(inside, dict) else ():
+        inside = dict(enumerate(cell[:_MOST_ITEMS])) if isinstance(cell, list) else cell
+        for key, value in inside.items():
             inner = f"{name}.{key}"
             if inner in self.sketches or len(self.sketches) < _MOST_NAMES:
                 self.sketches.setdefault(inner, Sketch()).add(value)
@@ -236,7 +232,7 @@ class Look:
             uses,
             form,
             self._total(uses, form),
-            self._parsed(uses, sketches),
+            self._texts_of(sketches),
             self.layout.parts,
             maybe_reward,
             instead,
@@ -256,7 +252,7 @@ class Look:
     def _maps_of_rewards(self, uses: Mapping[Role, Use]) -> tuple[str, ...]:
         """Columns of maps with numbers in them that are called like rewards: parts of the reward beside them."""
         taken = {use.column.partition(".")[0] for use in uses.values()}
-        maps = [name for name, sketch in self.sketches.items() if sketch.is_map and name not in taken]
+        maps = [name for name, sketch in self.sketches.items() if sketch.kind == "map" and name not in taken]
         return tuple(name for name in maps if _REWARD.search(name) and not self._is_key(name))
 
     def _empty_flags(self, uses: Mapping[Role, Use]) -> dict[Role, Use]:
@@ -279,15 +275,11 @@ class Look:
         plain = {key.casefold(): key for key in keys}
         return next((plain[one] for one in _TOTALS if one in plain), "")
 
-    def _parsed(self, uses: Mapping[Role, Use], sketches: Mapping[str, Sketch]) -> frozenset[str]:
-        found = set()
-        for role, use in uses.items():
-            base = use.column.partition(".")[0] if self._is_key(use.column) else use.column
-            sketch = sketches[base]
-            chats = role in ("prompt", "messages", "response") and sketch.is_chat
-            if sketch.is_nested_text and (chats or role in _LISTS):
-                found.add(base)
-        return frozenset(found)
+    def _texts_of(self, sketches: Mapping[str, Sketch]) -> frozenset[str]:
+        """Columns whose texts are read as lists and maps; those that rows are unwrapped from are known before."""
+        if self.layout.unwrap is not None:
+            return self.texts
+        return decoded_columns(text_kinds(sketches, self.texts), self.layout, self.said)
 
     def read_as(
         self, columns: LogColumns, *, summed: Sequence[str], further: Sequence[str]
@@ -339,8 +331,6 @@ def _coding(sketch: Sketch) -> Any:
 def _form(sketch: Sketch) -> Form:
     """What most cells of a column of rewards are."""
     maps, lists = sketch.kinds["dict"], sketch.kinds["list"] + sketch.kinds["tuple"]
-    if sketch.is_nested_text:
-        return "map" if isinstance(nested(sketch.example), Mapping) else "list"
     for form, count in (("map", maps), ("list", lists)):
         if count * 2 > sketch.filled:
             return cast(Form, form)

@@ -29,7 +29,9 @@ def a_map(value: Any) -> Row:
 
 
 def rescored_sample(record: Row, values: Sequence[float | None]) -> Row:
-    """A sample with the reward among its scores, where it has a value."""
+    """A sample with the reward among its scores, where it has a value; beside them in a table of text."""
+    if isinstance(record.get("scores"), str):
+        return {**record, RESCORED: values[0]}
     new = {} if values[0] is None else {RESCORED: {"value": values[0]}}
     return {**record, "scores": {**a_map(record.get("scores")), **new}}
 
@@ -140,7 +142,9 @@ def _trace_row(trace: Row) -> dict[str, Any]:
 
 
 def rescored_trace(record: Row, values: Sequence[float | None]) -> Row:
-    """An episode whose traces have the reward among their metrics."""
+    """An episode whose traces have the reward among their metrics; beside them in a table of text."""
+    if isinstance(record.get("traces", record.get("nodes")), str):
+        return {**record, RESCORED: list(values)}
     pairs = zip(_trained(record), values, strict=True)
     new = {id(t): {**t, "metrics": {**a_map(t.get("metrics")), RESCORED: v}} for t, v in pairs}
     traces = [new.get(id(t), t) for t in record.get("traces", [record])]
@@ -469,19 +473,14 @@ STEP_MARK = "ки"
 """What ends a step of Math-Shepherd, after a space."""
 
 
-def _decoded(cell: Any) -> Any:
-    """A cell, or the list that its text is."""
-    return parsed(cell) if isinstance(cell, str) else cell
-
-
 def has_steps(record: Row) -> bool:
     """Whether the steps of a row are a list, and not their number."""
-    return isinstance(_decoded(record.get("steps")), list | tuple)
+    return isinstance(record.get("steps"), list | tuple)
 
 
 def has_step_labels(record: Row) -> bool:
     """Whether a row has a list of labels beside its steps."""
-    return all(isinstance(_decoded(record.get(name)), list | tuple) for name in ("completions", "labels"))
+    return all(isinstance(record.get(name), list | tuple) for name in ("completions", "labels"))
 
 
 def has_step_marks(record: Row) -> bool:
@@ -491,7 +490,7 @@ def has_step_marks(record: Row) -> bool:
 
 def has_signed_turns(record: Row) -> bool:
     """Whether the turns of the assistant in a row are signs, each for the step in the user's turn before it."""
-    turns = _decoded(record.get("conversations", record.get("messages")))
+    turns = record.get("conversations", record.get("messages"))
     if not is_chat(turns):
         return False
     said = [str(one.get("content", one.get("value"))).strip() for one in turns[1::2]]

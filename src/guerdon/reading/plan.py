@@ -31,8 +31,19 @@ from guerdon.reading.codings import (
 )
 from guerdon.reading.columns import NOTHING, Columns
 from guerdon.reading.layouts import Row, RowLayout
-from guerdon.reading.roles import ALL_ROLES, MODELS, NUMBER_KEYS, OUTCOMES, SCORES, Role, beside, named, plain_name
-from guerdon.reading.values import MISSING, MOST_FIT, Sketch, canonical, nested
+from guerdon.reading.roles import (
+    ALL_ROLES,
+    ASKED,
+    MODELS,
+    NUMBER_KEYS,
+    OUTCOMES,
+    SCORES,
+    Role,
+    beside,
+    named,
+    plain_name,
+)
+from guerdon.reading.values import MISSING, MOST_FIT, Sketch, canonical, is_empty
 
 Source = Literal["given", "model", "layout", "name"]
 
@@ -63,7 +74,6 @@ class Plan:
         ratings: further columns of ratings by name.
         unclear: roles that could be two things, each with both in words.
         unused: columns without a role.
-        nested: columns whose texts are lists or maps, all of them.
         listed: whether each of several responses has its rank or score in itself.
         with_prompt: whether every better and worse text begins with the prompt, which is then cut off.
         instead: further columns of a role, of which the first filled one counts where its own column is empty.
@@ -74,7 +84,6 @@ class Plan:
     ratings: tuple[str, ...] = ()
     unclear: Mapping[Role, str] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
-    nested: frozenset[str] = frozenset()
     listed: bool = False
     with_prompt: bool = False
     instead: Mapping[Role, tuple[str, ...]] = field(default_factory=dict)
@@ -227,11 +236,6 @@ def _is_same_answer(cell: Any, other: Any) -> bool:
     return bool(short) and long.endswith(short) and not before.isalnum() and before not in (".", ",", "-")
 
 
-def is_empty(cell: Any) -> bool:
-    """Whether nothing is in a cell: it is null, not a number, or a text of blanks."""
-    return cell is None or cell != cell or (isinstance(cell, str) and not cell.strip())
-
-
 class _Planner:
     """Decides what each column is for: what was said, then what the layout says, then names and values.
 
@@ -273,11 +277,10 @@ class _Planner:
         columns = [use.column for use in self.uses.values()]
         taken = {*columns, *(column.partition(".")[0] for column in columns), *chain(*self.instead.values())}
         unused = tuple(n for n in self.sketches if n not in taken and n not in ratings and not self._is_inner(n))
-        texts = frozenset(use.column for use in self.uses.values() if self._is_nested(use))
         several = self.uses.get("responses")
         listed = several is not None and bool(self.sketches[several.column].item_keys & {*NUMBER_KEYS})
         begins = self._begins_with_prompt()
-        return Plan(self.layout, self.uses, ratings, self.unclear, unused, texts, listed, begins, self.instead)
+        return Plan(self.layout, self.uses, ratings, self.unclear, unused, listed, begins, self.instead)
 
     def _begins_with_prompt(self) -> bool:
         """Whether every better and worse text begins with the prompt."""
@@ -285,11 +288,6 @@ class _Planner:
             return False
         prompt, chosen, rejected = (self.uses[role].column for role in _PROMPT_AND_BOTH)
         return self.all_rows(partial(_begins_with, prompt, chosen, rejected))
-
-    def _is_nested(self, use: Use) -> bool:
-        """Whether texts are lists or maps to read; an answer in JSON is a text, unless all are chat messages."""
-        sketch = self.sketches.get(use.column)
-        return sketch is not None and sketch.is_nested_text and (use.role not in _TEXTS or sketch.is_chat)
 
     def _is_inner(self, name: str) -> bool:
         """Whether a name is that of a key below a column."""
@@ -507,8 +505,7 @@ class _Planner:
         sketch = Sketch()
 
         def look(row: Row) -> bool:
-            cell = cell_of(row, column)
-            labels = nested(cell) if isinstance(cell, str) else cell
+            labels = cell_of(row, column)
             for label in labels if isinstance(labels, list | tuple) else ():
                 sketch.add(label)
             return True
@@ -654,17 +651,18 @@ class _Planner:
 
         In a log, whose rewards are for something, only where a prompt comes again.
         """
-        asked = self.uses.get("prompt")
+        asked = [self.uses[role].column for role in ASKED if role in self.uses]
         answers: dict[int, int] = {}
         rows = 0
 
         def same(row: Row) -> bool:
             nonlocal rows
             rows += 1
+            question = hash(repr([cell_of(row, one) for one in asked]))
             answer = hash(repr(row.get(column)))
-            return answers.setdefault(hash(repr(cell_of(row, asked.column))) if asked else 0, answer) == answer
+            return answers.setdefault(question, answer) == answer
 
-        return asked is not None and self.all_rows(same) and (not self.log or rows > len(answers))
+        return "prompt" in self.uses and self.all_rows(same) and (not self.log or rows > len(answers))
 
 
 _TEXT_KEYS = ("full_text", "raw", "text", "content", "problem", "question")  # of a question that is a map
@@ -672,10 +670,6 @@ _OF_STEPS = ("answer", "label")  # columns that say something of the steps besid
 _USUAL: Mapping[Role, Coding] = {"first_score": NUMBER, "second_score": NUMBER}
 _PROMPT_AND_BOTH: tuple[Role, ...] = ("prompt", "chosen", "rejected")
 _PAIR: tuple[Role, ...] = ("first", "second")
-_TEXTS: tuple[Role, ...] = (
-    "prompt", "input", "system", "response", "chosen", "rejected", "first", "second", "reference",
-    "solution", "tests",
-)  # fmt: skip
 _STEPS: tuple[Role, ...] = ("steps", "step_labels")
 _JUDGED: tuple[Role, ...] = ("winner", "label")  # in a log such a column is a true answer, or nothing
 _LISTED: tuple[Role, ...] = ("ranks", "scores")

@@ -9,23 +9,24 @@ for record in reading.records():        # a row by roles, or why it is left out
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
 from guerdon.errors import DataError, boundary
 from guerdon.files.bounds import BadRecord
+from guerdon.reading.cells import decoded, decoded_columns, look_at, sketches_of, text_kinds
 from guerdon.reading.codings import Coding
 from guerdon.reading.columns import NOTHING, Columns, said_columns
 from guerdon.reading.data_sets import DataPart, data_parts, split_word
 from guerdon.reading.layouts import LAYOUTS, PLAIN, Row, RowLayout, columns_of, layout_of, names_of
-from guerdon.reading.plan import Use, cell_of, is_empty, plan_of, read_as
+from guerdon.reading.plan import Use, cell_of, plan_of, read_as
 from guerdon.reading.roles import PAIRS_OF_NAMES, Role
-from guerdon.reading.values import MISSING, Sketch, canonical, nested
+from guerdon.reading.values import MISSING, Sketch, canonical, is_empty
 
 USUAL_NAMES = frozenset(name for layout in LAYOUTS for name in names_of(layout)) | PAIRS_OF_NAMES
 _LOOKED_AT = 100  # rows from whose columns a first layout is taken
-_DEEP_KEYS = 64  # keys of a map in a cell that count as columns
+_LOOKS = 3  # at all rows, until all of them say which of their texts are lists and maps
 
 
 class Record(NamedTuple):
@@ -88,10 +89,18 @@ class DataReading:
         self.rows = 0
         self.several = False
         self.sketches: dict[str, Sketch] = {}
-        self.columns, self._layout = _layout_said(parts, columns, stored)
-        self._look(self._layout)
-        if self._layout is PLAIN and columns.function is None:
-            self._layout = self._later_layout()
+        first = list(islice(_records(parts), _LOOKED_AT))
+        self.columns, self._layout = _layout_said(first, parts, columns, stored)
+        said = self.columns.over(stored)
+        kinds = text_kinds(sketches_of(with_names(first, self.columns)))
+        self._texts = decoded_columns(kinds, self._layout, said)
+        for _ in range(_LOOKS):
+            self._look()
+            if self._layout is PLAIN and columns.function is None:
+                self._layout = self._later_layout()
+            texts, self._texts = self._texts, self._texts_by_all(said)
+            if texts == self._texts:
+                break
         self.plan = plan_of(data, self.sketches, self._layout, self.all_rows, self.columns, stored)
 
     def _later_layout(self) -> RowLayout:
@@ -99,28 +108,23 @@ class DataReading:
         found = layout_of({name for name, sketch in self.sketches.items() if sketch.filled})
         return PLAIN if found.unwrap or found.whole or found.refused else found
 
-    def _look(self, layout: RowLayout) -> None:
+    def _texts_by_all(self, said: Columns) -> frozenset[str]:
+        """Columns that are decoded, by all of their cells; those that rows are unwrapped from are by the first ones."""
+        if self._layout.unwrap is not None or self._layout.whole is not None:
+            return self._texts
+        return decoded_columns(text_kinds(self.sketches, self._texts), self._layout, said)
+
+    def _look(self) -> None:
         """Count what the cells of every row are."""
         previous = ""
-        for _, _, record, row in self._mapped(layout, self.bad):
+        self.bad.clear()
+        self.sketches.clear()
+        self.rows = 0
+        for _, _, record, row in self._mapped(self._layout, self.bad):
             self.several = self.several or record == previous
             previous = record
-            for name, cell in row.items():
-                sketch = self.sketches.get(name)
-                if sketch is None:
-                    sketch = self.sketches[name] = Sketch()
-                sketch.add(cell)
-                if type(cell) is dict and len(cell) <= _DEEP_KEYS:
-                    self._look_inside(name, cell)
+            look_at(row, self.sketches)
             self.rows += 1
-
-    def _look_inside(self, name: str, cell: Row) -> None:
-        """The keys of a map in a cell are columns, too."""
-        for key, value in cell.items():
-            inner = f"{name}.{key}"
-            if inner not in self.sketches:
-                self.sketches[inner] = Sketch()
-            self.sketches[inner].add(value)
 
     def _mapped(self, layout: RowLayout, bad: Counter[str] | None = None) -> Iterator[tuple[DataPart, str, str, Row]]:
         """Part, place, name and columns of every row that can be read, unwrapped where the layout says so.
@@ -140,7 +144,8 @@ class DataReading:
         bad = Counter() if bad is None else bad
         for part in self.parts:
             if layout.whole is not None:
-                rows = layout.whole([one for _, one in self._maps(part, bad) if not isinstance(one, DataError)])
+                maps = [one for _, one in self._maps(part, bad) if not isinstance(one, DataError)]
+                rows = layout.whole([decoded(one, self._texts) for one in maps])
                 yield from ((part, part.where, f"{part.name}-{number}", row) for number, row in enumerate(rows))
                 continue
             for number, (where, record) in enumerate(self._maps(part, bad)):
@@ -164,7 +169,7 @@ class DataReading:
     def _unwrapped(self, layout: RowLayout, record: Row, bad: Counter[str]) -> Sequence[Row]:
         """The rows in a record; none of one that is not like its layout, which is counted."""
         try:
-            return rows_in(record, layout, self.columns)
+            return rows_in(record, layout, self.columns, self._texts)
         except (TypeError, AttributeError, LookupError, ValueError):
             if layout.unwrap is None:
                 raise
@@ -182,10 +187,9 @@ class DataReading:
         Raises:
             DataError: it is not like the layout of the data.
         """
-        layout, rows = self.plan.layout, [row]
-        if layout.unwrap is not None or self.columns.function is not None or self.columns.renamed:
-            with boundary(DataError, f"{where}: not like {layout.name}"):
-                rows = list(rows_in(row, layout, self.columns))
+        layout = self.plan.layout
+        with boundary(DataError, f"{where}: not like {layout.name}"):
+            rows = rows_in(row, layout, self.columns, self._texts)
         found = ((one, *self._roles(one)) for one in rows)
         return [Record(where, one, roles, name, left_out=left_out) for one, roles, left_out in found]
 
@@ -227,14 +231,12 @@ class DataReading:
             if role in self.plan.instead and is_empty(cell):
                 cell = self._instead(role, row)
             if role == "step_labels" and use.coding is not None:
-                cell = _coded_list(use.coding, nested(cell) if isinstance(cell, str) else cell, row)
+                cell = _coded_list(use.coding, cell, row)
             elif use.coding is not None:
                 value = None if _is_missing(cell) else use.coding.read(cell, row)
                 if value is None and not _is_missing(cell):
                     left_out = left_out or f"{role}: no value of {use.coding.name}"
                 cell = value
-            elif use.column in self.plan.nested and isinstance(cell, str):
-                cell = nested(cell)
             found[role] = cell
         return found, left_out
 
@@ -316,19 +318,32 @@ def read(
     return DataReading(data, wanted, said_by_user, by_model, train=train)
 
 
-def rows_in(record: Row, layout: RowLayout, columns: Columns) -> Sequence[Row]:
+def rows_in(record: Row, layout: RowLayout, columns: Columns, texts: Collection[str] = ()) -> Sequence[Row]:
     """The rows in a record, with the names of columns that the layout has.
+
+    Args:
+        record: of a file.
+        layout: of the file.
+        columns: said by the user.
+        texts: columns whose texts are read as the lists and maps that they are.
 
     Raises:
         AttributeError, LookupError, TypeError, ValueError: it is not like the layout.
     """
-    if columns.renamed:
-        own = {column: name for name, column in columns.renamed.items()}
-        record = {own.get(name, name): cell for name, cell in record.items()}
-    if columns.function is not None:
-        found = columns.function(record)
-        return [] if found is None else [found]
-    return [record] if layout.unwrap is None else layout.unwrap(record)
+    rows = [record] if columns is NOTHING else list(with_names([record], columns))
+    if texts:
+        rows = [decoded(one, texts) for one in rows]
+    return rows if layout.unwrap is None else [row for one in rows for row in layout.unwrap(one)]
+
+
+def with_names(records: Iterable[Row], columns: Columns) -> Iterator[Row]:
+    """Records with the names of columns that a layout has, or what the user's function makes of them."""
+    own = {column: name for name, column in columns.renamed.items()}
+    for record in records:
+        row = {own.get(name, name): cell for name, cell in record.items()} if own else record
+        found = row if columns.function is None else columns.function(row)
+        if found is not None:
+            yield found
 
 
 def _is_of_other_split(value: Any, *, has_train: bool) -> bool:
@@ -352,31 +367,41 @@ def _is_missing(cell: Any) -> bool:
     return cell is None or cell != cell or (isinstance(cell, str) and canonical(cell) in MISSING)
 
 
-def _first_layout(parts: Sequence[DataPart], first: Sequence[Row], columns: Columns) -> RowLayout:
-    """The layout of the columns that the first rows have together."""
-    if columns.function is not None:
-        return PLAIN
-    own = {column: name for name, column in columns.renamed.items()}
-    renamed = [{own.get(name, name): cell for name, cell in one.items()} for one in first]
-    found = layout_of(columns_of(renamed), renamed)
-    if found.refused:
-        raise DataError(f"{found.name}: {found.refused}", where=parts[0].where)
-    return found
+def _layout_of(rows: Iterable[Row], parts: Sequence[DataPart]) -> RowLayout:
+    """The layout of the columns that the first rows have together.
+
+    Args:
+        rows: the first ones.
+        parts: of the data.
+
+    Raises:
+        DataError: it is one that is not read.
+    """
+    first = list(rows)
+    kinds = text_kinds(sketches_of(first))
+    first = [decoded(row, kinds) for row in first]
+    layout = layout_of(columns_of(first), first)
+    if layout.refused:
+        raise DataError(f"{layout.name}: {layout.refused}", where=parts[0].where)
+    return layout
 
 
-def _layout_said(parts: Sequence[DataPart], columns: Columns, stored: Columns) -> tuple[Columns, RowLayout]:
-    """The layout of the first rows, and the columns with the names that it is recognised by.
+def _layout_said(
+    first: Sequence[Row], parts: Sequence[DataPart], columns: Columns, stored: Columns
+) -> tuple[Columns, RowLayout]:
+    """The columns with the names that a layout is recognised by, and the layout of the first records.
 
     A role that was said, by the user or when a model was trained, may be the name of a layout's column: `label=x`.
     """
-    first = list(islice(_records(parts), _LOOKED_AT))
-    layout = _first_layout(parts, first, columns)
+    if columns.function is not None:
+        return columns, PLAIN
+    layout = _layout_of(with_names(first, columns), parts)
     if layout.unwrap is not None or layout.whole is not None:
         return columns.as_names(names_of(layout), columns_of(first)), layout
     for one in (columns, columns.over(stored)):
         names = one.as_names(USUAL_NAMES)
         if layout is PLAIN and names.renamed != columns.renamed:
-            layout = _first_layout(parts, first, names)
+            layout = _layout_of(with_names(first, names), parts)
             own = one.as_names(names_of(layout))
             uses = {role: said for role, said in columns.uses.items() if role in own.uses}
             columns = columns if layout is PLAIN else Columns(uses, own.renamed)

@@ -90,6 +90,10 @@ ROLES: Mapping[Role, tuple[str, ...]] = {  # the first name that is there counts
     "weight": ("weight", "sample_weight"),
 }  # fmt: skip
 
+TEXT_ROLES: tuple[Role, ...] = (
+    "prompt", "input", "system", "response", "chosen", "rejected", "first", "second", "reference", "solution", "tests",
+)  # fmt: skip
+"""Roles of texts, which stay texts where they are those of lists or maps."""
 ASKED: tuple[Role, ...] = ("prompt", "input", "messages", "history", "passage", "system")
 """Roles of the texts that were asked."""
 ALL_ROLES: Mapping[str, Role] = {role: role for role in get_args(Role)}
@@ -117,6 +121,16 @@ PAIRS_OF_NAMES = frozenset(
     f"{stem}{sign}{end}" for stem in _STEMS for sign in ("_", "") for ends in _ENDS for end in ends[:2]
 )
 """Names of columns about one of two responses, as they are usually written."""
+
+
+def is_side(name: str) -> bool:
+    """Whether a column of this name has one of two responses."""
+    return plain_name(name) in _sides()
+
+
+@cache
+def _sides() -> frozenset[str]:
+    return frozenset(map(plain_name, (*PAIRS_OF_NAMES, *(name for two in _TWO for name in two))))
 
 
 def plain_name(name: str) -> str:

@@ -15,7 +15,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from guerdon.files.bounds import Unparsed, json_of_text
 
@@ -28,7 +28,10 @@ MISSING = frozenset(("", "nan", "null", "none", "n/a", "na"))
 MOST_FIT = 0.95
 """Share of the filled cells of a column from which the others are rows left out, and not another kind of column."""
 
+Kind = Literal["chat", "list", "map"]
+
 _SHORT = 40  # characters of a text that may be a number or a word of a coding
+_ODD = 20  # texts that begin like a list or a map and are none, after which no more are tried
 _DISTINCT = 64  # different short cells that are kept
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?\s*%?", re.IGNORECASE)
 _EXAMPLE = 80  # characters of an example
@@ -46,7 +49,8 @@ class Sketch:
         words: texts that are a word for a truth value.
         low, high: of these numbers.
         texts_of_lists: texts that are JSON, or Python's way to write it, of a list or a map.
-        chats: cells that are chat messages, or texts of such.
+        chats: cells that are chat messages, or one alone.
+        kinds_of_texts: what the lists and maps in these texts are.
         item_keys: keys of the maps in lists, of the first in each.
         example: the first filled cell.
     """
@@ -58,6 +62,8 @@ class Sketch:
         self.low, self.high = float("inf"), float("-inf")
         self.example: Any = None
         self.item_keys: set[str] = set()
+        self.kinds_of_texts: set[Kind] = set()
+        self._odd_texts = 0  # that begin like a list or a map and are none
 
     @property
     def filled(self) -> int:
@@ -80,7 +86,7 @@ class Sketch:
             self._add_number(cell)
         else:
             self.values = None
-            self.chats += is_chat(cell)
+            self.chats += _kind_of(cell) == "chat"
             if kind == "list" and len(self.item_keys) < _DISTINCT:
                 self.item_keys.update(next((one for one in cell if isinstance(one, Mapping)), ()))
 
@@ -102,10 +108,13 @@ class Sketch:
             self.low, self.high = min(self.low, number), max(self.high, number)
         elif len(cell) <= _SHORT and truth_of(cell) is not None:
             self.words += 1
-        elif self.texts_of_lists == self.kinds["str"] - 1 and cell[:1] in ("[", "{"):
-            found = nested(cell)  # only while every text before was one
-            self.texts_of_lists += isinstance(found, list | Mapping)
-            self.chats += is_chat(found)
+        elif cell[:1] in ("[", "{") and self._odd_texts <= _ODD + (1 - MOST_FIT) * self.texts_of_lists:
+            found = nested(cell)
+            if found is cell:
+                self._odd_texts += 1
+            else:
+                self.texts_of_lists += 1
+                self.kinds_of_texts.add(_kind_of(found))
 
     def _add_value(self, value: str) -> None:
         assert self.values is not None
@@ -115,13 +124,26 @@ class Sketch:
 
     @property
     def is_nested_text(self) -> bool:
-        """Whether every filled cell is a text of a list or a map."""
-        return 0 < self.filled == self.texts_of_lists
+        """Whether nearly every filled cell is a text of a list or a map."""
+        return self.texts_of_lists >= MOST_FIT * self.filled > 0
+
+    @property
+    def kind(self) -> Kind | None:
+        """Of lists and maps, or texts of these, what nearly all cells are, of chats all; None: something else."""
+        all_chats = self.kinds_of_texts == {"chat"} and self.texts_of_lists == self.filled
+        if all_chats or 0 < self.filled == self.chats:
+            return "chat"
+        if self.is_nested_text:
+            return "map" if "map" in self.kinds_of_texts else "list"
+        lists, maps = self.kinds["list"] + self.kinds["tuple"], self.kinds["dict"]
+        if lists + maps < MOST_FIT * self.filled or not self.filled:
+            return None
+        return "map" if maps else "list"
 
     @property
     def is_chat(self) -> bool:
-        """Whether every filled cell is chat messages, or a text of such."""
-        return 0 < self.filled == self.chats
+        """Whether every filled cell is a list of chat messages."""
+        return 0 < self.filled == self.chats and not self.kinds["dict"]
 
     @property
     def is_number(self) -> bool:
@@ -130,15 +152,8 @@ class Sketch:
 
     @property
     def is_list(self) -> bool:
-        """Whether every filled cell is a list, or a text of a list or a map."""
-        return 0 < self.filled == self.kinds["list"] or self.is_nested_text
-
-    @property
-    def is_map(self) -> bool:
-        """Whether every filled cell is a map, or a text of one, as the first is."""
-        if self.is_nested_text:
-            return isinstance(nested(self.example), Mapping)
-        return 0 < self.filled == self.kinds["dict"]
+        """Whether nearly every filled cell is a list."""
+        return self.kinds["list"] >= MOST_FIT * self.filled > 0
 
     def shown_values(self) -> str:
         """The values of the column, or its smallest and largest number, in few words."""
@@ -156,6 +171,11 @@ def shortened(value: Any) -> str:
     """A cell in at most 80 characters, on one line."""
     text = " ".join((value if isinstance(value, str) else repr(value)).split())
     return text if len(text) <= _EXAMPLE else f"{text[: _EXAMPLE - 3]}..."
+
+
+def is_empty(cell: Any) -> bool:
+    """Whether nothing is in a cell: it is null, not a number, or a text of blanks."""
+    return cell is None or cell != cell or (isinstance(cell, str) and not cell.strip())
 
 
 def canonical(cell: Any) -> str:
@@ -214,6 +234,13 @@ def nested(text: str) -> Any:
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text
     return found if isinstance(found, list | dict) else text
+
+
+def _kind_of(value: Any) -> Kind:
+    """What a list or map is; a message alone is a chat."""
+    if is_chat(value) or (isinstance(value, Mapping) and is_chat([value])):
+        return "chat"
+    return "map" if isinstance(value, Mapping) else "list"
 
 
 def is_chat(cell: Any) -> bool:
