@@ -19,8 +19,10 @@ import pytest
 from text_models import Scripted
 
 from guerdon import cli
+from guerdon.evaluation import by_path
 from guerdon.evaluation.benchmarks.reward_bench import read_choices
 from guerdon.evaluation.scoring.score_file import score_file
+from guerdon.reading import containers
 from guerdon.reading.containers import file_rows
 from guerdon.types import RewardInfo, Score
 from length_model import Length
@@ -462,4 +464,55 @@ def test_a_study_names_columns_as_the_command_does(call):
     assert record["pairs"]["overall"]["measured"]["estimate"] == 0.0
     status, _, err = call("evaluate", "study.yaml", "evaluate.pairs=null", "evaluate.process_bench=[votes.csv]")
     assert status == 2
-    assert "without pairs or labels" in err
+    assert "a row of no known format, found frage" in err
+
+
+def test_columns_of_several_data_are_said_by_the_key_of_each(call):
+    rows = [{"frage": f"p{k}", "links": a, "rechts": b, "wahl": "LR"[side]} for k, (side, a, b) in enumerate(SIDES)]
+    Path("votes.csv").write_bytes(as_csv(rows))
+    labels = [{"frage": f"p{k}", "links": a, "wahl": int(side == 0)} for k, (side, a, _) in enumerate(SIDES)]
+    Path("labels.csv").write_bytes(as_csv(labels))
+    study = (
+        "evaluate:\n  aggregation: min\n  reps: 100\n  save_dir: out\n  models: {rm: 'test_read_as:perfect'}\n"
+        "  pairs: votes.csv\n  labels: labels.csv\n  columns: "
+    )
+    Path("study.yaml").write_text(
+        study + "{pairs: {prompt: frage, first: links, second: rechts, winner: 'wahl:L/R'},"
+        " labels: 'prompt=frage,response=links,label=wahl'}\n"
+    )
+    status, _, err = call("evaluate", "study.yaml")
+    assert status == 0, err
+    read_as = json.loads(Path("out/rm/evaluation.json").read_text())["read_as"]
+    roles = {data: {one["role"] for one in read_as[data]["columns"]} for data in ("pairs", "labels")}
+    assert roles == {"pairs": {"prompt", "first", "second", "winner"}, "labels": {"prompt", "response", "label"}}
+    Path("study.yaml").write_text(study + "{prompt: frage}\n")
+    status, _, err = call("evaluate", "study.yaml")
+    assert status == 2
+    assert "write columns: {pairs: {ROLE: NAME}, labels: {ROLE: NAME}}" in err
+    words = ("evaluate", "--model", "test_read_as:perfect", "--data", "votes.csv", "--labels", "labels.csv")
+    status, _, err = call(*words, "--columns", "prompt=frage")
+    assert status == 2
+    assert "--columns is for one file" in err
+
+
+def test_the_first_rows_say_what_a_file_holds_and_all_of_them_where_they_do_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(by_path, "FIRST_ROWS", 50)
+    pairs = [{"prompt": f"p{k}", "chosen": "a", "rejected": "b"} for k in range(5000)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    seen = []
+    rows_of = containers.Part.rows
+
+    def counted(part, **options):
+        for one in rows_of(part, **options):
+            seen.append(one)
+            yield one
+
+    monkeypatch.setattr(containers.Part, "rows", counted)
+    assert by_path.kind_of(str(path)) == "pairs"
+    assert len(seen) < 500
+    late = [{"prompt": f"p{k}", "chosen": None, "rejected": None} for k in range(100)]
+    path.write_text("".join(json.dumps({"prompt": row["prompt"]}) + "\n" for row in late))
+    with path.open("a") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in pairs))
+    assert by_path.kind_of(str(path)) == "pairs"

@@ -10,11 +10,13 @@ from text_models import INFO
 from typer.testing import CliRunner
 
 from guerdon.cli import app
-from guerdon.errors import TooManyFailuresError
+from guerdon.errors import DataError, TooManyFailuresError
 from guerdon.evaluation.benchmarks.best_of_n import same_number_or_text
 from guerdon.evaluation.searching import search_study
 from guerdon.evaluation.searching.search import Beam, beam_search
 from guerdon.evaluation.searching.search_study import weighted_vote
+from guerdon.settings.data import ChainSettings, GeneratedDataSettings
+from guerdon.settings.search import SearchSettings
 from guerdon.types import Failure, Score
 
 torch.set_num_threads(1)
@@ -237,3 +239,15 @@ def test_validation_questions_are_searched_where_no_file_is_named(study):
     assert status == 0, said
     assert len(lines(study)) == 3
     assert any(row["correct"] is not None for row in lines(study) if row["response"] is not None)
+
+
+def test_columns_of_the_questions_are_said(tmp_path):
+    path = tmp_path / "questions.csv"
+    path.write_text("frage,note\n1+1=?,10\n0+1=?,1\n")
+    data = GeneratedDataSettings(task=ChainSettings())
+    said = {"questions": str(path), "aggregation": "min", "model": {"checkpoint_path": "none"}}
+    chosen = SearchSettings.model_validate({**said, "columns": {"prompt": "frage", "reference": "note"}})
+    prompts, _ = search_study.questions_of(chosen, data)
+    assert [(p.question, p.ground_truth) for p in prompts] == [("1+1=?", "10"), ("0+1=?", "1")]
+    with pytest.raises(DataError, match="no question"):
+        search_study.questions_of(SearchSettings.model_validate(said), data)

@@ -1,12 +1,14 @@
 """Every layout of steps: what was asked, each step and its label, in any container, any order and under any name."""
 
+import json
 import random
+from collections import Counter
 
 import pytest
 from layout_files import written
 from layout_rows import STEPPED, STEPS
 
-from guerdon.episodes.solution_files import read_solutions
+from guerdon.episodes.solution_files import published_solutions, read_solutions
 from guerdon.errors import DataError
 
 NAMES = [case.name for case in STEPS]
@@ -75,6 +77,47 @@ def test_probabilities_and_signs_of_steps_are_labels(tmp_path):
     assert understood(written(tmp_path, "soft.jsonl", soft))[0][2] == [0.25, 1.0]
     signs = [{"problem": "q", "steps": ["a", "b"], "step_labels": [1, -1]}]
     assert understood(written(tmp_path, "signs.jsonl", signs))[0][2] == [1.0, 0.0]
+
+
+def signed(*turns):
+    """Turns of RLHFlow: what the user says, and a sign for each."""
+    said = [({"role": "user", "content": text}, {"role": "assistant", "content": sign}) for text, sign in turns]
+    return {"conversations": [one for two in said for one in two]}
+
+
+MARKED = [  # how a first turn is divided, and what stands in front of the further steps
+    ("Add {k} and 1. Step 1: It is so.", "Step 2: Then 4."),
+    ("Add {k} and 1. Schritt 1: It is so.", "Schritt 2: Then 4."),
+    ("Add {k} and 1. 第1步: It is so.", "第2步: Then 4."),
+    ("Add {k} and 1.\n\nIt is so.", "Then 4."),
+    ("Add {k} and 1.\nTake 1.\n\nIt is so.\nYes.", "Then 4.\nYes."),
+    ("Add {k} and 1.\nIt is so.", "Then 4."),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), MARKED)
+def test_turns_with_signs_are_divided_by_what_all_of_them_have(tmp_path, first, second):
+    rows = [signed((first.format(k=k), "+"), (second, "-")) for k in range(30)]
+    rows.append(signed((first.format(k=30), "+")))  # with one step alone
+    found = understood(written(tmp_path, "rows.jsonl", rows))
+    at = first.index("It is so.")
+    for k, (question, steps, labels) in enumerate(found):
+        assert (first[:at].format(k=k) + first[at:]).startswith(question)
+        assert question.endswith("1.")
+        assert steps[0].endswith(first[at:])
+        assert steps[1:] == [second][: 1 if k < 30 else 0]
+        assert labels == [1.0, 0.0][: 2 if k < 30 else 1]
+    assert (
+        understood(written(tmp_path, "rows.csv", [{k: json.dumps(v) for k, v in row.items()} for row in rows])) == found
+    )
+
+
+def test_turns_that_are_not_divided_like_the_others_are_left_out_and_counted(tmp_path):
+    rows = [signed((f"Add {k}. Step 1: So.", "+"), ("Step 2: Yes.", "+")) for k in range(30)]
+    rows.insert(3, signed(("Add them. So.", "+"), ("Step 2: Yes.", "+")))
+    left_out = Counter()
+    assert len(published_solutions([written(tmp_path, "rows.jsonl", rows)], left_out)) == 30
+    assert left_out == {"no_first_step": 1}
 
 
 def test_a_conversation_without_a_first_step_is_no_solution(tmp_path):

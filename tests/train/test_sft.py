@@ -11,15 +11,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from guerdon.compute.finite import first_non_finite
+from guerdon.config.loading import load
 from guerdon.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from guerdon.policies.batches.tokens import prompt_ids, response_texts
 from guerdon.policies.language.generate import LocalEngine
 from guerdon.policies.language.shared_base import SharedBase
 from guerdon.policies.language.text_files import load_policy, read_model
 from guerdon.policies.language.tiny_text import build_tokenizer
+from guerdon.settings.study import Study
 from guerdon.settings.text_policy import LocalGenerationSettings, LoraSettings, TextPolicySettings, TinyModelSettings
 from guerdon.settings.train import SFTSettings
-from guerdon.train.sft import ResponseTrainer, split_by_prompt, tokenize_pairs, train_sft
+from guerdon.train.sft import ResponseTrainer, split_by_prompt, tokenize_pairs, train_sft, train_sft_study
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "policies"))
 from architectures import build
@@ -262,3 +264,23 @@ def test_a_model_whose_weights_are_not_finite_is_not_read(tmp_path):
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match="not finite"):
         load_policy(TextPolicySettings(path=str(folder), bf16=False), seed=0)
+
+
+def test_what_the_columns_were_taken_for_is_kept(tmp_path):
+    (tmp_path / "sums.csv").write_text("frage,antwort\n" + "".join(f"{a}+1=?,{a + 1}\n" for a in range(8)))
+    study = load(
+        Study,
+        None,
+        [
+            "data.type=files", f"data.train_files={tmp_path / 'sums.csv'}", "data.val_size=2", "data.verifier=exact",
+            "data.columns={prompt: frage, solution: antwort, reference: antwort}", f"sft.save_dir={tmp_path / 'sft'}",
+            "sft.max_steps=2", "sft.val_split=0", "policy.type=text", "policy.bf16=false",
+            f"policy.tiny={json.dumps(TINY.model_dump())}",
+        ],
+    )  # fmt: skip
+    train_sft_study(study, resume=False)
+    kept = json.loads((tmp_path / "sft" / "metrics.json").read_text())
+    assert kept["columns"] == {"prompt": "frage", "solution": "antwort", "reference": "antwort"}
+    assert [one["used"] for one in kept["read_as"]] == [8]
+    sources = {one["column"]: one["from"] for one in kept["read_as"][0]["columns"]}
+    assert sources == {"frage": "given", "antwort": "given"}

@@ -38,14 +38,12 @@ _WRITERS: Mapping[Format, Callable[[Solution], Any] | None] = {
     "seed": formats.to_record, "training": formats.to_training, "trl": formats.to_trl, "prm800k": formats.to_prm800k,
     "math_shepherd": formats.to_math_shepherd, "process_bench": formats.to_process_bench, "prmbench": None,
 }  # fmt: skip
-_TRAINING, _OWN = (
-    "training rows of guerdon",
-    "solutions of guerdon",
-)  # layouts; of the first several rows are a solution
+_TRAINING, _OWN, _SIGNED = "training rows of guerdon", "solutions of guerdon", "RLHFlow, steps"
+"""Layouts; of the first several rows are a solution."""
 _READERS: Mapping[str, Callable[[Any, str, str], Solution]] = {  # by layout
     _OWN: formats.from_record, "TRL, steps": formats.from_trl, "PRMBench": formats.from_prmbench,
     "Math-Shepherd": formats.from_math_shepherd, "ProcessBench": formats.from_process_bench,
-    "PRM800K": formats.from_prm800k, "RLHFlow, steps": formats.from_signed_turns,
+    "PRM800K": formats.from_prm800k,
 }  # fmt: skip
 _NEEDED: tuple[Role, ...] = ("prompt", "steps", "step_labels")
 
@@ -77,9 +75,11 @@ def solution_of(record: Record, plan: Plan) -> Solution:
     if layout is PLAIN and record.roles.get("steps") is not None:
         plan.need(record.where, *_NEEDED)
         return formats.from_roles(record.roles, record.where, record.name)
+    if layout.name == _SIGNED:
+        return formats.from_signed_turns(record.row, record.where, record.name, plan.step_mark)
     read_row = _READERS.get(layout.name)
     if read_row is None:
-        found, known = ", ".join(map(str, record.row))[:200], "; ".join((_TRAINING, *_READERS))
+        found, known = ", ".join(map(str, record.row))[:200], "; ".join((_TRAINING, *_READERS, _SIGNED))
         raise DataError(
             f"a row of no known format, found {found}; known are {known}; name other columns by columns: "
             "prompt=...,steps=...,step_labels=...",

@@ -22,7 +22,6 @@ label. A solution that a format cannot express raises `NotExpressibleError`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
@@ -31,13 +30,12 @@ from guerdon.episodes.solutions import Solution, until_first_error
 from guerdon.errors import DataError
 from guerdon.reading.chats import asked_of, beyond_question
 from guerdon.reading.fields import RowFields
-from guerdon.reading.nested import STEP_MARK
+from guerdon.reading.nested import STEP_MARK, divided, steps_of_turns
 from guerdon.reading.values import truth_of
 
 TARGETS = {True: "CORRECT (+1)", False: "INCORRECT (-1)"}
 QUESTION, PARTIAL, EVALUATE = "### Question:\n", "\n\n### Partial Solution:\n", "\n\n### Evaluate this step:\n"
 MARKER = STEP_MARK
-_FIRST_STEP = re.compile(r"\bStep (?:1|one)\b", re.IGNORECASE)
 FINISH_REASONS = ("found_error", "solution", "bad_problem", "give_up")
 _LABEL_OF_RATING = {-1: 0.0, 0: 1.0, 1: 1.0, None: None}  # Qwen's mapping: neutral is not wrong (2501.07301)
 
@@ -590,27 +588,33 @@ def from_math_shepherd(row: Any, where: str, name: str) -> Solution:
     )
 
 
-def from_signed_turns(row: Any, where: str, name: str) -> Solution:
+def from_signed_turns(row: Any, where: str, name: str, mark: str) -> Solution:
     """A row of RLHFlow's data: each user's turn is a step, each of the assistant + or -.
 
-    The first turn is the question and the first step, which starts at the last `Step 1` in it.
+    Args:
+        row: with `conversations` or `messages`.
+        where: its place.
+        name: of the solution, if the row has none.
+        mark: where in the first turn the question ends and the first step begins, see `mark_of_steps`.
 
     Raises:
-        DataError: the row cannot be understood, or the start of the solution is unknown.
+        NoLabelsError: the start of the solution is not where that of the others is.
+        DataError: the row cannot be understood.
     """
     fields = RowFields(row, where)
     turns = fields.messages("conversations" if row.get("conversations") is not None else "messages")
     if [m["role"] for m in turns] != ["user", "assistant"] * (len(turns) // 2):
         raise DataError("the turns must be the user's and the assistant's by turns", where=where)
-    steps, signs = ([m["content"] for m in turns[k::2]] for k in (0, 1))
-    starts = [found.start() for found in _FIRST_STEP.finditer(steps[0])]
-    if not starts or not steps[0][: starts[-1]].strip():
-        raise DataError("no question in front of a 'Step 1': where does the solution start?", where=where)
-    question, steps[0] = steps[0][: starts[-1]].rstrip(), steps[0][starts[-1] :]
-    labels = tuple(float(sign.strip() == "+") for sign in signs)
-    steps = [step.strip() for step in steps]
+    steps = steps_of_turns(turns)
+    begun = divided(steps, mark) if mark else None
+    if begun is None:
+        said = "where does the solution start? Neither `Step 1`, nor a line of its own divides it from the question"
+        raise NoLabelsError(where, "no_first_step", said) if mark else DataError(said, where=where)
+    question, first = begun
+    bodies = [step.strip() for step in (first, *steps[1:])]
+    labels = tuple(float(m["content"].strip() == "+") for m in turns[1::2])
     return _solution(
-        fields, id=fields.text("id", name), question=question, steps=closed(steps, "\n", None), labels=labels,
+        fields, id=fields.text("id", name), question=question, steps=closed(bodies, "\n", None), labels=labels,
         separator="\n",
     )  # fmt: skip
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,11 +29,15 @@ from guerdon.settings.study import Study
 from guerdon.types import RewardModel
 
 NAME = "model"  # of the model in the study
+FIRST_ROWS = 1000
+"""Rows by which it is seen what a file holds."""
 Kind = Literal["episodes", "labels", "pairs", "process_bench", "prm_bench"]
 
 
 def kind_of(data: str, columns: str | Mapping[str, str] | None = None) -> Kind:
     """What a path holds: episodes of robots, labels of people, preferences, or steps.
+
+    The first rows say it; all rows are read where they do not.
 
     Args:
         data: a path or a hub id.
@@ -44,16 +49,15 @@ def kind_of(data: str, columns: str | Mapping[str, str] | None = None) -> Kind:
     """
     if (Path(data) / "meta" / "info.json").is_file():
         return "episodes"
+    with suppress(DataError):  # said of all rows, if it is so
+        kind = _kind_of_rows(read(data, columns=columns, first=FIRST_ROWS))
+        if kind is not None:
+            return kind
     reading = read(data, columns=columns)
     reading.need_rows()
-    if reading.plan.layout.kind == "steps":
-        return _kind_of_steps(reading)
-    if is_preference(reading.plan):
-        return "pairs" if _compares(reading.plan) else "labels"
-    if _has_steps(reading):
-        return _kind_of_steps(reading)
-    if reading.plan.has("label") or named("label", reading.sketches):
-        return "labels"
+    kind = _kind_of_rows(reading)
+    if kind is not None:
+        return kind
     found = ", ".join(name for name in reading.sketches if "." not in name)
     raise DataError(
         f"no known layout, found {found[:200]}; known are steps of solutions (docs/labels.md), labels of people, "
@@ -61,6 +65,17 @@ def kind_of(data: str, columns: str | Mapping[str, str] | None = None) -> Kind:
         "with ranks or scores (docs/reading.md). Name other columns: --columns ROLE=NAME,...",
         where=data,
     )
+
+
+def _kind_of_rows(reading: DataReading) -> Kind | None:
+    """What rows hold; None: nothing that is known."""
+    if reading.plan.layout.kind == "steps":
+        return _kind_of_steps(reading)
+    if is_preference(reading.plan):
+        return "pairs" if _compares(reading.plan) else "labels"
+    if _has_steps(reading):
+        return _kind_of_steps(reading)
+    return "labels" if reading.plan.has("label") or named("label", reading.sketches) else None
 
 
 def _compares(plan: Plan) -> bool:
@@ -96,9 +111,11 @@ def study_of(
         columns: what the columns of the data are for, see `read`.
 
     Raises:
-        ConfigError: the model is of another side than the data, or an override is wrong.
+        ConfigError: the model is of another side than the data, an override is wrong, or columns are not of one file.
         DataError: as `kind_of`.
     """
+    if columns and data is not None and labels is not None:
+        raise ConfigError("--columns is for one file; with --data and --labels name a study with evaluate.columns")
     kind = "labels" if data is None else kind_of(data, columns)
     of_robots = kind == "episodes"
     _check_side(model, f"{data or labels}", of_robots=of_robots)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,10 @@ class DataPart:
             kept: whether the caller keeps all of them in memory.
         """
         return self.read(kept)
+
+    def first(self, most: int) -> DataPart:
+        """Its first rows alone."""
+        return replace(self, read=lambda kept: islice(self.read(kept), most))
 
     def good_rows(self) -> list[tuple[str, dict[str, Any]]]:
         """All rows, each with its place.

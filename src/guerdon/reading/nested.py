@@ -8,11 +8,13 @@ Each function takes a record as its tool writes it and gives the responses in it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from guerdon.reading.roles import beside, named, roles_of
-from guerdon.reading.values import is_chat, number_of
+from guerdon.reading.values import MOST_FIT, is_chat, number_of
 from guerdon.reading.values import nested as parsed
 
 Row = Mapping[str, Any]
@@ -486,6 +488,66 @@ def has_step_labels(record: Row) -> bool:
 def has_step_marks(record: Row) -> bool:
     """Whether the steps of a row end with the mark of Math-Shepherd."""
     return STEP_MARK in str(record.get("input"))
+
+
+_FIRST_STEP = r"\bStep (?:1|one)\b"
+_GAPS = (r"\n[ \t]*\n", r"\n")  # between the question and its first step
+
+
+def steps_of_turns(turns: Sequence[Row]) -> list[str]:
+    """What the user says in turns with + and -: the question with the first step, and the further steps."""
+    return [str(one.get("content", one.get("value"))) for one in turns[::2]]
+
+
+def numbering(steps: Sequence[str]) -> str:
+    """What stands in front of the number of the second step, `Step ` in `Step 2: ...`; empty: it has none."""
+    found = re.match(r"\s*(\D{1,20}?)2(?!\d)", steps[1]) if len(steps) > 1 else None
+    return found[1] if found else ""
+
+
+def divided(steps: Sequence[str], mark: str) -> tuple[str, str] | None:
+    """The question and the first step in the first turn; None: a mark does not say where the solution starts.
+
+    Args:
+        steps: see `steps_of_turns`.
+        mark: pattern of the beginning of a step, or of what stands between steps and not in one.
+    """
+    if mark in _GAPS and any(re.search(mark, step.strip()) for step in steps[1:]):
+        return None
+    starts = [found.start() for found in re.finditer(mark, steps[0].rstrip(), re.IGNORECASE)]
+    question, step = (steps[0][: starts[-1]].rstrip(), steps[0][starts[-1] :]) if starts else ("", "")
+    return (question, step) if question and step.strip() else None
+
+
+def mark_of_steps(all_rows: Callable[[Callable[[Row], bool]], bool]) -> str:
+    """The mark by which nearly all first turns of a data set are divided; empty: there is none.
+
+    A step begins with `Step 1`, with the number 1 behind what the second steps have in front of theirs, or behind a
+    blank line, or on a line of its own, where no other step has one in it.
+    """
+    numbered, counts = Counter[str](), Counter[str]()
+    rows = 0
+
+    def number(row: Row) -> bool:
+        numbered[numbering(_steps_in(row))] += 1
+        return True
+
+    def count(row: Row) -> bool:
+        nonlocal rows
+        rows += 1
+        counts.update(mark for mark in marks if divided(_steps_in(row), mark))
+        return True
+
+    all_rows(number)
+    usual = max(numbered, key=lambda front: (front != "", numbered[front]), default="")
+    marks = [_FIRST_STEP, *([re.escape(usual) + r"1(?!\d)"] if usual else []), *_GAPS]
+    all_rows(count)
+    return next((mark for mark in marks if counts[mark] >= MOST_FIT * rows), "")
+
+
+def _steps_in(row: Row) -> list[str]:
+    turns = row.get("conversations", row.get("messages"))
+    return steps_of_turns(turns) if is_chat(turns) else [""]
 
 
 def has_signed_turns(record: Row) -> bool:

@@ -31,6 +31,7 @@ from guerdon.reading.codings import (
 )
 from guerdon.reading.columns import NOTHING, Columns
 from guerdon.reading.layouts import Row, RowLayout
+from guerdon.reading.nested import has_signed_turns, mark_of_steps
 from guerdon.reading.roles import (
     ALL_ROLES,
     ASKED,
@@ -77,6 +78,7 @@ class Plan:
         listed: whether each of several responses has its rank or score in itself.
         with_prompt: whether every better and worse text begins with the prompt, which is then cut off.
         instead: further columns of a role, of which the first filled one counts where its own column is empty.
+        step_mark: of turns with + and -, where the solution starts in the first of them, see `mark_of_steps`.
     """
 
     layout: RowLayout
@@ -87,6 +89,7 @@ class Plan:
     listed: bool = False
     with_prompt: bool = False
     instead: Mapping[Role, tuple[str, ...]] = field(default_factory=dict)
+    step_mark: str = ""
 
     def has(self, *roles: Role) -> bool:
         """Whether there is a column for each of these."""
@@ -280,7 +283,8 @@ class _Planner:
         several = self.uses.get("responses")
         listed = several is not None and bool(self.sketches[several.column].item_keys & {*NUMBER_KEYS})
         begins = self._begins_with_prompt()
-        return Plan(self.layout, self.uses, ratings, self.unclear, unused, listed, begins, self.instead)
+        mark = mark_of_steps(self.all_rows) if self.layout.shows is has_signed_turns else ""
+        return Plan(self.layout, self.uses, ratings, self.unclear, unused, listed, begins, self.instead, mark)
 
     def _begins_with_prompt(self) -> bool:
         """Whether every better and worse text begins with the prompt."""

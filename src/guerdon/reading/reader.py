@@ -299,6 +299,7 @@ def read(
     stored: Mapping[str, str] | None = None,
     train: bool = False,
     parts: Sequence[DataPart] | None = None,
+    first: int | None = None,
 ) -> DataReading:
     """Read a data set.
 
@@ -308,6 +309,8 @@ def read(
         stored: the same, of the data that a model was trained on; of columns that are not there nothing is taken.
         train: without the parts of other splits than `train`.
         parts: of the data, where some are wanted, or they are in memory; None: all.
+        first: about so many rows alone, from the beginning of each part: what kind of data it is, not how its values
+            are coded; None: all rows.
 
     Raises:
         ConfigError: as `said_columns`.
@@ -315,6 +318,8 @@ def read(
     """
     said_by_user, by_model = (said_columns(one or None, usual=USUAL_NAMES) for one in (columns, stored))
     wanted = data_parts(data, train=train) if parts is None else parts
+    if first is not None:
+        wanted = [part.first(max(first // len(wanted), 1)) for part in wanted]
     return DataReading(data, wanted, said_by_user, by_model, train=train)
 
 

@@ -8,7 +8,7 @@ For example:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -18,6 +18,7 @@ from guerdon.settings.data import TaskSettings
 from guerdon.settings.remote import RemoteSettings
 from guerdon.settings.train import TEXT_MODELS
 
+_WITH_COLUMNS = ("pairs", "labels", "process_bench", "prm_bench")  # keys with data whose columns may be said
 Aggregation = Literal["min", "prod", "last", "mean", "pure_min"]
 
 
@@ -204,10 +205,11 @@ class EvaluateTextSettings(Settings):
         None,
         description="responses, a part of them with a label by people (oracle_label): agreement, and the mean label",
     )
-    columns: str | dict[str, str] | None = Field(
+    columns: str | dict[str, str | dict[str, str]] | None = Field(
         None,
-        description="what columns of pairs and labels are for, where it is not recognised: ROLE: NAME, with "
-        "`:CODING` behind the name where one is needed, such as winner: vote:1/2; or package.module:function",
+        description="what columns of pairs, labels, process_bench or prm_bench are for, where it is not recognised: "
+        "ROLE: NAME, with `:CODING` behind the name where one is needed, such as winner: vote:1/2; or "
+        "package.module:function; where there are several of these data, a map of such by the key of each",
     )
     threshold: float | None = only_with(
         None,
@@ -251,11 +253,32 @@ class EvaluateTextSettings(Settings):
     def _fits(self) -> EvaluateTextSettings:
         if not any(getattr(self, name) for name in BENCHES):
             raise ValueError(f"name what to evaluate on: {', '.join(BENCHES[:-1])} or {BENCHES[-1]}")
-        if self.columns and self.pairs is None and self.labels is None:
-            refuse({"columns"}, "without pairs or labels")
+        self._check_columns()
         if not self.benches and self.attacks is not None and self.best_of_n is None:
             refuse({"attacks"} & self.model_fields_set, "without right and wrong solutions of the same question")
         return self
+
+    def _check_columns(self) -> None:
+        """Refuse columns without data, or that do not say of which data they are."""
+        there = [name for name in _WITH_COLUMNS if getattr(self, name)]
+        if self.columns and not there:
+            refuse({"columns"}, f"without {', '.join(_WITH_COLUMNS[:-1])} or {_WITH_COLUMNS[-1]}")
+        by_data = isinstance(self.columns, dict) and {*self.columns} <= {*there}
+        is_map = isinstance(self.columns, dict) and any(isinstance(one, dict) for one in self.columns.values())
+        if self.columns and not by_data and (len(there) > 1 or is_map):
+            each = ", ".join(f"{name}: {{ROLE: NAME}}" for name in there)
+            raise ValueError(f"columns are of one of {', '.join(there)}: write columns: {{{each}}}")
+
+    def columns_of(self, name: str) -> str | dict[str, str] | None:
+        """What is said of the columns of `pairs`, `labels`, `process_bench` or `prm_bench`."""
+        several = sum(bool(getattr(self, one)) for one in _WITH_COLUMNS) > 1
+        if not isinstance(self.columns, dict):
+            return self.columns
+        if several or isinstance(self.columns.get(name), dict):
+            found: Any = self.columns.get(name)
+        else:
+            found = self.columns
+        return cast("str | dict[str, str] | None", found)
 
     @property
     def compares_prompts(self) -> bool:

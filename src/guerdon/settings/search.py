@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from guerdon.errors import ConfigError
-from guerdon.settings.base import Settings, only_with
+from guerdon.settings.base import COLUMNS, SET, Settings, only_with
 from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.reward_models import MODEL_NAMES, TextRewardModelSettings, relative, side_of
 
@@ -37,6 +37,7 @@ class SearchSettings(Settings):
         description="JSONL, JSON or Parquet file with a row per question, its true answer optional; null: the "
         "validation questions of data",
     )
+    columns: str | dict[str, str] = only_with(default_factory=dict, questions=SET, description=COLUMNS)
     limit: int | None = Field(None, ge=1, description="the first so many questions; null: all")
     model: TextRewardModelSettings = Field(description="the reward model of text that chooses")
     aggregation: Aggregation = Field(description="how the values of steps become one value of a solution")

@@ -30,6 +30,7 @@ from guerdon.policies.batches.passes import passes
 from guerdon.policies.batches.tokens import pad_id, prompt_ids, response_ids, token_batch
 from guerdon.policies.language.text import TextPolicy
 from guerdon.policies.language.text_files import check_disk, load_policy, outline, save_policy, written_bytes
+from guerdon.reading.shown import ReadAs, read_as_facts
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.train import MistakesSettings, SFTSettings
@@ -106,10 +107,11 @@ def train_sft_study(study: Study, *, resume: bool) -> tuple[Path, dict[str, Any]
         DataError: no prompt has a solution, or `mistakes` is set for problems that were not generated.
     """
     settings: SFTSettings = section(study, "sft")
-    pairs = _pairs_of(study, settings)
+    read_as: list[ReadAs] = []
+    pairs = _pairs_of(study, settings, read_as)
     torch.set_num_threads(study.runner.threads)
     chosen = settings.model_copy(update={"resume": True}) if resume else settings
-    return train_sft(pairs, chosen, settings.policy or study.text_policy)
+    return train_sft(pairs, chosen, settings.policy or study.text_policy, read_as=read_as)
 
 
 def check_sft(study: Study) -> None:
@@ -124,16 +126,17 @@ def check_sft(study: Study) -> None:
     settings: SFTSettings = section(study, "sft")
     if study.data is not None:
         check_here(study.data)
-    pairs = _pairs_of(study, settings)
+    pairs = _pairs_of(study, settings, [])
     policy = outline(settings.policy or study.text_policy)
     _tokens_to_learn(policy, pairs, settings)
     check_disk(Path(settings.save_dir), written_bytes(policy, merged=True))
 
 
-def _pairs_of(study: Study, settings: SFTSettings) -> list[Pair]:
+def _pairs_of(study: Study, settings: SFTSettings, read_as: list[ReadAs]) -> list[Pair]:
+    """Prompts with their worked solutions; `read_as` receives what the columns of the data were taken for."""
     if study.data is None:
         raise ConfigError("policy=sft needs a data section (prompts with solutions) and an sft section (save_dir)")
-    train, _ = load_prompts(study.data)
+    train, _ = load_prompts(study.data, read_as=read_as)
     solved = [p for p in train if p.solution is not None]
     if not solved:
         raise DataError(
@@ -158,7 +161,11 @@ def _tokens_to_learn(
 
 
 def train_sft(
-    pairs: Sequence[Pair], settings: SFTSettings, policy_settings: TextPolicySettings
+    pairs: Sequence[Pair],
+    settings: SFTSettings,
+    policy_settings: TextPolicySettings,
+    *,
+    read_as: Sequence[ReadAs] = (),
 ) -> tuple[Path, dict[str, Any]]:
     """Fine-tune the model of the `policy` section.
 
@@ -166,6 +173,7 @@ def train_sft(
         pairs: chat messages that end with the user's turn, the response to train on, and the tools of the chat, if any.
         settings: the `sft` section.
         policy_settings: the `policy` section; adapters are trained and then merged.
+        read_as: what the columns of the data were taken for; `metrics.json` has it as cards of reward models have it.
 
     Returns:
         The model's folder (`save_dir/model`), and numbers: `val_loss` (nats per response token on held-out prompts,
@@ -203,6 +211,7 @@ def train_sft(
         "left_out": tokens.left_out,
         "response_tokens": tokens.count(train),
         "seconds": round(time.perf_counter() - started, 3),
+        **(read_as_facts(read_as) if read_as else {}),
     }
 
     def write() -> None:

@@ -194,7 +194,8 @@ def questions_of(settings: SearchSettings, data: DataSettings) -> tuple[tuple[Pr
         prompts = load_prompts(data)[1][: settings.limit]
     else:
         readable = None if data.type == "generated" or data.type == "prompts" else data
-        rows = read_prompts(settings.questions, answered=False, data=readable)[: settings.limit]
+        rows = read_prompts(settings.questions, answered=False, data=readable, columns=settings.columns)
+        rows = rows[: settings.limit]
         prompts = tuple(prompted(row, data) for row in rows)
     single, system_prompt = shared_system_prompt(prompts)
     if not single or any(prompt.tools for prompt in prompts):

@@ -147,15 +147,16 @@ def read_sets(settings: EvaluateTextSettings, stored: Mapping[str, str] | None =
     s = settings
     found = Sets()
     if s.pairs is not None:
-        choices, left_out, votes, read_as = read_choices(s.pairs, columns=s.columns, stored=stored)
+        choices, left_out, votes, read_as = read_choices(s.pairs, columns=s.columns_of("pairs"), stored=stored)
         found = replace(found, choices=choices, left_out=left_out, votes=votes, read_as={"pairs": read_as})
     if s.process_bench:
-        found = replace(found, process_bench=_published(s.process_bench))
+        found = replace(found, process_bench=_published(s.process_bench, s.columns_of("process_bench")))
     if s.prm_bench is not None:
-        of_category = [one for one in _published([s.prm_bench]) if category_of(one) is not None]
+        published = _published([s.prm_bench], s.columns_of("prm_bench"))
+        of_category = [one for one in published if category_of(one) is not None]
         found = replace(found, prm_bench=of_category)
     if s.labels is not None:
-        labelled = read_labelled(s.labels, columns=s.columns, stored=stored)
+        labelled = read_labelled(s.labels, columns=s.columns_of("labels"), stored=stored)
         found = replace(found, labelled=labelled, read_as={**found.read_as, "labels": labelled.read_as})
     if s.best_of_n is not None and s.best_of_n.samples is not None:
         found = replace(found, samples=_published([s.best_of_n.samples]))
@@ -408,10 +409,10 @@ def _log_read_as(sets: Sets) -> None:
             log_once(line)
 
 
-def _published(sources: Sequence[str]) -> list[Solution]:
+def _published(sources: Sequence[str], columns: str | Mapping[str, str] | None = None) -> list[Solution]:
     """Solutions of files, folders and hub data sets; a line says how many rows have no rated step."""
     left_out: Counter[str] = Counter()
-    solutions = published_solutions(sources, left_out)
+    solutions = published_solutions(sources, left_out, columns=columns)
     for reason, n in sorted(left_out.items()):
         log_line(f"{', '.join(sources)}: left out {n} rows without a rated step ({reason})")
     return solutions
