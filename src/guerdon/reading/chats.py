@@ -165,6 +165,23 @@ def _of_blocks(given: Mapping[str, Any], blocks: Sequence[Any]) -> list[Any]:
 def _message(given: Any, where: str) -> Message:
     if isinstance(given, Mapping) and "role" not in given and "from" in given:  # ShareGPT
         given = {**given, "role": given["from"], "content": given.get("value")}
+    role = _checked_role(given, where)
+    calls, content = given.get("tool_calls"), given.get("content")
+    if calls and role != "assistant":
+        raise ChatError(f"{where} has tool_calls, and its role is {role}; only the assistant calls tools")
+    if content is None and not calls:
+        raise ChatError(f"{where}: a chat message needs role and content, this is {str(given)[:80]!r}")
+    text = "" if calls and content in (None, []) else text_of(content, where)
+    more: dict[str, Any] = {key: given[key] for key in _KEPT if isinstance(given.get(key), str) and given[key]}
+    return {"role": role, "content": text, **more, **({"tool_calls": _calls(calls, where)} if calls else {})}
+
+
+def _checked_role(given: Any, where: str) -> str:
+    """The role of a message.
+
+    Raises:
+        ChatError: it is no message, its role is unknown, or it says something else than text.
+    """
     named = given.get("role") if isinstance(given, Mapping) else None
     if not isinstance(named, str):
         raise ChatError(f"{where}: a chat message needs role and content, this is {str(given)[:80]!r}")
@@ -174,15 +191,7 @@ def _message(given: Any, where: str) -> Message:
     unread = next((key for key in _UNREADABLE if given.get(key)), None)
     if unread is not None:
         raise ChatError(f"{where} has {unread}, which cannot be read as text")
-    calls = given.get("tool_calls")
-    if calls and role != "assistant":
-        raise ChatError(f"{where} has tool_calls, and its role is {role}; only the assistant calls tools")
-    content = given.get("content")
-    if content is None and not calls:
-        raise ChatError(f"{where}: a chat message needs role and content, this is {str(given)[:80]!r}")
-    text = "" if calls and (content is None or content == []) else text_of(content, where)
-    more: dict[str, Any] = {key: given[key] for key in _KEPT if isinstance(given.get(key), str) and given[key]}
-    return {"role": role, "content": text, **more, **({"tool_calls": _calls(calls, where)} if calls else {})}
+    return role
 
 
 def text_of(content: Any, where: str = "a message") -> str:
@@ -412,18 +421,18 @@ _MEDIA = ("image", "video", "audio")
 
 def media_in(roles: Mapping[str, Any]) -> str:
     """What a row has besides text: `images`, `videos` or `audio`, in a column or in its messages; empty: nothing."""
-    for role in ("images", "videos", "audio"):
-        if roles.get(role):
-            return role
-    for cell in (roles.get("prompt"), roles.get("messages")):
-        turns = cell if isinstance(cell, list | tuple) else ()
-        contents = [turn.get("content") for turn in turns if isinstance(turn, Mapping)]
-        parts = [part for content in contents if isinstance(content, list | tuple) for part in content]
-        kinds = [str(part.get("type")) for part in parts if isinstance(part, Mapping)]
-        found = next((medium for medium in _MEDIA if any(medium in kind for kind in kinds)), None)
-        if found is not None:
-            return {"audio": "audio"}.get(found, f"{found}s")
-    return ""
+    seen = next((role for role in ("images", "videos", "audio") if roles.get(role)), "")
+    return seen or _media_of(roles.get("prompt")) or _media_of(roles.get("messages"))
+
+
+def _media_of(messages: Any) -> str:
+    """What messages have besides text, in the words of `media_in`."""
+    turns = messages if isinstance(messages, list | tuple) else ()
+    contents = [turn.get("content") for turn in turns if isinstance(turn, Mapping)]
+    parts = [part for content in contents if isinstance(content, list | tuple) for part in content]
+    kinds = " ".join(str(part.get("type")) for part in parts if isinstance(part, Mapping))
+    found = next((medium for medium in _MEDIA if medium in kinds), "")
+    return f"{found}s" if found in ("image", "video") else found
 
 
 def beyond_question(context: Sequence[Message], tools: Sequence[Tool]) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -158,10 +158,20 @@ def winner_codings(sketch: Sketch, responses: tuple[str, str]) -> list[Coding]:
     numbers = {value for value in sketch.values or () if value not in TIES and value not in MISSING}
     if sketch.values is not None and numbers <= {"0", "1"}:
         return _of_positions(ends, numbers)
-    if sketch.values is not None and numbers <= {"true", "false"}:
+    if numbers and numbers <= {"true", "false"}:
         return [pair("true", "false"), pair("false", "true")]
-    if numbers and sketch.values is not None and numbers <= {"1", "2"}:
+    if numbers and numbers <= {"1", "2"}:
         return [pair("1", "2")]
+    return _scales(sketch, numbers)
+
+
+def _scales(sketch: Sketch, numbers: Collection[str]) -> list[Coding]:
+    """The codings of a column of numbers about two responses.
+
+    Args:
+        sketch: of the column.
+        numbers: its values, where these are few.
+    """
     if sketch.numbers < MOST_FIT * sketch.filled or not sketch.filled:
         return []
     if sketch.low < 0:

@@ -212,21 +212,17 @@ class Look:
         Raises:
             DataError: a column that the user said is not there, or the prompt or the response could be two.
         """
-        sketches = dict(self.sketches)
-        for column in () if all_seen else [use.column for use in self.said.uses.values()]:
-            sketches.setdefault(column, Sketch())
+        to_come = {} if all_seen else {use.column: Sketch() for use in self.said.uses.values()}
+        sketches = {**to_come, **self.sketches}
         plan = plan_of(data, sketches, self.layout, all_rows, self.said, log=True)
         if all_seen:
             plan.need(data, *(_NEEDED if self.layout.parts != "sum" else TEXTS))
         uses = {role: use for role, use in plan.uses.items() if role in _USED and use.column in sketches}
         uses |= self._empty_flags(uses)
         uses, maybe_reward = self._of_sums(uses)
-        for role in _CODED:
-            if role in uses and uses[role].coding is None:
-                uses[role] = uses[role]._replace(coding=_coding(sketches[uses[role].column]))
-        instead = {role: columns for role, columns in plan.instead.items() if role in uses and role not in _CODED}
-        if "truth" in uses and not maybe_reward and "truth" in plan.instead:
-            instead["truth"] = plan.instead["truth"]
+        uses |= _coded(uses, sketches)
+        others = {"reward", "truth"} if maybe_reward else {"reward"}  # where each column of numbers is a reward
+        instead = {role: columns for role, columns in plan.instead.items() if role in {*uses} - others}
         form = _form(sketches[uses["reward"].column]) if "reward" in uses else ""
         return LogColumns(
             uses,
@@ -323,9 +319,14 @@ def _inside(cell: Any, key: str) -> Any:
     return cell[int(key)] if is_place else None
 
 
-def _coding(sketch: Sketch) -> Any:
-    """How most cells of a column are read: as numbers, or as words for true and false."""
-    return TRUTH if sketch.words > sketch.numbers else NUMBER
+def _coded(uses: Mapping[Role, Use], sketches: Mapping[str, Sketch]) -> dict[Role, Use]:
+    """Reward and truth with a coding: as most of their cells are, numbers, or words for true and false."""
+    found = {role: uses[role] for role in _CODED if role in uses}
+    for role, use in found.items():
+        sketch = sketches[use.column]
+        usual = TRUTH if sketch.words > sketch.numbers else NUMBER
+        found[role] = use._replace(coding=use.coding or usual)
+    return found
 
 
 def _form(sketch: Sketch) -> Form:

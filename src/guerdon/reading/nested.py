@@ -44,26 +44,43 @@ _GRADES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0}  # inspect_ai's values of sco
 def inspect_sample(record: Row) -> list[Row]:
     """A sample of inspect_ai; the first score is the reward, the first other one that is a grade is the truth."""
     given = _named_scores(record)
-    scores = {name: _GRADES.get(value, value) if isinstance(value, str) else value for name, value in given.items()}
+    scores = {name: _graded(value) for name, value in given.items()}
     first = next((name for name in scores if name != RESCORED), "")
-    grades = [name for name, value in given.items() if name != first and isinstance(value, str) and value in _GRADES]
+    grades = [name for name, value in given.items() if name != first and _graded(value) is not value]
     asked, said = _asked_and_said(record)
-    choice = a_map(next(iter(a_map(record.get("output")).get("choices") or ()), None))
-    usage = [a_map(used).get("output_tokens") for used in a_map(record.get("model_usage")).values()]
     row = {
         "prompt": asked,
         "response": said,
         "reward": scores.get(first),
-        "truth": scores[grades[0]] if grades else None,
+        "truth": next((scores[name] for name in grades), None),
         "reference": record.get("target"),
         "group": record.get("id"),
-        "truncated": "limit" if record.get("limit") else choice.get("stop_reason"),
+        "truncated": _end_of_sample(record),
         "failed": record.get("error"),
-        "length": usage[0] if len(usage) == 1 else None,
+        "length": _length_of_sample(record),
         "parts": scores,
     }
     attached = a_map(record.get("attachments"))
     return [_attach(row, attached) if attached else row]
+
+
+def _graded(value: Any) -> Any:
+    """The number of a grade; another value as it is."""
+    return _GRADES.get(value, value) if isinstance(value, str) else value
+
+
+def _end_of_sample(record: Row) -> Any:
+    """Why a sample ended: at a limit, or as the model says."""
+    if record.get("limit"):
+        return "limit"
+    choices = a_map(record.get("output")).get("choices")
+    return a_map(next(iter(choices or ()), None)).get("stop_reason")
+
+
+def _length_of_sample(record: Row) -> Any:
+    """Tokens that the one model of a sample wrote; None where there are several models."""
+    used = [a_map(one).get("output_tokens") for one in a_map(record.get("model_usage")).values()]
+    return used[0] if len(used) == 1 else None
 
 
 def _named_scores(record: Row) -> dict[str, Any]:
@@ -123,24 +140,40 @@ def traces(record: Row) -> list[Row]:
 
 
 def _trace_row(trace: Row) -> dict[str, Any]:
-    nodes = trace.get("nodes") or []
+    """A trace as a row: what was said before the first sampled message was asked."""
+    path = _last_path(trace.get("nodes") or [])
+    first = next((k for k, node in enumerate(path) if node.get("sampled")), len(path))
+    messages = [node.get("message") for node in path]
+    given = {name: one for name, one in a_map(trace.get("rewards")).items() if isinstance(one, Mapping)}
+    values = [one.get("score", 0.0) * one.get("weight", 1.0) for one in given.values()]
+    credit = [value for node in path for value in node.get("advantages") or ()]
+    return {
+        "prompt": messages[:first],
+        "response": messages[first:],
+        "reward": sum(values) if values else None,
+        "failed": trace.get("ok") is False and not values,
+        "truncated": _end_of_trace(trace),
+        "length": trace.get("num_output_tokens"),
+        "advantage": sum(credit) / len(credit) if credit else None,
+        "parts": {name: one.get("score") for name, one in given.items()} | dict(a_map(trace.get("metrics"))),
+    }
+
+
+def _last_path(nodes: Sequence[Row]) -> list[Row]:
+    """The messages from the first one to the last."""
     path, at = list[Row](), len(nodes) - 1 if nodes else None
-    while at is not None and len(path) < len(nodes):  # from the last message back to the first
+    while at is not None and len(path) < len(nodes):
         path.insert(0, nodes[at])
         at = nodes[at].get("parent")
-    first = next((k for k, node in enumerate(path) if node.get("sampled")), len(path))
-    given = {name: r for name, r in a_map(trace.get("rewards")).items() if isinstance(r, Mapping)}
-    values = {name: r.get("score", 0.0) * r.get("weight", 1.0) for name, r in given.items()}
-    credit = [a for node in path for a in node.get("advantages") or ()]
-    calls = [a_map(c) for c in trace.get("calls") or ()]
-    ended = next((c.get("finish_reason") for c in reversed(calls) if not c.get("error")), None)
-    return {
-        "prompt": [n.get("message") for n in path[:first]], "response": [n.get("message") for n in path[first:]],
-        "reward": sum(values.values()) if values else None, "failed": trace.get("ok") is False and not values,
-        "truncated": "length" if trace.get("stop_condition") in _LIMITS else ended,
-        "length": trace.get("num_output_tokens"), "advantage": sum(credit) / len(credit) if credit else None,
-        "parts": {name: r.get("score") for name, r in given.items()} | dict(a_map(trace.get("metrics"))),
-    }  # fmt: skip
+    return path
+
+
+def _end_of_trace(trace: Row) -> Any:
+    """Why a trace ended: at a limit, or as the last call that succeeded says."""
+    if trace.get("stop_condition") in _LIMITS:
+        return "length"
+    calls = [a_map(one) for one in trace.get("calls") or ()]
+    return next((one.get("finish_reason") for one in reversed(calls) if not one.get("error")), None)
 
 
 def rescored_trace(record: Row, values: Sequence[float | None]) -> Row:
@@ -325,15 +358,18 @@ _ANSWERED = ("output", "answer", "content", "text", "messages", "choices")  # ke
 def _asked_and_answered(asked: Any, said: Any) -> Row:
     """Prompt and response of a call of a model as tracing tools keep it: texts, messages, or maps with these."""
     asked, said = (parsed(one) if isinstance(one, str) else one for one in (asked, said))
+    if isinstance(asked, Mapping) and "role" not in asked:
+        asked = next((asked[key] for key in (*named("messages", asked), *named("prompt", asked)) if asked[key]), None)
+    return {"prompt": [asked] if isinstance(asked, Mapping) else asked, "response": _answered(said)}
+
+
+def _answered(said: Any) -> Any:
+    """What a call of a model gave, as a text or messages."""
     if isinstance(said, Mapping) and "role" not in said:
         said = next((said[key] for key in _ANSWERED if said.get(key)), None)
     if isinstance(said, list) and said and isinstance(said[0], Mapping) and "message" in said[0]:
         said = said[0]["message"]
-    if isinstance(said, Mapping):
-        said = [said]
-    if isinstance(asked, Mapping) and "role" not in asked:
-        asked = next((asked[key] for key in (*named("messages", asked), *named("prompt", asked)) if asked[key]), None)
-    return {"prompt": [asked] if isinstance(asked, Mapping) else asked, "response": said}
+    return [said] if isinstance(said, Mapping) else said
 
 
 # Preferences.
