@@ -60,9 +60,7 @@ def _checks(*names: str) -> dict[str, Check]:
     }
 
 
-OF_RESPONSES = _checks(
-    "time_checks", "value_checks", "verifier_checks", "part_checks", "text_checks", "paid", "program_checks"
-)
+OF_RESPONSES = _checks("time_checks", "value_checks", "verifier_checks", "part_checks", "text_checks", "paid", "program_checks")
 OF_ROBOTS = _checks("robot_checks")
 NAMES = ("nan", "unread", *OF_RESPONSES, *OF_ROBOTS, *CHECKS)
 """Names that a finding can have."""

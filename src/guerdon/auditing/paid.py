@@ -18,7 +18,7 @@ from scipy.special import ndtr
 from scipy.stats import hypergeom, rankdata
 
 from guerdon.auditing.association import MANY, PERMUTATIONS, Association, associate, strata, stratum_means
-from guerdon.auditing.log_view import Checked, MissingColumn, View, enough, found, needed
+from guerdon.auditing.log_view import SPREADS, Checked, MissingColumn, View, enough, found, needed
 from guerdon.auditing.program_checks import tricks
 from guerdon.auditing.rows import Codes, Flags, Numbers
 from guerdon.auditing.text_features import LAYOUTS, mostly_programs
@@ -64,16 +64,14 @@ def check_paid(view: View) -> Checked:
     has = best.has_B
     gained = has & (one.reward_M > stratum_means(one.reward_M, half.stratum_B))
     effect = best.found.difference / one.spread
-    title = (
-        f"responses with {names} get more than others with the same prompt, step and truth: by {effect:.2f} standard "
-    )
+    title = f"responses with {names} get more than others with the same prompt, step and truth: by {effect:.2f} standard "
     title += f"deviations, and with probability {best.apart:.2f} a higher reward{_grew(one, best)}"
     checked = found(
         one, "paid", gained, title.replace("{", "{{").replace("}", "}}"), half.clean,
         effect=(best.apart, best.low, best.high), unit="probability", p=best.p, order_M=one.reward_M,
         of=int(has.sum()), say=lambda i: f"reward {one.reward_M[i]:g}; has {best.name}",
     )  # fmt: skip
-    assert checked.finding is not None
+    assert checked.finding is not None  # noqa: S101
     phrases = tuple(candidate.name.strip('"') for candidate in confirmed if candidate.name.startswith('"'))
     return checked._replace(finding=replace(checked.finding, phrases=phrases))
 
@@ -90,9 +88,7 @@ def check_empty_paid(view: View) -> Checked:
     if paid.sum() < FEWEST_EMPTY or wilson_bounds(int(paid.sum()), count)[0] < PAID_LIES:
         return Checked(None, clean)
     title, unit = "{share} of the empty responses are rewarded", "share of the empty responses"
-    return found(
-        one, "empty_paid", paid, title, clean, of=count, unit=unit, say=lambda i: f"reward {one.reward_M[i]:g}"
-    )
+    return found(one, "empty_paid", paid, title, clean, of=count, unit=unit, say=lambda i: f"reward {one.reward_M[i]:g}")
 
 
 @dataclass(frozen=True)
@@ -179,9 +175,7 @@ def _halves(view: View) -> _Half:
         Undecided: too few rows vary.
     """
     whole, responses = view.texts()
-    needed(
-        whole.truth_M if whole.has_truth else None, "truth, or reference answers: without one good responses are paid"
-    )
+    needed(whole.truth_M if whole.has_truth else None, "truth, or reference answers: without one good responses are paid")
     needed(whole.peer_M, "group, or several responses to a prompt")
     unfinished = whole.unanswered_M
     if unfinished is not None:  # an empty response is one of the candidates
@@ -371,7 +365,7 @@ class _Phrase:
     def __init__(self, phrase: str) -> None:
         self.words = phrase.split(" ")
 
-    def __call__(self, said: Sequence[str], prompts: Sequence[str]) -> Flags:
+    def __call__(self, said: Sequence[str], prompts: Sequence[str]) -> Flags:  # noqa: ARG002
         pattern = re.compile(r"\b" + r"\W+".join(re.escape(word) for word in self.words) + r"\b")
         return np.array([self.words[0] in text and bool(pattern.search(text)) for text in map(str.lower, said)])
 
@@ -428,9 +422,7 @@ def _forms(said: Sequence[str]) -> dict[str, _Finder]:
     for name in sorted({name for one in calls for name in one})[:30]:
         found[f"a call of {name}"] = lambda said, _, of=name: np.array([of in _calls(text) for text in said])
     for count in (1, 3):
-        found[f"more than {count} calls"] = lambda said, _, of=count: np.array(
-            [len(_calls(text)) > of for text in said]
-        )
+        found[f"more than {count} calls"] = lambda said, _, of=count: np.array([len(_calls(text)) > of for text in said])
     found["words repeated from the prompt"] = lambda said, prompts: np.array(list(map(_repeats, said, prompts)), bool)
     return found
 
@@ -478,9 +470,7 @@ def _grew(one: View, best: _Confirmed) -> str:
     if late is None:
         return ""
     shares = [float(best.has_B[part].mean()) for part in (late == 0, late == 1) if part.any()]
-    return f"; {shares[0]:.0%} of the first third of the run have it, and {shares[1]:.0%} of the last" * (
-        len(shares) == 2
-    )
+    return f"; {shares[0]:.0%} of the first third of the run have it, and {shares[1]:.0%} of the last" * (len(shares) == 2)
 
 
 def _thirds(one: View) -> Codes | None:

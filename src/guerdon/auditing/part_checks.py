@@ -171,9 +171,7 @@ def check_part_falls(view: View) -> Checked:
     scale = fall / moved[name].r
     effect = fall, moved[name].low * scale, moved[name].high * scale
     severity: Severity | None = "error" if agreement is not None and agreement > AGREES else None
-    return _found(
-        total.one, "part_falls", values < np.median(values), title, clean, effect, SPREADS, p, -values, severity
-    )
+    return _found(total.one, "part_falls", values < np.median(values), title, clean, effect, SPREADS, p, -values, severity)
 
 
 def _error(one: Association) -> float:
@@ -187,9 +185,7 @@ def check_part_dominates(view: View) -> Checked:
     inside = {name: total.within(values) for name, values in total.parts.items()}
     whole = total.within(total.one.reward_M)
     shares = {name: float((values * whole).sum() / ((whole**2).sum() or 1.0)) for name, values in inside.items()}
-    clean = (
-        "of the variance of the reward within prompts are " if total.one.peer_M is not None else "of its variance are "
-    )
+    clean = "of the variance of the reward within prompts are " if total.one.peer_M is not None else "of its variance are "
     clean += ", ".join(f"{share:.0%} of {name}" for name, share in shares.items())
     grown = _grown(total)
     if grown is not None:
@@ -198,18 +194,16 @@ def check_part_dominates(view: View) -> Checked:
         title = f"{name} grows beyond all that it was, by {effect:.2f} standard deviations of the reward over the run"
         scale, values = effect / moved.r, total.parts[name]
         ends = effect, moved.low * scale, moved.high * scale
-        return _found(total.one, "part_dominates", values > np.median(values), title, clean, ends, SPREADS, p, values)
+        return _found(
+            total.one, "part_dominates", values > np.median(values), title, clean, ends, SPREADS, p, values
+        )
     name = max(shares, key=lambda one: shares[one])
     agreements = {one: total.agreement(values) for one, values in inside.items()}
     own = agreements[name]
-    better = [
-        one for one, value in agreements.items() if value is not None and own is not None and value > own + AGREES
-    ]
+    better = [one for one, value in agreements.items() if value is not None and own is not None and value > own + AGREES]
     if shares[name] < DECIDES or not better:
         return Checked(None, clean)
-    title = (
-        f"{name} makes up {shares[name]:.0%} of the variance of the reward within prompts, and {better[0]}, which goes "
-    )
+    title = f"{name} makes up {shares[name]:.0%} of the variance of the reward within prompts, and {better[0]}, which goes "
     title += f"with the truth (correlation {agreements[better[0]]:.2f}), hardly counts"
     values, share = inside[name], shares[name]
     halves = [float((values[h] * whole[h]).sum() / ((whole[h] ** 2).sum() or 1.0)) for h in _tenths(len(values))]

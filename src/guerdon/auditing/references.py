@@ -142,7 +142,7 @@ def _gathered(
 ) -> References:
     """The verdicts as columns."""
     texts = rows.texts
-    assert texts is not None and texts.truths is not None
+    assert texts is not None and texts.truths is not None  # noqa: S101
     verdicts = [verdict for _, verdict in kept]
     return References(
         row_K=np.array([texts.row_M[i] for i, _ in kept], np.int64),
@@ -290,7 +290,7 @@ def _as_letter(said: str, gold: str, question: str) -> _Verdict:
     return _Verdict({"equal": True, "different": False}.get(verdict or ""), answer)
 
 
-def _as_text(said: str, gold: str, question: str) -> _Verdict:
+def _as_text(said: str, gold: str, question: str) -> _Verdict:  # noqa: ARG001
     from guerdon.tasks.answer_text import normalized
 
     answer = _stated(said, gold)

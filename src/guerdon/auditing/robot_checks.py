@@ -180,9 +180,7 @@ def check_constant_success(view: View) -> Checked:
     clean = f"{success.sum():,} of {len(success):,} episodes are logged as successes"
     if success.any() != success.all():
         return Checked(None, clean)
-    what = (
-        "all of {} episodes are logged as successes" if success.all() else "none of {} episodes is logged as a success"
-    )
+    what = "all of {} episodes are logged as successes" if success.all() else "none of {} episodes is logged as a success"
     title = what.format(f"{len(success):,}") + ": the column tells nothing apart"
     against = np.zeros(len(success), bool)
     if all_of.sparse and all_of.top > all_of.rest:
@@ -198,7 +196,7 @@ def check_constant_success(view: View) -> Checked:
         effect=(float(against.mean()), *wilson_bounds(int(against.sum()), len(success))),
         say="logged as a success" if success.all() else "logged as no success",
     )  # fmt: skip
-    assert checked.finding is not None
+    assert checked.finding is not None  # noqa: S101
     return checked._replace(finding=replace(checked.finding, severity="error" if contradicts else "info"))
 
 

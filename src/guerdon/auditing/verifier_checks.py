@@ -83,7 +83,9 @@ def check_paid_wrong(view: View) -> Checked:
     return _rate(all_of, "paid_wrong", looked, all_of.paid_K, "wrong answers", "are paid", left_out)
 
 
-def _rate(all_of: _Judged, name: str, looked_K: Flags, bad_K: Flags, answers: str, what: str, left_out: str) -> Checked:
+def _rate(
+    all_of: _Judged, name: str, looked_K: Flags, bad_K: Flags, answers: str, what: str, left_out: str
+) -> Checked:
     """The share of some answers that the reward judges otherwise, with an interval by prompts."""
     references = all_of.references
     kinds = " and ".join(references.kinds)
@@ -103,7 +105,7 @@ def _rate(all_of: _Judged, name: str, looked_K: Flags, bad_K: Flags, answers: st
         all_of.one, name, flag, title, clean, effect=(count / total, low, high), of=total, say=all_of.describe,
         unit=f"share of the {answers}",
     )  # fmt: skip
-    assert checked.finding is not None
+    assert checked.finding is not None  # noqa: S101
     severity = checked.finding.severity if low > SEVERE else "warning"
     return checked._replace(finding=replace(checked.finding, severity=severity))
 
@@ -169,9 +171,7 @@ def _verdict_of(all_rewards: Numbers, reward_K: Numbers, right_K: Flags) -> tupl
         of_wrong = float(np.median(reward_K[~right_K]))
         if len(usual) and of_wrong < usual[-1]:
             return of_wrong, float(usual[-1])
-    raise MissingColumn(
-        "a reward that says right or wrong: two values, two groups of values, or one that right ones have"
-    )
+    raise MissingColumn("a reward that says right or wrong: two values, two groups of values, or one that right ones have")
 
 
 def _gap(reward: Numbers) -> tuple[float, float] | None:
