@@ -60,7 +60,8 @@ def decoded_columns(kinds: Mapping[str, Kind], layout: RowLayout, said: Columns)
         said: by the user, or by the training of a model.
     """
     given = {use.column: role for role, use in said.uses.items()}
-    by_layout = {column.partition(":")[0]: role for role, column in layout.roles.items()}
+    roles_said = layout.roles if layout.unwrap is None else {}  # else they are those of the rows inside
+    by_layout = {column.partition(":")[0]: role for role, column in roles_said.items()}
     paths = [path for path in (*layout.keys, *by_layout, *given) if "." in path]
     known = {*layout.maps, *(path.partition(".")[0] for path in paths)}
 
