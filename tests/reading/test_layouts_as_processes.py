@@ -28,6 +28,7 @@ from layout_meanings import (
 
 from forked import forked
 from guerdon import cli
+from guerdon.reading.containers import file_rows
 
 # Commands.
 
@@ -68,6 +69,7 @@ def labelling(layout, path):
     return {"policy": POLICY, "data": data, "label": how}
 
 
+PROMPT = 4  # values that are written of a prompt; of what a model is given there are three
 MEASURED = ["evaluate.reps=100", "evaluate.attacks=null"]
 STUDIES = {"train": training, "run": prompting, "search": searching, "label": labelling}
 
@@ -125,7 +127,21 @@ def check_audit(layout, said):
 def check_score(layout, said):
     assert said.given == scored(layout)
     assert "rows read" in said.err
-    assert Path(f"scored{layout.case.container}").exists()
+    written_down = rewards_of(layout)
+    if written_down and layout.kind != "steps":
+        judged = [recorded.JUDGED.get((turns[-1][1], text), 0.5) for turns, text, _ in said.given]
+        assert written_down == judged
+
+
+def rewards_of(layout):
+    """The rewards in new columns of the copy, in order; none where they stand inside a record."""
+    ending = layout.case.container
+    found = []
+    for (_, old), (_, new) in zip(file_rows(Path(f"rows{ending}")), file_rows(Path(f"scored{ending}")), strict=True):
+        cells = [new[key] for key in new if key not in old and not key.endswith("failure")]
+        flat = [value for cell in cells for value in (cell if isinstance(cell, list) else [cell])]
+        found += [float(value) for value in flat if value is not None]
+    return found
 
 
 def check_evaluate(layout, said):
@@ -153,13 +169,18 @@ def check_train(layout, said):
 
 
 def check_prompts(layout, said):
-    """Whether each row was asked, with its options where it has such."""
+    """Whether each row was asked, with its options where it has such, and a model was given nothing else."""
     null_asks_nothing = layout.name in NO_COLUMN_ASKS[:3]
-    found = [row[0] for row in said.given]
     wanted = [asked(layout, *one) for one in layout.values if one[-1] is not None or not null_asks_nothing]
-    if layout.name in CHOICES:
-        found = [[[role, text.partition("\n")[0]] for role, text in turns] for turns in found]
-    assert found == wanted
+    given = [[_first_line(turn) for turn in row[0]] if layout.name in CHOICES else row[0] for row in said.given]
+    prompts = [turns for turns, row in zip(given, said.given, strict=True) if len(row) == PROMPT]
+    assert prompts == wanted
+    assert all(turns in wanted for turns in given)
+
+
+def _first_line(turn):
+    role, text = turn
+    return [role, text.partition("\n")[0]]
 
 
 def check_label(layout, said):

@@ -51,7 +51,7 @@ def limited():
 @pytest.mark.parametrize("name", FILES)
 def test_a_command_ends_with_one_line(tmp_path, name):
     FILES[name](tmp_path / name)
-    program = [sys.executable, "-m", "guerdon.cli", "audit", name]
+    program = [sys.executable, "-m", "guerdon", "audit", name]
     paths = os.pathsep.join(filter(None, sys.path))
     with (tmp_path / "said").open("w") as said:
         process = subprocess.Popen(
