@@ -64,6 +64,38 @@ def _no_tf32():
         sys.modules["torch"].backends.cudnn.allow_tf32 = False
 
 
+class _Lasting:
+    """A pool of processes that stays when it is closed."""
+
+    def __init__(self, pool):
+        self._pool = pool
+
+    def __enter__(self):
+        return self._pool
+
+    def __exit__(self, *_):
+        pass
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _processes_for_chat_templates():
+    """The process that renders new chat templates is started once, not for each: it takes 0.7 s to import them."""
+    from guerdon.policies.pretrained import chat_template
+
+    make, pools = chat_template.SubprocessPool, {}
+
+    def lasting(command, **options):
+        if tuple(command) not in pools:
+            pools[tuple(command)] = make(command, **options)
+        return _Lasting(pools[tuple(command)])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chat_template, "SubprocessPool", lasting)
+        yield
+    for pool in pools.values():
+        pool.close()
+
+
 @pytest.fixture
 def frequent_switches():
     """Threads are switched very often, so that unprotected calls interfere."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,25 @@ def render(template: str, context: Mapping[str, Any], own: Path, script: str) ->
         own: folder of the template, its script and, where it has one, `own.css`, which is added to the shared style.
         script: the only one that the page runs.
     """
+    code = (own / script).read_text(encoding="utf-8")
+    styles = [
+        path.read_text(encoding="utf-8") for path in (fmt.TEMPLATES / "style.css", own / "own.css") if path.exists()
+    ]
+    return (
+        _environment(own)
+        .get_template(template)
+        .render(
+            **context,
+            style=Markup("".join(styles)),  # noqa: S704 - our own files
+            script=Markup(code),  # noqa: S704
+            script_hash=base64.b64encode(hashlib.sha256(code.encode()).digest()).decode("ascii"),
+        )
+    )
+
+
+@cache
+def _environment(own: Path) -> jinja2.Environment:
+    """The templates of a folder and the shared ones, which are compiled once in a process."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([own, fmt.TEMPLATES]),
         autoescape=True,
@@ -36,13 +56,4 @@ def render(template: str, context: Mapping[str, Any], own: Path, script: str) ->
         lstrip_blocks=True,
     )
     environment.filters.update({name: filter_ for name, filter_ in vars(fmt).items() if callable(filter_)})
-    code = (own / script).read_text(encoding="utf-8")
-    styles = [
-        path.read_text(encoding="utf-8") for path in (fmt.TEMPLATES / "style.css", own / "own.css") if path.exists()
-    ]
-    return environment.get_template(template).render(
-        **context,
-        style=Markup("".join(styles)),  # noqa: S704 - our own files
-        script=Markup(code),  # noqa: S704
-        script_hash=base64.b64encode(hashlib.sha256(code.encode()).digest()).decode("ascii"),
-    )
+    return environment

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import stdtr, stdtrit
 
-from guerdon.statistics.intervals import Float64, Interval, iqm, percentile_interval
+from guerdon.statistics.intervals import Float64, Interval, defined, iqm, percentile_interval
 
 Average = Literal["mean", "iqm"]
 
@@ -74,12 +74,13 @@ def stratified_bootstrap(scores_K_S: ArrayLike, *, average: Average = "mean", re
     n = sum(len(row) for row in rows)
     if n == 0:
         return Interval(None, None, None, 0, missing)
+    estimate = float(_average(rows, average))
+    if all(len(row) == 1 for row in rows):  # nothing to resample
+        return Interval(defined(estimate), None, None, n, missing)
     rng = np.random.default_rng(seed)
     resampled = [row[rng.integers(0, len(row), size=(reps, len(row)))] for row in rows]
-    estimate = float(_average(rows, average))
     drawn = _average(resampled, average)
-    can_vary = any(len(row) > 1 for row in rows)
-    return percentile_interval(estimate, drawn, n=n, n_undefined=missing, can_vary=can_vary)
+    return percentile_interval(estimate, drawn, n=n, n_undefined=missing)
 
 
 def stratified_t_interval(scores_K_S: ArrayLike, *, level: float = 0.95) -> Interval:
