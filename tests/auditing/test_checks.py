@@ -282,6 +282,22 @@ def test_missing_rewards():
     assert names(replace(honest, reward_N=reward, failed_N=failed)) == set()
 
 
+def test_a_history_has_no_reward_before_the_first_episode_ends_nor_in_its_summary():
+    honest = replace(log(), texts=None)
+    reward, step, n = honest.reward_N.copy(), np.arange(len(honest)), len(honest)
+    step[-1] = step[-2]
+    reward[[0, 1, n - 1]] = np.nan
+    history = replace(honest, reward_N=reward, step_N=step)
+    assert "nan" not in names(history)
+    assert "3 rows before the first one or of a summary" in audit(history).clean["nan"]
+    assert by_name(replace(history, step_N=np.arange(n)), "nan").rows == (n - 1,)  # the last step diverged
+    reward[5] = np.nan
+    assert by_name(replace(history, reward_N=reward), "nan").rows == (5,)
+    reward[: n // 5] = np.nan
+    assert by_name(replace(history, reward_N=reward), "nan").count == n // 5 + 1  # most of a history is no start
+    assert by_name(replace(honest, texts=log().texts, reward_N=reward), "nan").count == n // 5 + 1
+
+
 def test_groups_without_variance():
     honest = log(seed=11, levels=(0.0, 1.0))
     constant = (honest.group_N % 10) < 9

@@ -468,3 +468,25 @@ def test_rows_of_another_layout_in_one_file_are_left_out_and_counted(tmp_path):
     }  # fmt: skip
     unread = next(one for one in audit(found, seed=0).findings if one.name == "unread")
     assert unread.severity == "error"
+
+
+def test_the_spread_of_a_reward_is_no_second_reward(tmp_path):
+    history = [
+        {"step": i, "reward": i / 30, "judge_score": 1 - i / 30, "reward_std": 0.1, "rewards/judge/std": i % 3}
+        for i in range(30)
+    ]
+    assert list(read_log(jsonl(tmp_path / "log.jsonl", history)).rewards) == ["judge_score"]
+
+
+def test_an_assertion_of_promptfoo_that_failed_is_a_reward(tmp_path):
+    asked = {"prompt": {"raw": "p", "label": "x"}, "response": {"output": "r"}}
+    results = [
+        {**asked, "score": 1, "success": True, "failureReason": 0},
+        {**asked, "score": 0, "success": False, "failureReason": 1, "error": "Expected output to contain 56"},
+        {**asked, "score": 0, "success": False, "failureReason": 2, "error": "the provider timed out"},
+    ]
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps({"results": {"version": 3, "results": results}}), encoding="utf-8")
+    rows = read_log(path)
+    assert rows.failed_N.tolist() == [False, False, True]
+    assert rows.reward_N[:2].tolist() == [1, 0]

@@ -27,7 +27,7 @@ from guerdon.auditing.finding import REMEDIES, SEVERITIES, Audit, Finding
 from guerdon.auditing.log_view import Checked, MissingColumn, Undecided, View, enough, found, needed
 from guerdon.auditing.logs import NO_EPISODE
 from guerdon.auditing.robot_checks import is_of_episodes
-from guerdon.auditing.rows import Rows
+from guerdon.auditing.rows import Flags, Rows
 from guerdon.auditing.second import SecondReward, judge_sample, read_second, with_second
 from guerdon.auditing.text_rows import CUT
 from guerdon.reading.containers import HALF_WRITTEN
@@ -60,7 +60,9 @@ def _checks(*names: str) -> dict[str, Check]:
     }
 
 
-OF_RESPONSES = _checks("time_checks", "value_checks", "verifier_checks", "part_checks", "text_checks", "paid", "program_checks")
+OF_RESPONSES = _checks(
+    "time_checks", "value_checks", "verifier_checks", "part_checks", "text_checks", "paid", "program_checks"
+)
 OF_ROBOTS = _checks("robot_checks")
 NAMES = ("nan", "unread", *OF_RESPONSES, *OF_ROBOTS, *CHECKS)
 """Names that a finding can have."""
@@ -160,11 +162,30 @@ def missing_rewards(rows: Rows) -> Checked:
     failed = np.zeros(len(rows), bool) if rows.failed_N is None else rows.failed_N
     wrong = np.isfinite(rows.reward_N) == failed
     clean = f"{len(rows):,} rewards are finite, or the log says that they failed"
+    outside = _outside_history(rows)
+    if outside.any():
+        wrong &= ~outside
+        clean = f"{clean}; {outside.sum():,} rows before the first one or of a summary have none"
     if not wrong.any():
         return Checked(None, clean)
     view = View(rows, np.arange(len(rows)), rows.reward_N, None, None, wrong)
     title = "{count} rewards ({share}) are missing, NaN or infinite, or a number although the log calls them failed"
     return found(view, "nan", wrong, title, clean, say=lambda i: f"the reward is {rows.reward_N[i]}")
+
+
+def _outside_history(rows: Rows) -> Flags:
+    """Of a log without texts: rows before the first reward, and those after the last one that repeat its step.
+
+    A mean of episodes is NaN until one has ended, and the summary of a trainer has no reward.
+    """
+    known = np.flatnonzero(np.isfinite(rows.reward_N))
+    if not len(known) or rows.texts is not None or rows.steps is not None:
+        return np.zeros(len(rows), bool)
+    place = np.arange(len(rows))
+    before, after = place < known[0], place > known[-1]
+    repeats = np.zeros(len(rows), bool) if rows.step_N is None else rows.step_N == rows.step_N[known[-1]]
+    outside = np.isnan(rows.reward_N) & (before | (after & repeats))
+    return outside & (outside.sum() <= 0.1 * len(rows))
 
 
 def unread_rows(rows: Rows) -> Checked:

@@ -39,6 +39,7 @@ _TOTALS = (*ROLES["reward"], "total")  # keys of a map of rewards that are the r
 _MOST_ITEMS = 16  # of a list of rewards that have a name
 _MOST_NAMES = 900  # columns that are looked at
 _REWARD = re.compile(r"reward|score|judge|rating|grade|return", re.IGNORECASE)
+_SPREAD = re.compile(r"(^|[/_.\s-])(std|stddev|var|min|max)$", re.IGNORECASE)  # of a reward, over a step
 _COUNT = re.compile(r"^(num_|n_|__)|turns|index|time|seed|_id$", re.IGNORECASE)  # numbers that are no rewards
 Form = Literal["", "number", "map", "list"]
 
@@ -114,7 +115,7 @@ class LogColumns:
     def further(self, names: tuple[str, ...], parts: Row | None) -> list[str]:
         """Which columns of a row with these names are further rewards; with a map `parts` they are in it."""
         taken = {use.column for role, use in self.uses.items() if not self._is_also_reward(role, use)}
-        kept = [n for n in names if n not in taken] if parts is None else list(parts)
+        kept = [n for n in names if n not in taken and not _SPREAD.search(n)] if parts is None else list(parts)
         wide = parts is not None or self.parts != "named"
         return [n for n in kept if _REWARD.search(n) or (wide and not _COUNT.search(n))]
 

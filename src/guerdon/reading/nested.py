@@ -495,6 +495,12 @@ def oasst_tree(record: Row) -> list[Row]:
     return list(oasst(rows))
 
 
+def promptfoo(record: Row) -> list[Row]:
+    """A result of promptfoo: an assertion that failed is a reward, although the log has an `error` for it."""
+    asserted = record.get("failureReason") == 1
+    return [{**record, "error": None} if asserted else record]
+
+
 def swe_agent(record: Row) -> list[Row]:
     """A trajectory of SWE-agent: whether its patch resolves the issue is the reward."""
     roles = {"ai": "assistant", "system": "system", "user": "user"}
