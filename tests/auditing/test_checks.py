@@ -54,7 +54,8 @@ def with_responses(rows, change, where, bonus=0.0):
 
 
 def names(rows):
-    return {one.name for one in audit(rows).findings}
+    """What is found, but for the fact that the truth is the reward of an exact verifier."""
+    return {one.name for one in audit(rows).findings} - {"truth_copy"}
 
 
 def by_name(rows, name):
@@ -70,8 +71,10 @@ def chosen(rows, share, seed=1):
 @pytest.mark.parametrize("how", [{}, {"levels": (0.0, 1.0)}, {"levels": (-5.0, 2.0)}, {"truth": False}, {"steps": 1}])
 def test_an_honest_log_is_clean(how):
     found = audit(log(**how))
-    assert found.findings == ()
-    assert set(found.clean) | set(found.unchecked) | set(found.undecided) == {
+    assert {(one.name, one.severity) for one in found.findings} == (
+        {("truth_copy", "info")} if "levels" in how else set()
+    )
+    assert {*found.clean, *found.unchecked, *found.undecided, *(one.name for one in found.findings)} == {
         "nan", "unread", "early_end", *OF_RESPONSES,
     }  # fmt: skip
     assert all(found.clean.values())
@@ -114,6 +117,37 @@ def test_an_effect_that_may_be_chance_is_undecided_and_not_clean():
     rows = replace(honest, reward_N=honest.reward_N + 0.35 * (np.arange(60) % 6 == 0))
     assert "position" not in names(rows)
     assert re.match(r"needs p below 0.01 over all checks, and has [01]", audit(rows).undecided["position"])
+
+
+def test_a_truth_that_follows_from_the_reward_is_no_evidence():
+    honest = log(noise=0.05)
+    copies = {
+        "is a threshold of the reward": honest.truth_N,
+        "is the reward in every row": honest.reward_N,
+        "is the reward in another scale": 3 - 2 * -honest.reward_N,
+    }
+    for how, truth in copies.items():
+        found = audit(replace(honest, truth_N=truth))
+        (one,) = [one for one in found.findings if one.name == "truth_copy"]
+        assert how in one.title
+        assert "--judge" in one.remedy
+        for check in ("truth", "drift", "agreement", "shift"):
+            assert "measured without the reward" in found.undecided[check], check
+    against = audit(replace(honest, truth_N=1 - honest.truth_N))  # the opposite of the reward is evidence
+    assert {"agreement"} <= {one.name for one in against.findings}
+    assert "truth_copy" in against.clean
+
+
+def test_a_truth_that_is_constant_or_hardly_known_is_said_and_not_used():
+    honest = log()
+    few = np.where(np.arange(len(honest)) % 5 == 0, honest.truth_N, np.nan)
+    for truth, said in ((few, "the log has 432 of 2,160"), (np.zeros(len(honest)), "rows that have one is equal")):
+        found = audit(replace(honest, truth_N=truth))
+        assert {one.name for one in found.findings} == set()
+        for check in ("truth", "drift", "agreement", "shift", "truth_copy"):
+            assert said in found.undecided[check], check
+    references = replace(honest.texts, truths=["40"] * len(honest))
+    assert "agreement" in audit(replace(honest, truth_N=few, texts=references)).clean  # by the reference answers
 
 
 def test_kinds_of_responses_that_a_log_lacks_are_not_called_clean():

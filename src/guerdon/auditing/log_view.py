@@ -176,9 +176,9 @@ class View:
         truth, ways = self.truth_class_M, list[tuple[Codes, str, float]]()
         if truth is not None and self.has_truth:
             alone = np.where(truth >= 0, truth, truth.max() + 1 + np.arange(len(self)))
-            if self.peer_M is not None:  # rows of one prompt are not independent: they are compared with each other
+            if self.peer_M is not None:
                 ways.append((strata(self.peer_M, alone), "within prompt, step and truth", 1.0))
-            else:
+            if self.peer_M is None or self.binary:  # else the prompt decides the reward of equally good responses, too
                 ways.append((strata(alone, self.of(self.rows.step_N)), "given step and truth", 1.5))
         elif self.peer_M is not None:
             ways.append((self.peer_M, "within prompt and step", 1.0))

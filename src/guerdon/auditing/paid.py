@@ -82,6 +82,9 @@ def check_empty_paid(view: View) -> Checked:
     empty = np.array([not text.strip() for text in responses])
     if empty.mean() > MOSTLY:
         raise MissingColumn("responses with a text; most are empty")
+    if not empty.any():
+        raise MissingColumn("empty responses")
+    enough(int(empty.sum()), FEWEST_EMPTY, "empty responses")
     low, high = np.quantile(one.reward_M, [0.1, 0.9])
     count, paid = int(empty.sum()), empty & (one.reward_M > max((low + high) / 2, one.reward_M.min()))
     clean = f"{paid.sum():,} of {count:,} empty responses are rewarded, and {FEWEST_EMPTY} would be a finding"

@@ -35,6 +35,7 @@ AGREEMENT = 0.65  # probability that a right response has a higher reward than a
 SCALED = (0.15, 0.3, 0.5, 0.7, 0.85)  # quantiles of the deviations that a change of scale moves
 LAGGED = 0.25  # correlation with the truth of another row above that with its own
 FEWEST_STEPS = 4
+FEWEST_IN_WINDOW = 5  # groups, or rows, on either side of a jump
 FEWEST_GROUPS = 30  # groups, or rows without groups, whose reward is compared over the run
 TRUTH = "truth, or reference answers"
 
@@ -198,7 +199,7 @@ def check_jump(view: View) -> Checked:
     names, order = np.unique(step, return_inverse=True)
     enough(len(names), FEWEST_STEPS, "steps")
     counted = len(view) if view.peer_M is None else int(view.peer_M.max()) + 1
-    enough(counted, 5 * len(names), f"{_grouped(view)}, five for each of the {len(names):,} steps")
+    enough(counted, 4 * FEWEST_IN_WINDOW, _grouped(view))
     clean = f"no jump of values, or of the level by {JUMP:g} standard deviations, over {len(names):,} steps"
     again = _again(view, order)
     one = _new_values(view, order) or _level_jump(view, order, again) or _scale_jump(view, order)
@@ -307,6 +308,7 @@ def _break(order: Codes, values: Numbers, limit: float) -> _Break | None:
         width = 1
     elif steps < 20:
         width = 2
+    width = max(width, -(-FEWEST_IN_WINDOW * steps // max(len(values), 1)))
     sums = [np.concatenate([[0.0], np.cumsum(np.bincount(order, values**k, minlength=steps))]) for k in (0, 1, 2)]
 
     def window(first: int) -> tuple[float, float, float]:
@@ -325,7 +327,7 @@ def _break(order: Codes, values: Numbers, limit: float) -> _Break | None:
         if at + 2 * width <= steps:
             around.append(sign * (window(at + width)[1] - mean1))
         beyond = abs(change) - max(around)
-        if min(n0, n1) >= 5 and beyond > beyond_best:
+        if min(n0, n1) >= FEWEST_IN_WINDOW and beyond > beyond_best:
             error = np.sqrt(error0 + error1) or 1e-12
             p = min(1.0, 2 * float(stdtr(min(n0, n1) - 1, -beyond / error)) * (steps - 1))
             best, beyond_best = _Break(at, change, change - 1.96 * error, change + 1.96 * error, p), beyond
@@ -334,7 +336,7 @@ def _break(order: Codes, values: Numbers, limit: float) -> _Break | None:
 
 def check_shift(view: View) -> Checked:
     """Rewards agree with the truth of another row better than with their own."""
-    known = np.isfinite(needed(view.truth_M, TRUTH))
+    known = np.isfinite(_truth(view))
     one = view.sub(known)
     reward, step = one.reward_M, one.of(view.rows.step_N)
     truth: Numbers = needed(one.truth_M, TRUTH)
