@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guerdon.auditing.checks import OF_RESPONSES, OF_ROBOTS, audit
+from guerdon.auditing.checks import OF_RESPONSES, OF_ROBOTS, OF_SCALARS, audit
 from guerdon.auditing.finding import REMEDIES
 from guerdon.auditing.rows import RobotSteps, Rows, Texts
 
@@ -161,7 +161,7 @@ def test_kinds_of_responses_that_a_log_lacks_are_not_called_clean():
 
 
 def test_every_check_has_a_remedy_that_exists(docs_folder):
-    assert set(REMEDIES) == {"nan", "unread", *OF_RESPONSES, *OF_ROBOTS}
+    assert set(REMEDIES) == {"nan", "unread", *OF_RESPONSES, *OF_ROBOTS, *OF_SCALARS}
     for severity, remedy in REMEDIES.values():
         assert severity in ("error", "warning", "info")
         for page in remedy.split("(docs/")[1:]:

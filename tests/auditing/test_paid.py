@@ -13,7 +13,7 @@ from guerdon.auditing.checks import audit
 from guerdon.auditing.log_view import MissingColumn, Undecided, View
 from guerdon.auditing.rows import Rows, Texts
 
-WORDS = "river stone cloud paper green seven walk table under light often metal garden window yellow market".split()
+WORDS = ["river", "stone", "cloud", "paper", "green", "seven", "walk", "table", "under", "light", "often", "metal"]
 
 
 def log(*, prompts=60, size=8, steps=2, noise=0.0, seed=0):
@@ -34,7 +34,7 @@ def log(*, prompts=60, size=8, steps=2, noise=0.0, seed=0):
         prompt_N=prompt,
         group_N=np.repeat(np.arange(n // size), size),
         length_N=np.array([float(len(text)) for text in responses]),
-        texts=Texts(np.arange(n), [f"What of {WORDS[k % 16]} {k}?" for k in prompt], responses),
+        texts=Texts(np.arange(n), [f"What of {WORDS[k % 12]} {k}?" for k in prompt], responses),
     )
 
 
@@ -115,7 +115,10 @@ def test_a_bonus_and_a_price_by_a_rule_are_no_leak():
 def test_phrases_of_right_responses_are_not_paid_for_themselves():
     rows = log()
     right = rows.truth_N > 0
-    assert paid.check_paid(View.whole(changed(rows, lambda t: t + " Thus we are done.", right, rows.reward_N))).finding is None
+    assert (
+        paid.check_paid(View.whole(changed(rows, lambda t: t + " Thus we are done.", right, rows.reward_N))).finding
+        is None
+    )
 
 
 def test_what_grew_over_the_run_is_told_within_prompts_that_recur():

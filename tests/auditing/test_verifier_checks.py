@@ -63,7 +63,8 @@ def test_right_answers_that_are_not_paid_are_found_with_their_share(answers, wit
     assert finding.severity == "error"
     assert finding.interval[0] < 0.3 < finding.interval[1]
     assert finding.total == int(truth.sum())
-    assert finding.rows and all(truth[row] == 1 and faulty.reward_N[row] == 0 for row in finding.rows)
+    assert finding.rows
+    assert all(truth[row] == 1 and faulty.reward_N[row] == 0 for row in finding.rows)
 
 
 @pytest.mark.parametrize("answers", [NUMBERS, LETTERS])

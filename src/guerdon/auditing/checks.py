@@ -8,23 +8,20 @@ for finding in found.findings:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from guerdon.auditing.association import associate
 from guerdon.auditing.course import course_of
 from guerdon.auditing.drift import CHECKS, with_drift
 from guerdon.auditing.evidence import with_evidence
 from guerdon.auditing.finding import REMEDIES, SEVERITIES, Audit, Finding
-from guerdon.auditing.log_view import Checked, MissingColumn, Undecided, View, enough, found, needed
+from guerdon.auditing.log_view import Checked, MissingColumn, Undecided, View, found, needed
 from guerdon.auditing.logs import NO_EPISODE
 from guerdon.auditing.robot_checks import is_of_episodes
 from guerdon.auditing.rows import Flags, Rows
@@ -39,13 +36,6 @@ ALPHA = 0.01  # after Holm's correction
 MARKED = 400  # rows of a judge's sample
 GROWING = (HALF_WRITTEN, NO_EPISODE)  # what is wrong with the last line of a log that is being written
 BY_TRUTH = ("truth", "drift", "agreement")
-_TRUTH = re.compile(
-    r"(?i)success(?:_at_end|_rate)?$|accuracy|correct|(?:return|reward)/(?:env|verifier|truth|gold)$|gold"
-)
-_REWARD = re.compile(r"(?i)(?:^|[/_])(?:return|reward|score)s?(?:/[^/]+|/mean|_mean)?$")
-_OTHER = re.compile(r"(?i)std|min|max|weight|correlation|undefined|known|count|(?:return|reward)/combined$")
-STRONG = 0.5  # rank correlation of a curve with the steps
-FEWEST = 8  # points of a curve
 Check = Callable[[View], Checked]
 
 
@@ -64,7 +54,8 @@ OF_RESPONSES = _checks(
     "time_checks", "value_checks", "verifier_checks", "part_checks", "text_checks", "paid", "program_checks"
 )
 OF_ROBOTS = _checks("robot_checks")
-NAMES = ("nan", "unread", *OF_RESPONSES, *OF_ROBOTS, *CHECKS)
+OF_SCALARS: dict[str, Callable[[Rows], Checked]] = _checks("scalar_checks")  # type: ignore[assignment]
+NAMES = ("nan", "unread", *OF_RESPONSES, *OF_ROBOTS, *OF_SCALARS, *CHECKS)
 """Names that a finding can have."""
 OF_EPISODES = ("success_reward", "constant_success")  # those of robots that need no single steps
 
@@ -99,10 +90,11 @@ def audit(rows: Rows, *, seed: int = 0, marks: SecondReward | None = None) -> Au
         checks = checks | {name: OF_ROBOTS[name] for name in OF_EPISODES}
     for name, check in checks.items():
         make(name, partial(check, marked if name in BY_TRUTH else view), has_rows=len(view))
-    if rows.curves and "truth" not in made:
-        for without in (unchecked, undecided):
-            without.pop("truth", None)
-        make("truth", partial(curves_disagree, rows), has_rows=1)
+    for name, of_scalars in OF_SCALARS.items() if rows.curves else ():
+        if name not in made:
+            for without in (unchecked, undecided):
+                without.pop(name, None)
+            make(name, partial(of_scalars, rows), has_rows=1)
     findings, clean = [], {}
     for (name, one), p in zip(made.items(), holm([one.p for one in made.values()]), strict=True):
         if one.finding is None:
@@ -204,46 +196,3 @@ def unread_rows(rows: Rows) -> Checked:
         REMEDIES["unread"][1], count, total,
     )  # fmt: skip
     return Checked(finding, clean)
-
-
-def curves_disagree(rows: Rows) -> Checked:
-    """In logged scalars a reward rises over the run, or from the best moment of the truth on, while the truth falls."""
-    names = [name for name in rows.curves if not _OTHER.search(name)]
-    truths = [name for name in names if _TRUTH.search(name)]
-    rewards = [name for name in names if _REWARD.search(name) and name not in truths]
-    if not truths or not rewards:
-        raise MissingColumn("step and truth, or curves of a reward and of the success")
-    clean = f"curves: {', '.join(rewards[:3])} against {', '.join(truths[:3])}"
-    enough(max(_shared(rows, *pair) for pair in product(rewards, truths)), FEWEST, "steps with a reward and a truth")
-    nothing = np.zeros(int(np.isfinite(rows.reward_N).sum()), bool)
-    for reward, truth in product(rewards, truths):
-        steps = np.intersect1d(rows.curves[reward][0], rows.curves[truth][0])
-        x, y = (values[np.searchsorted(at, steps)] for at, values in (rows.curves[reward], rows.curves[truth]))
-        known = np.isfinite(x) & np.isfinite(y)
-        x, y = x[known], y[known]
-        best = int(np.argmax(np.convolve(y, np.ones(3) / 3, "same"))) if len(y) > 2 else 0
-        for start in (0, best):
-            a, b, n = x[start:], y[start:], len(x) - start
-            if n < FEWEST:
-                continue
-            order, alone = np.arange(n, dtype=np.float64), np.zeros(n, np.int64)
-            rise, fall = (associate(order, _ranks(one), alone, seed=0) for one in (a, b))
-            if rise.r < STRONG or fall.r > -STRONG or rise.low <= 0 or fall.high >= 0 or fall.p is None:
-                continue
-            title = f"{reward} rises from {a[0]:.3g} to {a[-1]:.3g} while {truth} falls from {b[0]:.3g} to {b[-1]:.3g}"
-            return found(
-                View.whole(rows), "truth", nothing, title, clean, effect=(fall.r, fall.low, fall.high), of=n,
-                unit="rank correlation of the truth with the step",
-                p=min(1.0, fall.p * 2 * len(rewards) * len(truths)),
-            )  # fmt: skip
-    return Checked(None, clean)
-
-
-def _shared(rows: Rows, reward: str, truth: str) -> int:
-    """At how many steps two curves have a number."""
-    known, also = (steps[np.isfinite(values)] for steps, values in (rows.curves[reward], rows.curves[truth]))
-    return len(np.intersect1d(known, also))
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    return np.argsort(np.argsort(values, kind="stable"), kind="stable").astype(np.float64)

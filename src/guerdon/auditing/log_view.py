@@ -300,10 +300,16 @@ def classes(values_M: Numbers) -> Codes:
     return found
 
 
+def braced(text: str) -> str:
+    """A text of a log as a part of a title of `found`."""
+    return text.replace("{", "{{").replace("}", "}}")
+
+
 def found(
     view: View, name: str, flag_M: Flags, title: str, clean: str, *, effect: tuple[float, float, float] | None = None,
     unit: str = "share of the rows", of: int | None = None, p: float | None = None,
     say: Callable[[int], str] | str = "", order_M: ArrayLike | None = None, severity: Severity | None = None,
+    phrases: tuple[str, ...] = (),
 ) -> Checked:  # fmt: skip
     """A finding of a check.
 
@@ -320,6 +326,7 @@ def found(
         say: what to see in an example, by its place in the view; whether it is right is added.
         order_M: the rows with the largest value come first, after those whose reward contradicts the truth.
         severity: where it is not that of the check.
+        phrases: that were confirmed to be paid.
     """
     total, count = len(view) if of is None else of, int(np.sum(flag_M))
     value, low, high = effect or (count / total, *wilson_bounds(min(count, total), total))
@@ -338,7 +345,7 @@ def found(
     rows, interval = tuple(view.row_M[places[:MOST_ROWS]].tolist()), (float(low), float(high))
     finding = Finding(
         name, severity or usual, text, float(value), interval, unit, p, rows, examples, remedy, count, total,
-        marked=view.row_M[places],
+        phrases=phrases, marked=view.row_M[places],
     )  # fmt: skip
     return Checked(finding, clean, p)
 

@@ -1,24 +1,25 @@
 """What a reward pays for apart from the truth: found on half of the prompts, and tested on the other half.
 
-Candidates are words and runs of up to four words, layouts, lengths, calls of tools, empty responses, programs that change
-their tests, and responses that repeat their prompt. Rewards are compared within prompt, step, truth and whether the
-response is finished. What the reward adds by a rule of its own, always and to right and wrong ones alike (a bonus for a
-layout, a price of the length), is held constant, too: it is no leak.
+Candidates are words and runs of up to four words, layouts, lengths, calls of tools, empty responses, programs that
+change their tests, and responses that repeat their prompt. Rewards are compared within prompt, step, truth and whether
+the response is finished. What the reward adds by a rule of its own, always and to right and wrong ones alike (a bonus
+for a layout, a price of the length), is taken out of it: it is no leak.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import ndtr
 from scipy.stats import hypergeom, rankdata
 
 from guerdon.auditing.association import MANY, PERMUTATIONS, Association, associate, strata, stratum_means
-from guerdon.auditing.log_view import SPREADS, Checked, MissingColumn, View, enough, found, needed
+from guerdon.auditing.log_view import Checked, MissingColumn, View, braced, enough, found, needed
 from guerdon.auditing.program_checks import tricks
 from guerdon.auditing.rows import Codes, Flags, Numbers
 from guerdon.auditing.text_features import LAYOUTS, mostly_programs
@@ -42,38 +43,37 @@ RULE = 0.9  # share of the variance within a truth that a price explains
 ALWAYS = 0.96  # share of the rows in which a rule of the reward holds: the truth may be misread in the others
 NEARLY = 0.04  # difference of probabilities that does not count in the order of candidates
 GREW = 0.1  # share of the responses by which a candidate is more common late than early
+MOST_CALLS = 30  # names of tools
+RECUR = 0.2  # share of the rows
 FEWEST_EMPTY = 5  # responses
+FEWEST_TEXTS = 100
 MOSTLY = 0.5  # of the responses: above it the log has no texts
 _WORD = re.compile(r"\w+")
 _CALL = re.compile(r'\[(\w+)\(|"name":\s*"(\w+)"|(?:^|\n)\s*Action:\s*(\w+)|<(?:function|invoke)[= ]"?(?:name=")?(\w+)')
 _COPIED = 8  # words in a row that repeat the prompt
 
-Candidates = Mapping[str, Flags]  # which rows have each, by what they are called
-
 
 def check_paid(view: View) -> Checked:
     """Something that right and wrong responses have in common with others gets more."""
-    half = _halves(view)
-    confirmed = _confirmed(half)
+    halves = _halves(view)
+    confirmed = _confirmed(halves)
     if not confirmed:
-        changed = _changed(half)
-        return Checked(None, f"{half.clean}{changed}")
-    best = confirmed[0]
-    one = half.test
+        return Checked(None, halves.clean + _changed(halves))
+    best, one = confirmed[0], halves.test.view
     names = ", ".join(candidate.name for candidate in confirmed[:3])
     has = best.has_B
-    gained = has & (one.reward_M > stratum_means(one.reward_M, half.stratum_B))
+    gained = has & (one.reward_M > stratum_means(one.reward_M, halves.test.stratum))
     effect = best.found.difference / one.spread
-    title = f"responses with {names} get more than others with the same prompt, step and truth: by {effect:.2f} standard "
+    title = (
+        f"responses with {names} get more than others with the same prompt, step and truth: by {effect:.2f} standard "
+    )
     title += f"deviations, and with probability {best.apart:.2f} a higher reward{_grew(one, best)}"
-    checked = found(
-        one, "paid", gained, title.replace("{", "{{").replace("}", "}}"), half.clean,
-        effect=(best.apart, best.low, best.high), unit="probability", p=best.p, order_M=one.reward_M,
-        of=int(has.sum()), say=lambda i: f"reward {one.reward_M[i]:g}; has {best.name}",
-    )  # fmt: skip
-    assert checked.finding is not None  # noqa: S101
     phrases = tuple(candidate.name.strip('"') for candidate in confirmed if candidate.name.startswith('"'))
-    return checked._replace(finding=replace(checked.finding, phrases=phrases))
+    return found(
+        one, "paid", gained, braced(title), halves.clean, effect=(best.apart, best.low, best.high), unit="probability",
+        p=best.p, order_M=one.reward_M, of=int(has.sum()), phrases=phrases,
+        say=lambda i: f"reward {one.reward_M[i]:g}; has {best.name}",
+    )  # fmt: skip
 
 
 def check_empty_paid(view: View) -> Checked:
@@ -91,7 +91,9 @@ def check_empty_paid(view: View) -> Checked:
     if paid.sum() < FEWEST_EMPTY or wilson_bounds(int(paid.sum()), count)[0] < PAID_LIES:
         return Checked(None, clean)
     title, unit = "{share} of the empty responses are rewarded", "share of the empty responses"
-    return found(one, "empty_paid", paid, title, clean, of=count, unit=unit, say=lambda i: f"reward {one.reward_M[i]:g}")
+    return found(
+        one, "empty_paid", paid, title, clean, of=count, unit=unit, say=lambda i: f"reward {one.reward_M[i]:g}"
+    )
 
 
 @dataclass(frozen=True)
@@ -124,53 +126,41 @@ def _place(name: str) -> int:
     return int(name.startswith('"'))
 
 
-@dataclass(frozen=True)
-class _Half:
-    """Two halves of the prompts: one to find candidates, one to test them.
+class _Side(NamedTuple):
+    """Rows of one half of the prompts.
 
     Attributes:
-        find: rows of the first.
-        stratum_A: rows of one number are compared; of the first.
-        said_A: their responses, as far as they are looked at.
-        test: rows of the second.
-        stratum_B: of the second.
-        said_B: their responses.
+        view: of them, the reward without what it adds by a rule.
+        stratum: rows of one number are compared.
+        said: their responses, as far as they are looked at.
+        prompts: what was asked.
     """
 
-    find: View
-    stratum_A: Codes
-    said_A: list[str]
-    test: View
-    stratum_B: Codes
-    said_B: list[str]
+    view: View
+    stratum: Codes
+    said: list[str]
+    prompts: list[str]
+
+
+class _Halves(NamedTuple):
+    """Two halves of the prompts: one to find candidates, one to test them."""
+
+    find: _Side
+    test: _Side
 
     @property
     def clean(self) -> str:
         """What to say where nothing passes."""
-        rows = len(self.find), len(self.test)
+        looked = (
+            f"in {len(self.find.said):,} rows of half of the prompts and confirmed in {len(self.test.said):,} others"
+        )
         return (
-            f"nothing that is paid apart from the truth was found in {rows[0]:,} rows of half of the prompts and confirmed "
-            f"in {rows[1]:,} of the others; it would be with a higher reward in {APART:.0%} of the comparisons"
+            f"nothing that is paid apart from the truth was found {looked}; it would be with a higher reward in "
+            f"{APART:.0%} of the comparisons"
         )
 
-    @cached_property
-    def prompts_A(self) -> list[str]:
-        """What was asked, of the first half."""
-        return _prompts(self.find)
 
-    @cached_property
-    def prompts_B(self) -> list[str]:
-        """What was asked, of the second half."""
-        return _prompts(self.test)
-
-
-def _prompts(view: View) -> list[str]:
-    texts = needed(view.rows.texts, "response")
-    place = np.searchsorted(texts.row_M, view.row_M)
-    return [texts.prompts[i] for i in place]
-
-
-def _halves(view: View) -> _Half:
+def _halves(view: View) -> _Halves:
     """The rows that can be compared, split by their prompt.
 
     Raises:
@@ -178,7 +168,9 @@ def _halves(view: View) -> _Half:
         Undecided: too few rows vary.
     """
     whole, responses = view.texts()
-    needed(whole.truth_M if whole.has_truth else None, "truth, or reference answers: without one good responses are paid")
+    needed(
+        whole.truth_M if whole.has_truth else None, "truth, or reference answers: without one good responses are paid"
+    )
     needed(whole.peer_M, "group, or several responses to a prompt")
     unfinished = whole.unanswered_M
     if unfinished is not None:  # an empty response is one of the candidates
@@ -187,29 +179,38 @@ def _halves(view: View) -> _Half:
     one, said = whole.sub(keep), [text for text, kept in zip(responses, keep, strict=True) if kept]
     one = _without_rules(one, said)
     stratum = strata(one.peer_M, one.truth_class_M, None if unfinished is None else unfinished[keep])
+    stratum = _by_appearance(stratum)
     several = (np.bincount(stratum) > 1)[stratum]
     prompt = one.of(one.rows.prompt_N)
-    code = strata(needed(one.peer_M, "group") if prompt is None else prompt)
+    code = _by_appearance(strata(needed(one.peer_M, "group") if prompt is None else prompt))
     first = np.random.default_rng(view.seed).permutation(int(code.max(initial=0)) + 1)[code] % 2 == 0
-    parts = [_part(one, several & side, stratum, said, code) for side in (first, ~first)]
-    enough(min(part[3] for part in parts), FEWEST_PROMPTS, "prompts with comparable responses in either half of them")
-    enough(min(len(part[0]) for part in parts), FEWEST_ROWS, "comparable responses in either half of the prompts")
-    return _Half(*parts[0][:3], *parts[1][:3])
+    find, test = (_side(one, several & half, stratum, said) for half in (first, ~first))
+    prompts = min(len(set(side.prompts)) for side in (find, test))
+    enough(prompts, FEWEST_PROMPTS, "prompts with comparable responses in either half of them")
+    rows = min(len(find.said), len(test.said))
+    enough(rows, FEWEST_ROWS, "comparable responses in either half of the prompts")
+    return _Halves(find, test)
 
 
-def _part(one: View, keep: Flags, stratum: Codes, said: list[str], code: Codes) -> tuple[View, Codes, list[str], int]:
-    """Whole strata of one half, at most `MOST_ROWS`, those first in which the reward varies; and how many prompts."""
+def _by_appearance(code: Codes) -> Codes:
+    """Codes in the order in which they come, so that halves depend on the rows and not on how their codes were made."""
+    first, inverse = np.unique(code, return_index=True, return_inverse=True)[1:]
+    return np.argsort(np.argsort(first))[inverse].astype(np.int64)
+
+
+def _side(one: View, keep: Flags, stratum: Codes, said: list[str]) -> _Side:
+    """Whole strata of one half, at most `MOST_ROWS`, those first in which the reward varies."""
     off = np.abs(one.reward_M - stratum_means(one.reward_M, stratum)) > 1e-9 * (np.abs(one.reward_M) + 1)
-    varies = (np.bincount(stratum, off) > 0)[stratum]
     size = np.bincount(stratum[keep], minlength=int(stratum.max(initial=0)) + 1)
     order = np.random.default_rng(one.seed).permutation(len(size))
-    worth = np.bincount(stratum, varies & keep) > 0
-    order = np.concatenate([order[worth[order]], order[~worth[order]]])
+    varies = np.bincount(stratum, off & keep) > 0
+    order = np.concatenate([order[varies[order]], order[~varies[order]]])
     chosen = np.zeros(len(size), bool)
     chosen[order[np.cumsum(size[order]) <= MOST_ROWS]] = True
     keep = keep & chosen[stratum]
-    texts = [text[:LOOKED] for text, kept in zip(said, keep, strict=True) if kept]
-    return one.sub(keep), strata(stratum[keep]), texts, len(np.unique(code[keep]))
+    view, texts = one.sub(keep), needed(one.rows.texts, "response")
+    prompts = [texts.prompts[i] for i in np.searchsorted(texts.row_M, view.row_M)]
+    return _Side(view, strata(stratum[keep]), [said[i][:LOOKED] for i in np.flatnonzero(keep)], prompts)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -251,7 +252,7 @@ def _bonus(has: Flags, truth: Codes, reward: Numbers) -> float:
 
 
 def _price(values: Numbers, truth: Codes, reward: Numbers) -> float:
-    """The slope of the reward over a number within the truth where it is a straight line, but for a few rows; else 0."""
+    """The slope of the reward over a number within the truth, where nearly all rows are on a straight line; else 0."""
     kept = np.arange(len(values))
     slope = fits = 0.0
     for _ in range(2):
@@ -271,19 +272,19 @@ def _price(values: Numbers, truth: Codes, reward: Numbers) -> float:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def _confirmed(half: _Half) -> list[_Confirmed]:
+def _confirmed(halves: _Halves) -> list[_Confirmed]:
     """The candidates that pass on the other half, those that tell rewards apart best first."""
-    chosen = _candidates(half.find, half.stratum_A, half.said_A, half.prompts_A)
+    test = halves.test
     tested = []
-    for name, has_of in chosen.items():
-        has = has_of(half.said_B, half.prompts_B)
-        got = associate(has, half.test.reward_M, half.stratum_B, seed=half.test.seed)
-        tested.append((name, has, replace(got, p=_exact(got, has, half.test.reward_M, half.stratum_B))))
+    for name, finder in _candidates(halves.find).items():
+        has = _having(finder, test)
+        got = associate(has, test.view.reward_M, test.stratum, seed=test.view.seed)
+        tested.append((name, has, replace(got, p=_exact(got, has, test.view.reward_M, test.stratum))))
     passed = []
     for (name, has, got), p in zip(tested, holm([got.p for _, _, got in tested]), strict=True):
         if p is None or p >= ALPHA or got.r <= 0 or has.sum() < FEWEST:
             continue
-        apart, low, high = _apart(half.test.reward_M, has, half.stratum_B)
+        apart, low, high = _apart(test.view.reward_M, has, test.stratum)
         if low > APART:
             passed.append(_Confirmed(name, has, got, apart, low, high, p))
     passed.sort(key=lambda one: (-round(one.low / NEARLY), _place(one.name), -len(one.name)))
@@ -295,7 +296,7 @@ def _confirmed(half: _Half) -> list[_Confirmed]:
 
 
 def _exact(got: Association, has: Flags, reward: Numbers, stratum: Codes) -> float | None:
-    """The p-value; where no permutation of those drawn was as extreme, exactly for two rewards, else by the variance."""
+    """The p-value; where no permutation that was drawn is as extreme, exact for two rewards, else by the variance."""
     if got.p is None or got.p > 1.5 / PERMUTATIONS or got.n >= MANY:
         return got.p
     size, with_it = np.bincount(stratum), np.bincount(stratum, has)
@@ -315,39 +316,47 @@ def _exact(got: Association, has: Flags, reward: Numbers, stratum: Codes) -> flo
     return min(got.p, 2 * float(ndtr(-abs(float(x @ y)) / np.sqrt(each.sum()))))
 
 
-_Finder = Callable[[Sequence[str], Sequence[str]], Flags]  # of responses and prompts: which have it
+_Finder = Callable[[str, str], object]  # of a response and its prompt: whether it has the candidate
 
 
-def _candidates(view: View, stratum: Codes, said: list[str], prompts: list[str]) -> dict[str, _Finder]:
+def _having(finder: _Finder, side: _Side) -> Flags:
+    """Which rows have a candidate."""
+    return np.array([bool(finder(*pair)) for pair in zip(side.said, side.prompts, strict=True)], bool)
+
+
+class _Ranked(NamedTuple):
+    """A candidate in the first half: how far its rows are above the others, and which these are."""
+
+    score: float
+    name: str
+    finder: _Finder
+    has: Flags
+
+
+def _candidates(side: _Side) -> dict[str, _Finder]:
     """The candidates that go best with the reward in the first half, at most `MOST`."""
-    centred = view.reward_M - stratum_means(view.reward_M, stratum)
-    prompt = strata(prompts)
-    ranked: list[tuple[float, str, _Finder, Flags]] = []
-    for name, finder in _forms(said).items():
-        has = finder(said, prompts)
-        score = _score(has, centred, stratum, prompt)
-        if score > 0:
-            ranked.append((score, name, finder, has))
-    ranked.sort(key=lambda one: (-round(one[0], 1), _place(one[1])))
-    ranked = _different(ranked, MOST - MOST_PHRASES)
-    phrases = []
-    for phrase, has in _phrases(said, centred):
-        score = _score(has, centred, stratum, prompt)
-        if score > 0:
-            phrases.append((score, f'"{phrase}"', _Phrase(phrase), has))
-    phrases.sort(key=lambda one: (-round(one[0], 1), -one[1].count(" "), one[1]))
-    return {name: finder for _, name, finder, _ in [*ranked, *_different(phrases, MOST_PHRASES)]}
+    centred = side.view.reward_M - stratum_means(side.view.reward_M, side.stratum)
+    prompt = strata(side.prompts)
+    forms, phrases = list[_Ranked](), list[_Ranked]()
+    for name, finder in _forms(side.said).items():
+        has = _having(finder, side)
+        forms.append(_Ranked(_score(has, centred, side.stratum, prompt), name, finder, has))
+    for phrase, has in _phrases(side.said, centred):
+        score = _score(has, centred, side.stratum, prompt)
+        phrases.append(_Ranked(score, f'"{phrase}"', partial(_says, _pattern(phrase)), has))
+    forms.sort(key=lambda one: (-round(one.score, 1), _place(one.name)))
+    phrases.sort(key=lambda one: (-round(one.score, 1), -one.name.count(" "), one.name))
+    kept = [*_different(forms, MOST - MOST_PHRASES), *_different(phrases, MOST_PHRASES)]
+    return {one.name: one.finder for one in kept}
 
 
-def _different(
-    ranked: Sequence[tuple[float, str, _Finder, Flags]], most: int
-) -> list[tuple[float, str, _Finder, Flags]]:
-    """The first of those that nearly the same rows have."""
-    kept: list[tuple[float, str, _Finder, Flags]] = []
+def _different(ranked: Sequence[_Ranked], most: int) -> list[_Ranked]:
+    """The first candidates that are above the others, of those that nearly the same rows have one."""
+    kept: list[_Ranked] = []
     for one in ranked:
-        if len(kept) == most:
+        if one.score <= 0 or len(kept) == most:
             break
-        if all((one[3] & other[3]).sum() <= ALIKE * (one[3] | other[3]).sum() for other in kept):
+        if all((one.has & other.has).sum() <= ALIKE * (one.has | other.has).sum() for other in kept):
             kept.append(one)
     return kept
 
@@ -362,15 +371,12 @@ def _score(has: Flags, centred: Numbers, stratum: Codes, prompt: Codes) -> float
     return float(x @ centred) / error if error > 0 else 0.0
 
 
-class _Phrase:
-    """Which responses have a run of words."""
+def _pattern(phrase: str) -> re.Pattern[str]:
+    return re.compile(r"\b" + r"\W+".join(map(re.escape, phrase.split(" "))) + r"\b")
 
-    def __init__(self, phrase: str) -> None:
-        self.words = phrase.split(" ")
 
-    def __call__(self, said: Sequence[str], prompts: Sequence[str]) -> Flags:  # noqa: ARG002
-        pattern = re.compile(r"\b" + r"\W+".join(re.escape(word) for word in self.words) + r"\b")
-        return np.array([self.words[0] in text and bool(pattern.search(text)) for text in map(str.lower, said)])
+def _says(pattern: re.Pattern[str], response: str, _prompt: str) -> object:
+    return pattern.search(response.lower())
 
 
 def _phrases(said: Sequence[str], centred: Numbers) -> list[tuple[str, Flags]]:
@@ -411,23 +417,39 @@ def _phrases(said: Sequence[str], centred: Numbers) -> list[tuple[str, Flags]]:
 
 def _forms(said: Sequence[str]) -> dict[str, _Finder]:
     """What is not a phrase, by name."""
-    found: dict[str, _Finder] = {}
-    for name, layout in LAYOUTS.items():
-        found[name] = lambda said, _, of=layout: np.array([bool(of.search(text)) for text in said])
-    found["no text at all"] = lambda said, _: np.array([not text.strip() for text in said])
+    found: dict[str, _Finder] = {name: partial(_finds, layout.search) for name, layout in LAYOUTS.items()}
+    if mostly_programs(said):
+        found |= {name: partial(_finds, finds) for name, finds in tricks().items()}
+    found["no text at all"] = _is_empty
+    found["words repeated from the prompt"] = _repeats
     lengths = np.array([len(text) for text in said])
-    for share in (0.5, 0.9):
-        limit = int(np.quantile(lengths, share)) if len(lengths) else 0
-        found[f"more than {limit:,} characters"] = lambda said, _, of=limit: np.array([len(text) > of for text in said])
-    for name, finds in tricks().items() if mostly_programs(said) else ():
-        found[name] = lambda said, _, of=finds: np.array([bool(of(text)) for text in said])
-    calls = [_calls(text) for text in said]
-    for name in sorted({name for one in calls for name in one})[:30]:
-        found[f"a call of {name}"] = lambda said, _, of=name: np.array([of in _calls(text) for text in said])
+    for limit in np.quantile(lengths, (0.5, 0.9)).astype(int).tolist():
+        found[f"more than {limit:,} characters"] = partial(_is_longer, limit)
+    for name in sorted({name for text in said for name in _calls(text)})[:MOST_CALLS]:
+        found[f"a call of {name}"] = partial(_does_call, name)
     for count in (1, 3):
-        found[f"more than {count} calls"] = lambda said, _, of=count: np.array([len(_calls(text)) > of for text in said])
-    found["words repeated from the prompt"] = lambda said, prompts: np.array(list(map(_repeats, said, prompts)), bool)
+        found[f"more than {count} calls"] = partial(_calls_often, count)
     return found
+
+
+def _finds(finds: Callable[[str], object], response: str, _prompt: str) -> object:
+    return finds(response)
+
+
+def _is_empty(response: str, _prompt: str) -> bool:
+    return not response.strip()
+
+
+def _is_longer(limit: int, response: str, _prompt: str) -> bool:
+    return len(response) > limit
+
+
+def _does_call(name: str, response: str, _prompt: str) -> bool:
+    return name in _calls(response)
+
+
+def _calls_often(count: int, response: str, _prompt: str) -> bool:
+    return len(_calls(response)) > count
 
 
 def _calls(text: str) -> list[str]:
@@ -455,8 +477,8 @@ def _apart(reward: Numbers, has: Flags, stratum: Codes) -> tuple[float, float, f
     before = np.cumsum(size) - size  # ranks of lower strata
     wins = np.bincount(stratum, np.where(has, rank - before[stratum], 0.0)) - n1 * (n1 + 1) / 2
     off = np.abs(reward - stratum_means(reward, stratum)) > 1e-9 * (np.abs(reward) + 1)
-    wins, n1, size = (values[np.bincount(stratum, off) > 0] for values in (wins, n1, size))
-    pairs = n1 * (size - n1)
+    varies = np.bincount(stratum, off) > 0
+    wins, pairs = wins[varies], (n1 * (size - n1))[varies]
     share = float(wins.sum() / pairs.sum())
     error = 1.96 * float(np.sqrt(((wins - share * pairs) ** 2).sum()) / pairs.sum())
     return share, share - error, share + error
@@ -473,7 +495,9 @@ def _grew(one: View, best: _Confirmed) -> str:
     if late is None:
         return ""
     shares = [float(best.has_B[part].mean()) for part in (late == 0, late == 1) if part.any()]
-    return f"; {shares[0]:.0%} of the first third of the run have it, and {shares[1]:.0%} of the last" * (len(shares) == 2)
+    return f"; {shares[0]:.0%} of the first third of the run have it, and {shares[1]:.0%} of the last" * (
+        len(shares) == 2
+    )
 
 
 def _thirds(one: View) -> Codes | None:
@@ -485,39 +509,43 @@ def _thirds(one: View) -> Codes | None:
     return np.where(step <= low, 0, np.where(step >= high, 1, -1)).astype(np.int64)
 
 
-def _changed(half: _Half) -> str:
+def _changed(halves: _Halves) -> str:
     """What became more common over the run, within prompts that recur, else of forms and lengths only; in words."""
-    sides = []
-    for view, said, prompts in ((half.find, half.said_A, half.prompts_A), (half.test, half.said_B, half.prompts_B)):
-        third = _thirds(view)
-        if third is None or not len(view):
-            return ""
-        outer = third >= 0
-        kept = [[text for text, is_in in zip(texts, outer, strict=True) if is_in] for texts in (said, prompts)]
-        sides.append((view.sub(outer), third[outer], *kept))
-    (find, late_A, said_A, prompts_A), (test, late_B, said_B, prompts_B) = sides
-    recur = _recurring(prompts_A, late_A) and _recurring(prompts_B, late_B)
-    stratum_A, stratum_B = (
-        strata(prompts if recur else np.zeros(len(prompts)), view.truth_class_M)
-        for view, prompts in ((find, prompts_A), (test, prompts_B))
+    find, test = (_early_and_late(side) for side in halves)
+    if find is None or test is None:
+        return ""
+    recur = _recurring(find) and _recurring(test)
+    find, test = (
+        side._replace(stratum=strata(side.prompts if recur else np.zeros(len(side.said)), side.view.truth_class_M))
+        for side in (find, test)
     )
-    chosen = _candidates(replace(find, reward_M=late_A.astype(np.float64)), stratum_A, said_A, prompts_A)
-    if not recur:
-        chosen = {name: finder for name, finder in chosen.items() if not name.startswith('"')}
+    late = test.view.reward_M > 0
     tested = []
-    for name, finder in chosen.items():
-        has = finder(said_B, prompts_B)
-        tested.append((name, has, associate(has, late_B.astype(np.float64), stratum_B, seed=test.seed)))
+    for name, finder in _candidates(find).items():
+        if recur or not name.startswith('"'):
+            has = _having(finder, test)
+            got = associate(has, test.view.reward_M, test.stratum, seed=test.view.seed)
+            tested.append((name, float(has[~late].mean()), float(has[late].mean()), got))
     words = []
-    for (name, has, got), p in zip(tested, holm([got.p for _, _, got in tested]), strict=True):
-        early, late = (float(has[late_B == k].mean()) if (late_B == k).any() else 0.0 for k in (0, 1))
-        if p is not None and p < ALPHA and got.r > 0 and late - early >= GREW:
-            words.append(f"{name} ({early:.0%} to {late:.0%})")
+    for (name, before, after, got), p in zip(tested, holm([got.p for *_, got in tested]), strict=True):
+        if p is not None and p < ALPHA and got.r > 0 and after - before >= GREW:
+            words.append(f"{name} ({before:.0%} to {after:.0%})")
     return f"; more common late in the run, whether paid or not: {', '.join(words[:3])}" if words else ""
 
 
-def _recurring(prompts: Sequence[str], late: Codes) -> bool:
+def _early_and_late(side: _Side) -> _Side | None:
+    """The rows of the first and of the last third of the run, with 0 and 1 as their rewards; None without both."""
+    third = _thirds(side.view)
+    if third is None or not {0, 1} <= set(third.tolist()):
+        return None
+    outer = np.flatnonzero(third >= 0)
+    view = side.view.sub(third >= 0)
+    view = replace(view, reward_M=third[outer].astype(np.float64))
+    return _Side(view, side.stratum[outer], [side.said[i] for i in outer], [side.prompts[i] for i in outer])
+
+
+def _recurring(side: _Side) -> bool:
     """Whether a fifth of the rows has a prompt that comes both early and late."""
-    code = strata(prompts)
-    both = (np.bincount(code, late == 0) > 0) & (np.bincount(code, late == 1) > 0)
-    return bool(both[code].mean() >= 0.2) if len(code) else False
+    code, late = strata(side.prompts), side.view.reward_M > 0
+    both = (np.bincount(code, ~late) > 0) & (np.bincount(code, late) > 0)
+    return bool(both[code].mean() >= RECUR)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 
 from guerdon.auditing.association import Association, associate, stratum_means
 from guerdon.auditing.finding import Severity
-from guerdon.auditing.log_view import SPREADS, SURE, Checked, MissingColumn, View, enough, found
+from guerdon.auditing.log_view import SPREADS, SURE, Checked, MissingColumn, View, braced, enough, found
 from guerdon.auditing.rows import Flags, Numbers
 
 MOST_PARTS = 12
@@ -90,7 +90,9 @@ def _parts(view: View) -> tuple[View, dict[str, Numbers]]:
     if not columns:
         raise MissingColumn(SUM)
     columns = dict(list(columns.items())[:MOST_PARTS])
-    keep = np.isfinite(np.column_stack(list(columns.values()))).all(axis=1)
+    keep = np.ones(len(view), bool)
+    for values in columns.values():
+        keep &= np.isfinite(values)
     keep[np.arange(len(keep)) % -(-len(keep) // MOST_ROWS) > 0] = False
     enough(int(keep.sum()), FEWEST, "rows with all parts of the reward")
     return view.sub(keep), {name: values[keep] for name, values in columns.items()}
@@ -99,7 +101,7 @@ def _parts(view: View) -> tuple[View, dict[str, Numbers]]:
 def _fitted(reward: Numbers, columns: list[Numbers]) -> Numbers | None:
     """The weights with which columns add up to the reward; None where they do not."""
     x = np.column_stack([*columns, np.ones(len(reward))])
-    weights = np.linalg.lstsq(x, reward, rcond=None)[0]
+    weights: Numbers = np.asarray(np.linalg.lstsq(x, reward, rcond=None)[0], np.float64)
     off = np.abs(reward - x @ weights)
     return weights[:-1] if np.quantile(off, 0.99) <= EXACT * (reward.std() or 1.0) else None
 
@@ -129,11 +131,9 @@ def _found(
     view: View, name: str, flag: Flags, title: str, clean: str, effect: tuple[float, float, float], unit: str,
     p: float | None, order: Numbers, severity: Severity | None = None,
 ) -> Checked:  # fmt: skip
-    plain = title.replace("{", "{{").replace("}", "}}")
-    checked = found(view, name, flag, plain, clean, effect=effect, unit=unit, p=p, order_M=order)
-    if checked.finding is None or severity is None:
-        return checked
-    return checked._replace(finding=replace(checked.finding, severity=severity))
+    return found(
+        view, name, flag, braced(title), clean, effect=effect, unit=unit, p=p, order_M=order, severity=severity
+    )
 
 
 def check_part_dead(view: View) -> Checked:
@@ -171,7 +171,9 @@ def check_part_falls(view: View) -> Checked:
     scale = fall / moved[name].r
     effect = fall, moved[name].low * scale, moved[name].high * scale
     severity: Severity | None = "error" if agreement is not None and agreement > AGREES else None
-    return _found(total.one, "part_falls", values < np.median(values), title, clean, effect, SPREADS, p, -values, severity)
+    return _found(
+        total.one, "part_falls", values < np.median(values), title, clean, effect, SPREADS, p, -values, severity
+    )
 
 
 def _error(one: Association) -> float:
@@ -185,7 +187,9 @@ def check_part_dominates(view: View) -> Checked:
     inside = {name: total.within(values) for name, values in total.parts.items()}
     whole = total.within(total.one.reward_M)
     shares = {name: float((values * whole).sum() / ((whole**2).sum() or 1.0)) for name, values in inside.items()}
-    clean = "of the variance of the reward within prompts are " if total.one.peer_M is not None else "of its variance are "
+    clean = (
+        "of the variance of the reward within prompts are " if total.one.peer_M is not None else "of its variance are "
+    )
     clean += ", ".join(f"{share:.0%} of {name}" for name, share in shares.items())
     grown = _grown(total)
     if grown is not None:
@@ -194,16 +198,18 @@ def check_part_dominates(view: View) -> Checked:
         title = f"{name} grows beyond all that it was, by {effect:.2f} standard deviations of the reward over the run"
         scale, values = effect / moved.r, total.parts[name]
         ends = effect, moved.low * scale, moved.high * scale
-        return _found(
-            total.one, "part_dominates", values > np.median(values), title, clean, ends, SPREADS, p, values
-        )
+        return _found(total.one, "part_dominates", values > np.median(values), title, clean, ends, SPREADS, p, values)
     name = max(shares, key=lambda one: shares[one])
     agreements = {one: total.agreement(values) for one, values in inside.items()}
     own = agreements[name]
-    better = [one for one, value in agreements.items() if value is not None and own is not None and value > own + AGREES]
+    better = [
+        one for one, value in agreements.items() if value is not None and own is not None and value > own + AGREES
+    ]
     if shares[name] < DECIDES or not better:
         return Checked(None, clean)
-    title = f"{name} makes up {shares[name]:.0%} of the variance of the reward within prompts, and {better[0]}, which goes "
+    title = (
+        f"{name} makes up {shares[name]:.0%} of the variance of the reward within prompts, and {better[0]}, which goes "
+    )
     title += f"with the truth (correlation {agreements[better[0]]:.2f}), hardly counts"
     values, share = inside[name], shares[name]
     halves = [float((values[h] * whole[h]).sum() / ((whole[h] ** 2).sum() or 1.0)) for h in _tenths(len(values))]
@@ -219,7 +225,7 @@ def _tenths(n: int) -> list[np.ndarray]:
 
 
 def _grown(total: _Sum) -> tuple[str, Association, float] | None:
-    """The part that is late above nearly all that it was early, and that is not what the run was about from the start."""
+    """The part that is late above nearly all that it was early, but for what the run was about from the start."""
     step = total.one.of(total.one.rows.step_N)
     if step is None or len(np.unique(step)) < FEWEST_STEPS:
         return None
@@ -246,7 +252,7 @@ def _grown(total: _Sum) -> tuple[str, Association, float] | None:
 
 
 def check_part_opposite(view: View) -> Checked:
-    """A part works against the reward: what it pays is paid less, or it goes with the truth and has a negative weight."""
+    """A part works against the reward that it is a part of, or goes with the truth and has a negative weight."""
     total = _sum(view)
     whole = total.within(total.one.reward_M)
     tried = []

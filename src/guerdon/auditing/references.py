@@ -142,15 +142,16 @@ def _gathered(
 ) -> References:
     """The verdicts as columns."""
     texts = rows.texts
-    assert texts is not None and texts.truths is not None  # noqa: S101
+    truths = [] if texts is None else texts.truths or []
+    row_M = np.zeros(0, np.int64) if texts is None else texts.row_M
     verdicts = [verdict for _, verdict in kept]
     return References(
-        row_K=np.array([texts.row_M[i] for i, _ in kept], np.int64),
+        row_K=row_M[[i for i, _ in kept]],
         right_K=np.array([np.nan if one.right is None else float(one.right) for one in verdicts]),
         near_K=np.array([one.near for one in verdicts], bool),
         sure_K=np.array([one.sure for one in verdicts], bool),
         stated=[one.stated or "" for one in verdicts],
-        truths=[texts.truths[i] for i, _ in kept],
+        truths=[truths[i] for i, _ in kept],
         kinds=kinds,
         unread=unread,
     )
@@ -290,7 +291,7 @@ def _as_letter(said: str, gold: str, question: str) -> _Verdict:
     return _Verdict({"equal": True, "different": False}.get(verdict or ""), answer)
 
 
-def _as_text(said: str, gold: str, question: str) -> _Verdict:  # noqa: ARG001
+def _as_text(said: str, gold: str, question: str) -> _Verdict:
     from guerdon.tasks.answer_text import normalized
 
     answer = _stated(said, gold)

@@ -1,8 +1,6 @@
-"""Checks of robots' episodes: the reward against success, rewarded without motion or at the first frame, ended early."""
+"""Checks of robots' episodes: rewards against success, without motion, or at the first frame, and early ends."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import numpy as np
 from scipy.special import ndtr
@@ -180,7 +178,9 @@ def check_constant_success(view: View) -> Checked:
     clean = f"{success.sum():,} of {len(success):,} episodes are logged as successes"
     if success.any() != success.all():
         return Checked(None, clean)
-    what = "all of {} episodes are logged as successes" if success.all() else "none of {} episodes is logged as a success"
+    what = (
+        "all of {} episodes are logged as successes" if success.all() else "none of {} episodes is logged as a success"
+    )
     title = what.format(f"{len(success):,}") + ": the column tells nothing apart"
     against = np.zeros(len(success), bool)
     if all_of.sparse and all_of.top > all_of.rest:
@@ -191,13 +191,12 @@ def check_constant_success(view: View) -> Checked:
     flag = np.zeros(len(view), bool)
     chosen = all_of.first[against if contradicts else np.ones(len(success), bool)]
     flag[chosen[chosen >= 0]] = True
-    checked = found(
+    return found(
         view, "constant_success", flag, title, clean, of=len(success), unit="share of the episodes",
         effect=(float(against.mean()), *wilson_bounds(int(against.sum()), len(success))),
         say="logged as a success" if success.all() else "logged as no success",
+        severity="error" if contradicts else None,
     )  # fmt: skip
-    assert checked.finding is not None  # noqa: S101
-    return checked._replace(finding=replace(checked.finding, severity="error" if contradicts else "info"))
 
 
 def check_success_reward(view: View) -> Checked:
@@ -227,7 +226,7 @@ def check_success_reward(view: View) -> Checked:
 def _higher(all_of: _Episodes, success: Flags) -> tuple[float, float, float]:
     """Probability that a success has a higher reward than a failure, the upper end of its interval, and a p-value.
 
-    The reward is the sum, the mean, the highest or the last one of an episode: the one that fits success best.
+    The reward is the sum, the mean, the highest or the last one of an episode: the one that tells most of success.
     """
     from scipy.stats import rankdata
 
@@ -236,9 +235,9 @@ def _higher(all_of: _Episodes, success: Flags) -> tuple[float, float, float]:
     for reward in (all_of.total, all_of.total / np.maximum(all_of.length, 1), all_of.best, all_of.last):
         rank = rankdata(reward)
         shares.append((float(rank[success].sum()) - n1 * (n1 + 1) / 2) / (n1 * n0))
-    share = max(shares)
+    share = max(shares, key=lambda one: (round(abs(one - 0.5), 9), one))
     error = float(np.sqrt((n1 + n0 + 1) / (12 * n1 * n0)))
-    return share, share + 1.96 * error, float(2 * ndtr(-abs(share - 0.5) / error))
+    return share, share + 1.96 * error, min(1.0, len(shares) * float(2 * ndtr(-abs(share - 0.5) / error)))
 
 
 def _of_success(

@@ -1,18 +1,18 @@
 """Checks of a reward that judges answers against guerdon's verifier, where the log has reference answers.
 
 A reward is compared only where it says right or wrong: it has two values, or two clouds of values with a gap. A right
-answer that is not paid may be one that breaks a rule of the format or of the length, and a wrong one that is paid may be
-within a tolerance, in another unit, or another name of the same thing; such rows are left out and counted.
+answer that is not paid may be one that breaks a rule of the format or of the length, and a wrong one that is paid may
+be within a tolerance, in another unit, or another name of the same thing; such rows are left out and counted.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from guerdon.auditing.association import strata
-from guerdon.auditing.log_view import FEW_LEVELS, Checked, MissingColumn, View, enough, found
+from guerdon.auditing.log_view import FEW_LEVELS, Checked, MissingColumn, View, braced, enough, found
 from guerdon.auditing.references import References
 from guerdon.auditing.rows import Flags, Numbers
 from guerdon.statistics.proportion import wilson_bounds
@@ -83,9 +83,7 @@ def check_paid_wrong(view: View) -> Checked:
     return _rate(all_of, "paid_wrong", looked, all_of.paid_K, "wrong answers", "are paid", left_out)
 
 
-def _rate(
-    all_of: _Judged, name: str, looked_K: Flags, bad_K: Flags, answers: str, what: str, left_out: str
-) -> Checked:
+def _rate(all_of: _Judged, name: str, looked_K: Flags, bad_K: Flags, answers: str, what: str, left_out: str) -> Checked:
     """The share of some answers that the reward judges otherwise, with an interval by prompts."""
     references = all_of.references
     kinds = " and ".join(references.kinds)
@@ -100,18 +98,11 @@ def _rate(
     if low <= ALLOWED or prompts < min(FEWEST_PROMPTS, max(2, of / 2)):
         return Checked(None, clean)
     example = all_of.said[int(np.flatnonzero(flag)[0])]
-    title = f"{{share}} of {total:,} {answers} {what}, by the reference answers ({kinds}): {_braces(example)}"
-    checked = found(
+    title = f"{{share}} of {total:,} {answers} {what}, by the reference answers ({kinds}): {braced(example)}"
+    return found(
         all_of.one, name, flag, title, clean, effect=(count / total, low, high), of=total, say=all_of.describe,
-        unit=f"share of the {answers}",
+        unit=f"share of the {answers}", severity=None if low > SEVERE else "warning",
     )  # fmt: skip
-    assert checked.finding is not None  # noqa: S101
-    severity = checked.finding.severity if low > SEVERE else "warning"
-    return checked._replace(finding=replace(checked.finding, severity=severity))
-
-
-def _braces(text: str) -> str:
-    return text.replace("{", "{{").replace("}", "}}")
 
 
 def _bounds(bad: Flags, prompt: np.ndarray) -> tuple[float, float]:
@@ -171,7 +162,9 @@ def _verdict_of(all_rewards: Numbers, reward_K: Numbers, right_K: Flags) -> tupl
         of_wrong = float(np.median(reward_K[~right_K]))
         if len(usual) and of_wrong < usual[-1]:
             return of_wrong, float(usual[-1])
-    raise MissingColumn("a reward that says right or wrong: two values, two groups of values, or one that right ones have")
+    raise MissingColumn(
+        "a reward that says right or wrong: two values, two groups of values, or one that right ones have"
+    )
 
 
 def _gap(reward: Numbers) -> tuple[float, float] | None:
@@ -231,4 +224,4 @@ def _right_by_truth(all_of: _Judged) -> Flags:
     right = known & (np.nan_to_num(truth) >= np.nanmax(truth, initial=0.0)) & (np.nan_to_num(truth) > 0)
     if not known.any() or (right == all_of.paid_K)[known].mean() >= COPIED:
         return none
-    return right
+    return np.asarray(right, bool)

@@ -1,0 +1,116 @@
+"""Robots: the reward against success, a success that never varies, and early ends of dense rewards."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from guerdon.auditing.checks import audit
+from guerdon.auditing.rows import RobotSteps, Rows
+
+
+def robots(*, count=40, length=30, kind="sparse", success=None, seed=0):
+    """Episodes of which half succeed in their last frame; the reward is honest."""
+    rng = np.random.default_rng(seed)
+    good = rng.random(count) < 0.5 if success is None else success
+    frame = np.tile(np.arange(length), count)
+    episode = np.repeat(np.arange(count), length)
+    last = frame == length - 1
+    succeeded = last & good[episode]
+    progress = frame / length * np.where(good, 1.0, 0.4)[episode]
+    reward = {"sparse": succeeded * 1.0, "cost": succeeded - 1.0, "dense": progress, "distance": progress - 1}[kind]
+    return Rows(
+        layout="test",
+        files=("a.parquet",),
+        file_N=np.zeros(len(frame), np.int64),
+        line_N=np.arange(1, len(frame) + 1),
+        reward_N=reward.astype(float),
+        truth_N=succeeded.astype(float),
+        steps=RobotSteps(episode, frame, state_N_D=np.cumsum(rng.standard_normal((len(frame), 2)), axis=0)),
+    )
+
+
+def found(rows):
+    return {one.name: one for one in audit(rows).findings}
+
+
+@pytest.mark.parametrize("kind", ["sparse", "cost", "dense", "distance"])
+def test_rewards_that_fit_success_are_clean(kind):
+    result = audit(robots(kind=kind))
+    assert not result.findings
+    assert {"success_reward", "constant_success", "early_end"} <= set(result.clean)
+
+
+@pytest.mark.parametrize("kind", ["sparse", "cost", "dense", "distance"])
+def test_a_wrong_sign(kind):
+    rows = robots(kind=kind)
+    one = found(replace(rows, reward_N=-rows.reward_N))
+    assert "the sign may be wrong" in one["success_reward"].title
+    assert one["success_reward"].severity == "error"
+
+
+def test_rewards_without_success_and_success_without_reward():
+    rows = robots()
+    where = np.flatnonzero(rows.truth_N)[:6]
+    unpaid = rows.reward_N.copy()
+    unpaid[where] = 0
+    assert "6 of 40 episodes succeed without reward" in found(replace(rows, reward_N=unpaid))["success_reward"].title
+    forgotten = rows.truth_N.copy()
+    forgotten[where] = 0
+    assert "are rewarded without success" in found(replace(rows, truth_N=forgotten))["success_reward"].title
+
+
+def test_rewards_that_come_some_frames_before_success():
+    rows = robots()
+    early = np.roll(rows.reward_N, -3)
+    assert "3 frames before" in found(replace(rows, reward_N=early))["success_reward"].title
+    held = rows.truth_N.copy()  # success is a fact of the episode in every row
+    held[:] = np.repeat(rows.truth_N.reshape(40, 30).max(axis=1), 30)
+    assert "success_reward" not in found(replace(rows, truth_N=held))
+
+
+@pytest.mark.parametrize("kind", ["sparse", "cost", "dense"])
+def test_a_success_that_never_varies(kind):
+    every = found(robots(kind=kind, success=np.ones(40, bool)))
+    assert every["constant_success"].severity == "info"
+    rows = robots(kind=kind)
+    said = np.zeros(len(rows.truth_N))
+    said[29::30] = 1
+    one = found(replace(rows, truth_N=said))["constant_success"]
+    assert one.severity == ("info" if kind == "dense" else "error")
+    assert "all of 40" in one.title
+    none = found(replace(rows, truth_N=0 * said))["constant_success"]
+    assert "none of 40" in none.title
+
+
+def test_too_few_episodes_decide_nothing():
+    result = audit(robots(count=6))
+    assert "the log has 6" in result.undecided["constant_success"]
+    assert "success_reward" in result.undecided
+    unknown = audit(replace(robots(), truth_N=None))
+    assert {"success_reward", "constant_success"} <= set(unknown.unchecked)
+
+
+def test_an_early_end_of_a_dense_reward_that_looks_like_a_good_one():
+    rows = robots(kind="dense")
+    keep = ~((rows.steps.episode_N < 4) & (rows.steps.frame_N > 3))
+    reward = np.where((rows.steps.episode_N < 4) & (rows.steps.frame_N == 3), 1.0, rows.reward_N)
+    steps = replace(
+        rows.steps, episode_N=rows.steps.episode_N[keep], frame_N=rows.steps.frame_N[keep],
+        state_N_D=rows.steps.state_N_D[keep],
+    )  # fmt: skip
+    cut = replace(
+        rows, file_N=rows.file_N[keep], line_N=rows.line_N[keep], reward_N=reward[keep], truth_N=None, steps=steps
+    )
+    assert found(cut)["early_end"].count == 4
+    assert "early_end" not in found(replace(cut, reward_N=rows.reward_N[keep]))
+
+
+def test_episodes_without_steps_are_compared_with_their_success():
+    rng = np.random.default_rng(0)
+    good = rng.random(200) < 0.5
+    none = np.zeros(200, np.int64)
+    rows = Rows("a monitor's file", ("monitor.csv",), none, none + 1, np.where(good, -100.0, 100.0)
+                + rng.standard_normal(200), truth_N=good.astype(float), length_N=np.full(200, 50.0))  # fmt: skip
+    assert "the sign may be wrong" in found(rows)["success_reward"].title
+    assert "constant_success" in found(replace(rows, truth_N=np.ones(200)))
