@@ -39,6 +39,7 @@ FEWEST_PROMPTS = 8  # of either half
 FEWEST = 8  # rows with a candidate
 FEWEST_WITH = 4  # prompts with it
 ALIKE = 0.7  # of the rows with either of two candidates: above it they are one
+EXPLAINED = 0.1  # standard deviations of the reward within prompts: a smaller difference is not found
 RULE = 0.9  # share of the variance within a truth that a price explains
 ALWAYS = 0.96  # share of the rows in which a rule of the reward holds: the truth may be misread in the others
 NEARLY = 0.04  # difference of probabilities that does not count in the order of candidates
@@ -46,7 +47,6 @@ GREW = 0.1  # share of the responses by which a candidate is more common late th
 MOST_CALLS = 30  # names of tools
 RECUR = 0.2  # share of the rows
 FEWEST_EMPTY = 5  # responses
-FEWEST_TEXTS = 100
 MOSTLY = 0.5  # of the responses: above it the log has no texts
 _WORD = re.compile(r"\w+")
 _CALL = re.compile(r'\[(\w+)\(|"name":\s*"(\w+)"|(?:^|\n)\s*Action:\s*(\w+)|<(?:function|invoke)[= ]"?(?:name=")?(\w+)')
@@ -264,7 +264,7 @@ def _price(values: Numbers, truth: Codes, reward: Numbers) -> float:
         slope, fits = float(x @ y) / float((x**2).sum()), float((x @ y) ** 2 / spread)
         off = np.abs(y - x * slope)
         kept = kept[off <= np.quantile(off, ALWAYS)]
-    return slope if fits >= RULE else 0.0
+    return slope if slope < 0 and fits >= RULE else 0.0
 
 
 # ---------------------------------------------------------------------------------------------------------------------
