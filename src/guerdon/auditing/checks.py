@@ -177,7 +177,8 @@ def _outside_history(rows: Rows) -> Flags:
     before, after = place < known[0], place > known[-1]
     repeats = np.zeros(len(rows), bool) if rows.step_N is None else rows.step_N == rows.step_N[known[-1]]
     outside = np.isnan(rows.reward_N) & (before | (after & repeats))
-    return outside & (outside.sum() <= 0.1 * len(rows))
+    is_rare = outside.sum() <= 0.1 * len(rows)
+    return outside if is_rare else np.zeros(len(rows), bool)
 
 
 def unread_rows(rows: Rows) -> Checked:
