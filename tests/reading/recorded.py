@@ -16,7 +16,7 @@ import numpy as np
 from layout_rows import ASKED, GOOD, RESPONSES, STEPPED, TEXTS
 
 from guerdon import cli
-from guerdon.auditing import checks
+from guerdon.auditing import audited
 from guerdon.evaluation.searching import search_study
 from guerdon.labels.labelers import StepLabels
 from guerdon.tasks import prompt_files
@@ -162,7 +162,7 @@ def questioned(read):
     return with_record
 
 
-PLACES = ((preferences, "make_pair_lessons", compared), (text, "make_lessons", solved), (checks, "read_log", logged),
+PLACES = ((preferences, "make_pair_lessons", compared), (text, "make_lessons", solved), (audited, "read_log", logged),
           (prompt_files, "_sources", sourced), (search_study, "read_prompts", questioned))  # fmt: skip
 
 
