@@ -44,7 +44,19 @@ function since(seconds) {
 }
 
 let keep = () => ({}); // what the reader chose, so that the page comes back to it
+// The section at the top of the window and how far it is from there: what stands above it may have grown.
+function placeOfWindow() {
+  const sections = [...document.querySelectorAll("main section")].filter((one) => one.getBoundingClientRect().top < 120);
+  const section = sections[sections.length - 1];
+  return section ? { section: section.id, top: section.getBoundingClientRect().top } : { section: "", top: window.scrollY };
+}
+function backTo(place) {
+  const section = place.section && $(place.section);
+  const top = section ? window.scrollY + section.getBoundingClientRect().top - place.top : place.top;
+  window.scrollTo({ top, behavior: "instant" });
+}
 function live(written) {
+  history.scrollRestoration = "manual"; // the browser would come back to a height, and not to what stands there
   const opened = Date.now(), at = Date.parse(written.dateTime);
   function look() {
     const age = (Date.now() - at) / 1000;
@@ -53,7 +65,7 @@ function live(written) {
     if ((Date.now() - opened) / 1000 < every) return;
     const isBusy = !getSelection().isCollapsed || [...document.querySelectorAll("video")].some((video) => !video.paused);
     if (isBusy || document.hidden) return;
-    history.replaceState({ kept: { ...keep(), page: window.scrollY } }, "");
+    history.replaceState({ kept: { ...keep(), page: placeOfWindow() } }, "");
     location.reload();
   }
   look();
@@ -465,7 +477,7 @@ async function start() {
     if (kept.row !== null && placeOf(kept.row) >= 0) await choose(placeOf(kept.row));
     list.scrollTop = kept.list;
     detail.scrollTop = kept.detail;
-    window.scrollTo({ top: kept.page, behavior: "instant" });
+    backTo(kept.page);
     draw();
   }
   await pause();
@@ -479,6 +491,8 @@ async function start() {
   root.dataset.ready = "true";
 }
 
-if (!$("about")) root.dataset.ready = "true";
-else if (typeof DecompressionStream === "undefined") root.dataset.error = "this browser has no DecompressionStream";
+if (!$("about")) {
+  if (history.state && history.state.kept) backTo(history.state.kept.page);
+  root.dataset.ready = "true";
+} else if (typeof DecompressionStream === "undefined") root.dataset.error = "this browser has no DecompressionStream";
 else start();
