@@ -37,7 +37,7 @@ EXCERPT = 120  # characters of a prompt
 
 
 @dataclass(frozen=True)
-class Change:
+class Difference:
     """A quantity in both runs, over what they share.
 
     Attributes:
@@ -115,7 +115,7 @@ class Against:
 
     name: str
     compared: str
-    changes: tuple[Change, ...] = ()
+    changes: tuple[Difference, ...] = ()
     gained: int | None = None
     lost: int | None = None
     p: float | None = None
@@ -210,7 +210,7 @@ def _counts_tokens(rows: Rows) -> bool:
     return any(one["role"] == "length" for one in rows.read_as)
 
 
-def _change(what: str, here: _Side, there: _Side, values: tuple[Numbers, Numbers], unit: str) -> Change | None:
+def _change(what: str, here: _Side, there: _Side, values: tuple[Numbers, Numbers], unit: str) -> Difference | None:
     """The difference with its interval: of the means of units, or of the rows where nothing is shared."""
     if unit == "rows":
         a, b = (side[np.isfinite(side)] for side in values)
@@ -218,7 +218,7 @@ def _change(what: str, here: _Side, there: _Side, values: tuple[Numbers, Numbers
             return None
         low, high = welch_interval(a, b) if min(len(a), len(b)) > 1 else (None, None)
         difference = float(a.mean() - b.mean())
-        return Change(what, float(a.mean()), float(b.mean()), difference, low, high, len(a) + len(b), unit)
+        return Difference(what, float(a.mean()), float(b.mean()), difference, low, high, len(a) + len(b), unit)
     units = int(max(here.unit_M.max(), there.unit_M.max())) + 1
     a, b = (side.means(one, units) for side, one in zip((here, there), values, strict=True))
     known = np.isfinite(a) & np.isfinite(b)
@@ -227,7 +227,7 @@ def _change(what: str, here: _Side, there: _Side, values: tuple[Numbers, Numbers
     difference_U = (a - b)[known]
     mean, half = float(difference_U.mean()), _half_width(difference_U)
     low, high = (None, None) if half is None else (mean - half, mean + half)
-    return Change(what, float(a[known].mean()), float(b[known].mean()), mean, low, high, len(difference_U), unit)
+    return Difference(what, float(a[known].mean()), float(b[known].mean()), mean, low, high, len(difference_U), unit)
 
 
 def _half_width(values_N: Numbers) -> float | None:

@@ -10,17 +10,14 @@ where it is larger than that and its interval does not have 0; and unknown other
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
-
 import numpy as np
 
 from guerdon.auditing.association import stratum_means
+from guerdon.auditing.finding import Course, Kind, Series, Shift, said
 from guerdon.auditing.log_view import THE_TRUTH, VERIFIED, View
 from guerdon.auditing.rows import Codes, Flags, Numbers
 from guerdon.statistics.proportion import wilson_bounds
 
-Kind = Literal["both rise", "alone", "flat", "truth falls", "saturated", "unknown"]
 FEWEST_STEPS = 4
 FLAT = 0.2  # standard deviations within which a change is none
 SATURATED = 0.9  # lower end of the share of rows with one value
@@ -28,60 +25,6 @@ OFTEN = 0.8  # share of each step from which on it is saturated
 TAIL = 0.2  # of the steps that are saturated, at least
 PIECES = 5  # of the run, of which the best is compared with the last
 MAX_POINTS = 160  # of a curve
-
-Series = tuple[Numbers, Numbers, Numbers]
-"""Steps, means and half widths of 95 % intervals."""
-
-
-class Shift(NamedTuple):
-    """How a quantity changes from the first to the last third of the steps.
-
-    Attributes:
-        first: mean of the first third.
-        last: mean of the last third.
-        low: end of the 95 % interval of the change.
-        high: the other end.
-        way: 1 a rise, -1 a fall, 0 none; None is unknown.
-    """
-
-    first: float
-    last: float
-    low: float
-    high: float
-    way: int | None
-
-    @property
-    def said(self) -> str:
-        """From where to where."""
-        return f"from {_said(self.first)} to {_said(self.last)}"
-
-    @property
-    def bounds(self) -> str:
-        """The interval of the change."""
-        return f"the change is between {_said(self.low)} and {_said(self.high)}"
-
-
-@dataclass(frozen=True)
-class Course:
-    """How reward and truth change over a run.
-
-    Attributes:
-        kind: one of six.
-        sentence: the same as a whole sentence, with its numbers, or with what is missing.
-        truth_from: where the truth comes from, in words; empty without one.
-        reward: its change; None where there are too few steps.
-        truth: the same.
-        step: from which on the reward is saturated.
-        series: of reward and truth, as far as they are known; not part of the JSON.
-    """
-
-    kind: Kind
-    sentence: str
-    truth_from: str = ""
-    reward: Shift | None = None
-    truth: Shift | None = None
-    step: int | None = None
-    series: dict[str, Series] = field(default_factory=dict, repr=False, compare=False)
 
 
 def course_of(view: View) -> Course:
@@ -160,8 +103,9 @@ def _saturated(view: View, step: int, truth: Shift | None) -> str:
     late = view.reward_M[view.of(view.rows.step_N) >= step]
     values, counts = np.unique(late, return_counts=True)
     share, value = counts.max() / len(late), values[np.argmax(counts)]
-    said = f"The reward is saturated from step {step} on: {share:.0%} of the rows have the reward {_said(value)}"
-    return f"{said}; the truth goes {truth.said}." if truth is not None else f"{said}; the truth is unknown."
+    of_truth = "is unknown" if truth is None else f"goes {truth.said}"
+    at_the_end = f"{share:.0%} of the rows have the reward {said(value)}"
+    return f"The reward is saturated from step {step} on: {at_the_end}; the truth {of_truth}."
 
 
 def _truth_from(view: View) -> str:
@@ -278,7 +222,7 @@ def _fall_from_best(view: View, step_M: Codes, truth_M: Numbers) -> str:
     low, _ = welch_interval(best, means[-1], level=1 - 0.05 / len(known))
     if low <= 0 or best.mean() - means[-1].mean() < FLAT * np.nanstd(truth_M):
         return ""
-    return f"from {_said(best.mean())} at its best to {_said(means[-1].mean())}"
+    return f"from {said(best.mean())} at its best to {said(means[-1].mean())}"
 
 
 def _saturated_from(step_M: Codes, reward_M: Numbers) -> int | None:
@@ -297,7 +241,3 @@ def _saturated_from(step_M: Codes, reward_M: Numbers) -> int | None:
     if first > (1 - TAIL) * len(steps) or wilson_bounds(int(suffix.sum()), len(suffix))[0] < SATURATED:
         return None
     return int(steps[first])
-
-
-def _said(value: float) -> str:
-    return f"{value:.3g}".replace("-", "−")

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from guerdon.auditing.rows import Codes
-
-if TYPE_CHECKING:
-    from guerdon.auditing.course import Course
+from guerdon.auditing.rows import Codes, Numbers
 
 # ---------------------------------------------------------------------------------------------------------------------
 # How severe each finding is, and which part of guerdon would fix it.
@@ -131,6 +128,67 @@ class Finding:
     joined_to: str = ""
     accepted: bool = False
     marked: Codes | None = field(default=None, repr=False, compare=False)
+
+
+Kind = Literal["both rise", "alone", "flat", "truth falls", "saturated", "unknown"]
+Series = tuple[Numbers, Numbers, Numbers]
+"""Steps, means and half widths of 95 % intervals."""
+
+
+class Shift(NamedTuple):
+    """How a quantity changes from the first to the last third of the steps.
+
+    Attributes:
+        first: mean of the first third.
+        last: mean of the last third.
+        low: end of the 95 % interval of the change.
+        high: the other end.
+        way: 1 a rise, -1 a fall, 0 none; None is unknown.
+    """
+
+    first: float
+    last: float
+    low: float
+    high: float
+    way: int | None
+
+    @property
+    def said(self) -> str:
+        """From where to where."""
+        return f"from {said(self.first)} to {said(self.last)}"
+
+    @property
+    def bounds(self) -> str:
+        """The interval of the change."""
+        return f"the change is between {said(self.low)} and {said(self.high)}"
+
+
+@dataclass(frozen=True)
+class Course:
+    """How reward and truth change over a run.
+
+    Attributes:
+        kind: one of six.
+        sentence: the same as a whole sentence, with its numbers, or with what is missing.
+        truth_from: where the truth comes from, in words; empty without one.
+        reward: its change; None where there are too few steps.
+        truth: the same.
+        step: from which on the reward is saturated.
+        series: of reward and truth, as far as they are known; not part of the JSON.
+    """
+
+    kind: Kind
+    sentence: str
+    truth_from: str = ""
+    reward: Shift | None = None
+    truth: Shift | None = None
+    step: int | None = None
+    series: dict[str, Series] = field(default_factory=dict, repr=False, compare=False)
+
+
+def said(value: float) -> str:
+    """A number with three digits and a true minus sign."""
+    return f"{value:.3g}".replace("-", "−")
 
 
 @dataclass(frozen=True)
