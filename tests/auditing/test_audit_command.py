@@ -69,7 +69,10 @@ def test_json_is_all_that_stands_on_the_output(tmp_path):
     done = guerdon(tmp_path, log, "--json", "-o", "here/a.html")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert {"findings", "clean", "undecided", "unchecked", "counts", "rows", "layout", "read_as"} == set(found)
+    names = {"findings", "clean", "undecided", "unchecked", "counts", "rows", "layout", "read_as", "course"}
+    assert names == set(found)
+    assert found["course"]["kind"] in ("both rise", "alone", "flat", "truth falls", "saturated", "unknown")
+    assert "series" not in found["course"]
     assert found["counts"] == {
         "found": len(found["findings"]), "clean": len(found["clean"]), "undecided": len(found["undecided"]),
         "not made": len(found["unchecked"]),
@@ -434,7 +437,7 @@ def test_the_json_has_plain_finite_values():
         }],
         "clean": {"a": "b"}, "unchecked": {"c": "d"}, "undecided": {"e": "f"},
         "counts": {"found": 1, "clean": 1, "undecided": 1, "not made": 1},
-        "rows": 1, "layout": "plain", "read_as": [],
+        "rows": 1, "layout": "plain", "read_as": [], "course": None,
         "second": {
             "name": "b", "matched": "by row", "advantages": {}, "drift": [],
             "figures": {"c": {"value": 0.5, "low": None, "high": None, "n": 1, "unit": "rows"}},

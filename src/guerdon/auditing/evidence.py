@@ -18,7 +18,7 @@ import numpy as np
 from guerdon.auditing.finding import Excerpt, Finding
 from guerdon.auditing.log_view import View
 from guerdon.auditing.program_checks import PATTERNS
-from guerdon.auditing.rows import Flags
+from guerdon.auditing.rows import Codes, Flags
 from guerdon.auditing.text_features import FLATTERY, LAYOUTS, MARKS, REFUSAL
 
 OF_GROUPS = ("no_variance", "same_reward", "position", "duplicates", "inconsistent")
@@ -54,10 +54,10 @@ def _with_excerpts(view: View, finding: Finding) -> Finding:
     texts = view.rows.texts
     if texts is None or finding.name in OF_RUNS or not finding.examples:
         return finding
-    place = {int(row): m for m, row in enumerate(texts.row_M)}
     excerpts = []
     for row, line in finding.examples:
-        text = texts.responses[place[row]] if row in place else ""
+        place = _place_of(row, texts.row_M)
+        text = "" if place is None else texts.responses[place]
         excerpts.append(excerpt(text, *_span(finding, line, text)))
     return replace(finding, excerpts=tuple(excerpts) if any(any(one) for one in excerpts) else ())
 
@@ -117,10 +117,18 @@ def _with_group(view: View, finding: Finding) -> Finding:
     """A finding about groups, whose examples say the rewards of their groups, and the truth where it is known."""
     if view.peer_M is None:
         return finding
-    place = {int(row): m for m, row in enumerate(view.row_M)}
-    examples = tuple((row, f"{line}{'; ' if line else ''}{_group_said(view, place[row])}")
-                     for row, line in finding.examples if row in place)  # fmt: skip
-    return replace(finding, examples=examples)
+    examples = []
+    for row, line in finding.examples:
+        place = _place_of(row, view.row_M)
+        of_group = "" if place is None else _group_said(view, place)
+        examples.append((row, "; ".join(filter(None, [line, of_group]))))
+    return replace(finding, examples=tuple(examples))
+
+
+def _place_of(row: int, row_M: Codes) -> int | None:
+    """The place of a row among ascending numbers of rows; None where it is not there."""
+    place = int(np.searchsorted(row_M, row))
+    return place if place < len(row_M) and row_M[place] == row else None
 
 
 def _group_said(view: View, place: int) -> str:

@@ -199,7 +199,7 @@ class Audit:
         findings: the worst first.
         clean: names of checks that found nothing, each with what was looked at and would have been found.
         unchecked: names of checks that could not be made, each with what the log lacks.
-        course: how reward and truth change over the run; None of steps of robots and of logs without rows.
+        course: how reward and truth change over the run; None where it was not looked at.
         undecided: names of checks that had too little to look at, each with what they need and what the log has.
     """
 

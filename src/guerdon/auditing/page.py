@@ -20,9 +20,9 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from guerdon.auditing.against import Against
-from guerdon.auditing.course import MAX_POINTS, Course, means_by_step
+from guerdon.auditing.course import MAX_POINTS, means_by_step
 from guerdon.auditing.evidence import OF_RUNS
-from guerdon.auditing.finding import SEVERITIES, Audit
+from guerdon.auditing.finding import SEVERITIES, Audit, Course
 from guerdon.auditing.rows import Codes, Flags, Numbers, Rows, Texts
 from guerdon.auditing.second import SecondReward
 from guerdon.errors import DataError
