@@ -433,7 +433,7 @@ def test_the_json_has_plain_finite_values():
         "findings": [{
             "name": "nan", "severity": "error", "title": "t", "effect": None, "interval": [None, None], "unit": "u",
             "p": None, "rows": [3], "examples": [[3, "x"]], "remedy": "r", "count": 1, "total": 2,
-            "excerpts": [], "joined_to": "", "accepted": False,
+            "phrases": [], "excerpts": [], "joined_to": "", "accepted": False,
         }],
         "clean": {"a": "b"}, "unchecked": {"c": "d"}, "undecided": {"e": "f"},
         "counts": {"found": 1, "clean": 1, "undecided": 1, "not made": 1},
