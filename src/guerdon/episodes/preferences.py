@@ -548,7 +548,7 @@ def comparison(record: Record, plan: Plan, *, every: bool = False) -> Comparison
     try:
         found = judged(record, plan)
         name = str(record.roles["id"]) if record.roles.get("id") is not None else record.name
-        asked = turns_of(found.prompt) if isinstance(found.prompt, str) and not every else found.prompt
+        asked = turns_of(found.prompt)
         responses = tuple(response_of(asked, one, f"{name}-{k}", record.roles) for k, one in enumerate(found.responses))
     except LeftOut as error:
         return str(error)
@@ -578,7 +578,7 @@ def responses_in(record: Record, plan: Plan) -> tuple[list[Solution | Failure], 
         return [Failure(str(error))] * 2, (1, 1)
     except ChatError as error:
         return [error.failure] * 2, (1, 1)
-    asked = turns_of(found.prompt) if isinstance(found.prompt, str) else found.prompt
+    asked = turns_of(found.prompt)
     read_all = [read_response(asked, one, f"{record.name}-{k}", record.roles) for k, one in enumerate(found.responses)]
     return read_all, (found.better, len(read_all) - found.better)
 

@@ -285,11 +285,13 @@ def question_of(messages: Sequence[Message]) -> str:
 _TURN = re.compile(r"(?:\A|\n\n)(Human|Assistant): ?")
 
 
-def turns_of(text: str) -> Any:
-    """Messages of a text with the turns of HH-RLHF (Human: and Assistant: after a blank line); else the text itself.
+def turns_of(text: Any) -> Any:
+    """Messages of a text with the turns of HH-RLHF (Human: and Assistant: after a blank line); anything else as it is.
 
     The open turn of the assistant at the end of a prompt (Nectar) is not a message.
     """
+    if not isinstance(text, str):
+        return text
     parts = _TURN.split(text)
     if parts[0] or len(parts) < 4:
         return text

@@ -34,6 +34,7 @@ from guerdon.reading.chats import (
     question_of,
     split_answer,
     tool_schemas,
+    turns_of,
 )
 from guerdon.reading.containers import has_rows
 from guerdon.reading.data_sets import DataPart, Rows, split_and_subset
@@ -510,7 +511,7 @@ def _asked(roles: Mapping[str, Any], where: str) -> Any:
     said = [turn.get("content", turn.get("value")) for turn in turns if isinstance(turn, Mapping)]
     repeated = isinstance(prompt, str) and prompt in said
     try:
-        return asked_of({**roles, "messages": None} if repeated else roles)
+        return turns_of(asked_of({**roles, "messages": None} if repeated else roles))
     except ChatError as error:
         raise DataError(str(error), where=where) from error
 

@@ -44,7 +44,7 @@ from guerdon.episodes.preferences import (
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.evaluation.metrics import figure_table
-from guerdon.reading.chats import ChatError, asked_of
+from guerdon.reading.chats import ChatError, asked_of, turns_of
 from guerdon.reading.data_sets import data_parts, held_part
 from guerdon.reading.reader import DataReading, Record, read
 from guerdon.reading.roles import Role
@@ -458,7 +458,7 @@ def _listed_choice(record: Record, benchmark: str) -> PreferenceChoice | str:
         return f"has_{seen}"
     missing = [role for role in ("chosen", "rejected") if roles.get(role) is None]
     try:
-        prompt = asked_of(roles)
+        prompt = turns_of(asked_of(roles))
     except ChatError as error:
         return error.reason
     if prompt is None and not missing and not _are_conversations(record):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from guerdon.episodes.preferences import Given, LeftOut, given, is_preference, read_response, text_in
+from guerdon.episodes.preferences import Given, LeftOut, given, read_response, text_in
 from guerdon.episodes.solution_files import is_solution, solution_of
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
@@ -144,8 +144,7 @@ def _single(record: Record, plan: Plan) -> Solution | Failure:
     (said,) = found.responses
     if found.prompt is None and isinstance(said, str):
         return _NO_VALUE
-    asked = turns_of(found.prompt) if isinstance(found.prompt, str) and is_preference(plan) else found.prompt
-    return read_response(asked, said, record.name, record.roles)
+    return read_response(turns_of(found.prompt), said, record.name, record.roles)
 
 
 def _of_comparison(reading: DataReading, row: _Row, where: str, name: str) -> RowResponses:
@@ -193,7 +192,7 @@ def _count(cell: Any, n: int) -> int | None:
 
 def _read(found: Given, record: Record) -> list[Solution | Failure]:
     """The responses of a comparison."""
-    asked = turns_of(found.prompt) if isinstance(found.prompt, str) else found.prompt
+    asked = turns_of(found.prompt)
     return [
         _with_truth(read_response(asked, one, f"{record.name}-{k}", record.roles), record)
         for k, one in enumerate(found.responses)
@@ -231,7 +230,7 @@ def _of_list(reading: DataReading, row: _Row, where: str, name: str) -> RowRespo
 def _logged(record: Record, plan: Plan) -> Solution | Failure:
     """The response of a row of a log, which may be the end of a conversation."""
     try:
-        asked = asked_of(record.roles)
+        asked = turns_of(asked_of(record.roles))
     except ChatError as error:
         return error.failure
     said = text_in(record.roles.get("response"))
