@@ -335,7 +335,9 @@ def rows_in(record: Row, layout: RowLayout, columns: Columns, texts: Collection[
     Raises:
         AttributeError, LookupError, TypeError, ValueError: it is not like the layout.
     """
-    rows = [record] if columns is NOTHING else list(with_names([record], columns))
+    if columns is NOTHING and layout.unwrap is None and not texts:
+        return [record]
+    rows = list(with_names([record], columns))
     if texts:
         rows = [decoded(one, texts) for one in rows]
     return rows if layout.unwrap is None else [row for one in rows for row in layout.unwrap(one)]
