@@ -18,6 +18,7 @@ SATURATED = 0.85  # share of the last third of the run, the lower end of its int
 CLIPPED = 0.02  # share of a continuous reward
 SPIKE = 0.012  # share of a continuous reward that has one value
 FEWEST_TRUNCATED = 5  # responses
+STANDS_OUT = 4  # times as often as other values of a continuous reward
 FEWEST_FAILED = 5  # rows with the value of a failure
 MOST_SUSPECTS = 8  # values that are looked at
 UNREAD = 0.4  # share of the rows with the value whose response cannot be read, the lower end of its interval
@@ -153,8 +154,13 @@ def check_failures(view: View) -> Checked:
 def _suspects(view: View) -> Numbers:
     """Values below the best that different responses have, the most frequent first."""
     values, counts = np.unique(view.reward_M[~view.copy_M], return_counts=True)
-    least = FEWEST_FAILED if view.levels is not None else max(FEWEST_FAILED, SPIKE * len(view))
-    often = (counts >= least) & (values < values[-1])
+    least = float(FEWEST_FAILED)
+    if view.levels is None:  # rewards that are rounded repeat, too
+        least = max(least, SPIKE * len(view), STANDS_OUT * float(np.quantile(counts, 0.99)))
+    below = values < values[-1]
+    if view.levels is None and len(values) > 2:
+        below[-1] = values[-1] - values[-2] > FAR_OFF * view.reward_M[view.reward_M < values[-1]].std()
+    often = (counts >= least) & below
     order = np.argsort(-counts[often], kind="stable")
     found: Numbers = values[often][order][:MOST_SUSPECTS]
     return found
@@ -198,6 +204,8 @@ def _right_below(view: View, flag: np.ndarray, right: np.ndarray, value: float) 
 def check_truncated(view: View) -> Checked:
     """Responses that the limit cut off, and that are rewarded."""
     cut = needed(view.of(view.rows.truncated_N), "truncated")
+    if view.doubt and view.has_truth:
+        raise Undecided(view.doubt)
     right, paid = view.right_M, view.reward_M > view.paid_level
     wrong = np.ones(len(view), bool) if right is None else ~right
     looked, rest = cut & wrong, wrong & ~cut
