@@ -412,6 +412,7 @@ def test_the_page_of_a_live_log_comes_back_to_where_the_reader_was(tab, tmp_path
     tab.wait("document.documentElement.dataset.searched === 'carry'")
     top = "document.getElementById('rows').getBoundingClientRect().top"
     tab.js(f"window.scrollTo({{ top: window.scrollY + {top} - 50, behavior: 'instant' }})")
+    tab.wait("window.last === window.scrollY || void (window.last = window.scrollY)")  # no scrolling goes on
     status, place = tab.js(STATUS), tab.js(top)
     write_page(tmp_path / "p.html", log, Audit((finding(name="drift"), finding(rows=(7, 50, 120)))), every=60)
     tab.js("getSelection().removeAllRanges()")
