@@ -397,6 +397,7 @@ def test_the_page_of_a_live_log_comes_back_to_where_the_reader_was(tab, tmp_path
     page = write_page(tmp_path / "p.html", log, Audit((finding(rows=(7, 50, 120)),)), every=900)
     assert 'data-every="900"' in page.read_text()
     tab.open(page.as_uri())
+    tab.js("document.documentElement.style.scrollBehavior = 'auto'")  # a scroll is over when it is asked for
     tab.js("getSelection().selectAllChildren(document.querySelector('h1')); window.before = true")
     tab.js("document.getElementById('written').dataset.every = 0")
     tab.wait(
@@ -412,7 +413,6 @@ def test_the_page_of_a_live_log_comes_back_to_where_the_reader_was(tab, tmp_path
     tab.wait("document.documentElement.dataset.searched === 'carry'")
     top = "document.getElementById('rows').getBoundingClientRect().top"
     tab.js(f"window.scrollTo({{ top: window.scrollY + {top} - 50, behavior: 'instant' }})")
-    tab.wait("window.last === window.scrollY || void (window.last = window.scrollY)")  # no scrolling goes on
     status, place = tab.js(STATUS), tab.js(top)
     write_page(tmp_path / "p.html", log, Audit((finding(name="drift"), finding(rows=(7, 50, 120)))), every=60)
     tab.js("getSelection().removeAllRanges()")
