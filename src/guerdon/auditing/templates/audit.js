@@ -477,8 +477,9 @@ async function start() {
     if (kept.row !== null && placeOf(kept.row) >= 0) await choose(placeOf(kept.row));
     list.scrollTop = kept.list;
     detail.scrollTop = kept.detail;
-    backTo(kept.page);
     draw();
+    await pause(); // until the browser has laid the page out
+    backTo(kept.page);
   }
   await pause();
   $("browser").hidden = false;
