@@ -26,7 +26,7 @@ COMMON = 0.35  # share of responses from which on having no answer is how respon
 SURE = 4.3  # standard errors from which on an effect passes Holm's correction of 25 checks in four of five logs
 SPREADS = "standard deviations of the reward"  # unit of an effect
 MOST_REFERENCES = 3000  # rows whose reference answers are read
-MOST_AS_TRUTH = 6000  # of a log without a truth
+MOST_AS_TRUTH = 4000  # of a log without a truth
 
 
 class Checked(NamedTuple):
