@@ -65,7 +65,7 @@ class References:
         return ", ".join(f"{count:,} {reason}" for reason, count in self.unread.items())
 
     def truth_N(self, n: int) -> Numbers | None:
-        """The verdicts as a column of N rows, where at least half of the references and of the answers are read."""
+        """What was found as a column of N rows, where at least half of the references and of the answers are read."""
         known = np.isfinite(self.right_K)
         if len(self.row_K) < max(20, sum(self.unread.values())) or known.mean() < 0.5:
             return None
@@ -74,7 +74,7 @@ class References:
         return found
 
 
-class _Verdict:
+class _Judged:
     """Of one response: see `References`."""
 
     def __init__(self, right: bool | None, stated: str | None, *, near: bool = False, sure: bool = True) -> None:
@@ -97,7 +97,7 @@ def read_references(rows: Rows, *, most: int) -> References | None:
     looked = _whole_groups(rows, there, most)
     parsed = {truth: _alternatives(truth) for truth in {texts.truths[i] for i in looked}}
     unread: Counter[str] = Counter()
-    kept: list[tuple[int, _Verdict]] = []
+    kept: list[tuple[int, _Judged]] = []
     kinds: Counter[str] = Counter()
     maths: list[int] = []
     for i in looked:
@@ -138,19 +138,19 @@ def _whole_groups(rows: Rows, places: list[int], most: int) -> list[int]:
 
 
 def _gathered(
-    rows: Rows, kept: Sequence[tuple[int, _Verdict]], kinds: dict[str, int], unread: dict[str, int]
+    rows: Rows, kept: Sequence[tuple[int, _Judged]], kinds: dict[str, int], unread: dict[str, int]
 ) -> References:
-    """The verdicts as columns."""
+    """What was found as columns."""
     texts = rows.texts
     truths = [] if texts is None else texts.truths or []
     row_M = np.zeros(0, np.int64) if texts is None else texts.row_M
-    verdicts = [verdict for _, verdict in kept]
+    judged = [one for _, one in kept]
     return References(
         row_K=row_M[[i for i, _ in kept]],
-        right_K=np.array([np.nan if one.right is None else float(one.right) for one in verdicts]),
-        near_K=np.array([one.near for one in verdicts], bool),
-        sure_K=np.array([one.sure for one in verdicts], bool),
-        stated=[one.stated or "" for one in verdicts],
+        right_K=np.array([np.nan if one.right is None else float(one.right) for one in judged]),
+        near_K=np.array([one.near for one in judged], bool),
+        sure_K=np.array([one.sure for one in judged], bool),
+        stated=[one.stated or "" for one in judged],
         truths=[truths[i] for i, _ in kept],
         kinds=kinds,
         unread=unread,
@@ -230,23 +230,23 @@ def tail_of(response: str) -> str:
     return said[-_TAIL:]
 
 
-_Reader = Callable[[str, str, str], _Verdict]
+_Reader = Callable[[str, str, str], _Judged]
 
 
-def _compared(read: _Reader, said: str, golds: Sequence[str], question: str) -> _Verdict:
-    """The verdict by several right answers: right by any, unknown where one is unknown."""
+def _compared(read: _Reader, said: str, golds: Sequence[str], question: str) -> _Judged:
+    """The judgement by several right answers: right by any, unknown where one is unknown."""
     if not said.strip():
-        return _Verdict(False, "")
-    verdicts = [read(said, gold, question) for gold in golds]
-    right = next((one for one in verdicts if one.right), None)
-    if right is not None or len(verdicts) == 1:
-        return right or verdicts[0]
-    unknown = next((one for one in verdicts if one.right is None), None)
-    first = verdicts[0]
-    return unknown or _Verdict(False, first.stated, near=any(one.near for one in verdicts), sure=first.sure)
+        return _Judged(False, "")
+    judged = [read(said, gold, question) for gold in golds]
+    right = next((one for one in judged if one.right), None)
+    if right is not None or len(judged) == 1:
+        return right or judged[0]
+    unknown = next((one for one in judged if one.right is None), None)
+    first = judged[0]
+    return unknown or _Judged(False, first.stated, near=any(one.near for one in judged), sure=first.sure)
 
 
-def _as_number(said: str, gold: str, question: str) -> _Verdict:
+def _as_number(said: str, gold: str, question: str) -> _Judged:
     from guerdon.tasks.quantities import pair
     from guerdon.tasks.verifier import check_numeric
 
@@ -259,14 +259,14 @@ def _as_number(said: str, gold: str, question: str) -> _Verdict:
         whole = all(one.number is not None and one.number.denominator == 1 for one in (both.gold, both.answer))
         tolerance = NEAR_WHOLE if whole else NEAR
         near = both.same_number(tolerance) is True or _of_other_scale(both.gold.number, both.answer.number)
-    return _Verdict(found.correct, found.answer, near=near)
+    return _Judged(found.correct, found.answer, near=near)
 
 
-def _of_silent(said: str, gold: str, *, is_said: bool, sure: bool) -> _Verdict:
+def _of_silent(said: str, gold: str, *, is_said: bool, sure: bool) -> _Judged:
     """Of a response that states no answer: wrong where the right one does not occur in it."""
     if is_said or gold.lower() in said.lower():
-        return _Verdict(None, None)
-    return _Verdict(False, None, sure=sure)
+        return _Judged(None, None)
+    return _Judged(False, None, sure=sure)
 
 
 def _digits(text: str) -> str:
@@ -280,18 +280,18 @@ def _of_other_scale(gold: Fraction | None, stated: Fraction | None) -> bool:
     return any(abs(stated / gold / scale - 1) < NEAR for scale in _SCALES)
 
 
-def _as_letter(said: str, gold: str, question: str) -> _Verdict:
+def _as_letter(said: str, gold: str, question: str) -> _Judged:
     from guerdon.tasks.answer_words import compare_choices
 
     answer = _stated(said, gold)
     if answer is None:
         letter = re.sub(r"\W", "", gold)
         return _of_silent(said, gold, is_said=bool(re.search(rf"\b{letter}\b", said, re.IGNORECASE)), sure=False)
-    verdict = compare_choices(gold, answer, question)[0]
-    return _Verdict({"equal": True, "different": False}.get(verdict or ""), answer)
+    found = compare_choices(gold, answer, question)[0]
+    return _Judged({"equal": True, "different": False}.get(found or ""), answer)
 
 
-def _as_text(said: str, gold: str, question: str) -> _Verdict:
+def _as_text(said: str, gold: str, question: str) -> _Judged:
     from guerdon.tasks.answer_text import normalized
 
     answer = _stated(said, gold)
@@ -299,12 +299,12 @@ def _as_text(said: str, gold: str, question: str) -> _Verdict:
         return _of_silent(said, gold, is_said=False, sure=False)
     true, stated = normalized(gold), normalized(answer)
     if true == stated:
-        return _Verdict(True, answer)
+        return _Judged(True, answer)
     if true in _CLOSED:
         words = re.findall(r"\w+", stated)
-        return _Verdict(False if _CLOSED[true] in words and true not in words else None, answer)
+        return _Judged(False if _CLOSED[true] in words and true not in words else None, answer)
     inside = f" {true} " in f" {stated} " or f" {stated} " in f" {true} "
-    return _Verdict(None if inside else False, answer, sure=False)
+    return _Judged(None if inside else False, answer, sure=False)
 
 
 def _stated(said: str, gold: str) -> str | None:
@@ -320,8 +320,8 @@ def _stated(said: str, gold: str) -> str | None:
 _READERS: dict[str, _Reader] = {NUMBER: _as_number, LETTER: _as_letter, TEXT: _as_text}
 
 
-def _as_maths(cases: Sequence[tuple[str, str, str]]) -> list[_Verdict] | None:
-    """Verdicts on responses by references in LaTeX; None where math-verify is not installed."""
+def _as_maths(cases: Sequence[tuple[str, str, str]]) -> list[_Judged] | None:
+    """Judgements on responses by references in LaTeX; None where math-verify is not installed."""
     from guerdon.tasks.prompts import Prompt
     from guerdon.tasks.verifier import Verifier
 
@@ -332,8 +332,8 @@ def _as_maths(cases: Sequence[tuple[str, str, str]]) -> list[_Verdict] | None:
         for response, truth, question in cases:
             prompt = Prompt("log", ({"role": "user", "content": question},), truth, "log")
             if not response.strip():
-                found.append(_Verdict(False, ""))
+                found.append(_Judged(False, ""))
                 continue
             one = verifier.check(tail_of(response), prompt)
-            found.append(_Verdict(one.correct, one.answer))
+            found.append(_Judged(one.correct, one.answer))
     return found

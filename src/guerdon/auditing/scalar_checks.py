@@ -128,8 +128,8 @@ TAGS = (  # the first that fits counts
     Tag("*gold*", "truth", _OWN),
     *(Tag(f"{what}/{whose}", "truth", _OWN) for what in ("return", "reward") for whose in ("env", "verifier", "truth")),
     *(Tag(f"{what}{ending}", "reward", _OWN)
-      for what in ("return", "returns", "reward", "rewards", "score", "scores")
-      for ending in ("", "/*", "_mean")),
+      for what in ("return", "reward", "score")
+      for ending in ("", "s", "/*", "s/*", "_mean", "s_mean")),
     Tag("*_reward", "reward", _OWN),
     Tag("*_return", "reward", _OWN),
     Tag("*_score", "reward", _OWN),

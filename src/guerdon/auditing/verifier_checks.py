@@ -31,11 +31,11 @@ _MARKS = ("\\boxed", "####", "<answer>", "</think>", "</answer>", "Answer:", "an
 
 @dataclass(frozen=True)
 class _Judged:
-    """K rows with a verdict and a reward.
+    """K rows that are known to be right or wrong, and have a reward.
 
     Attributes:
         one: the view of them.
-        right_K: the verdict.
+        right_K: whether they are right by their reference.
         paid_K: whether the reward says right.
         unpaid_K: whether it says wrong.
         near_K: see `References`.
@@ -116,7 +116,7 @@ def _bounds(bad: Flags, prompt: np.ndarray) -> tuple[float, float]:
 
 
 def _judged(view: View) -> _Judged:
-    """The rows with a verdict, and whether the reward says that they are right.
+    """The rows that are known to be right or wrong, and whether the reward says that they are right.
 
     Raises:
         MissingColumn: there are no references, none that is read, or the reward does not say right or wrong.
@@ -134,7 +134,7 @@ def _judged(view: View) -> _Judged:
     enough(len(one), FEWEST, "answers that can be compared with their reference")
     prompts = one.of(view.rows.prompt_N)
     right = references.right_K[place] == 1
-    says_wrong, says_right = _verdict_of(view.reward_M, one.reward_M, right)
+    says_wrong, says_right = _ends_of(view.reward_M, one.reward_M, right)
     return _Judged(
         one, right, one.reward_M >= says_right, one.reward_M <= says_wrong, references.near_K[place],
         references.sure_K[place], responses, said, np.arange(len(one)) if prompts is None else prompts, references,
@@ -146,7 +146,7 @@ def _pair(stated: str, truth: str) -> str:
     return f'{what} for the reference "{truth[:80]}"'
 
 
-def _verdict_of(all_rewards: Numbers, reward_K: Numbers, right_K: Flags) -> tuple[float, float]:
+def _ends_of(all_rewards: Numbers, reward_K: Numbers, right_K: Flags) -> tuple[float, float]:
     """The highest reward that says wrong, and the lowest that says right.
 
     Raises:
