@@ -47,6 +47,7 @@ PAGES_FOR_WHO_EXTENDS = ("docs/extend.md", "docs/api/")
 KEPT = {
     "rl/update.py update_policy": "the loop over mini-batches; a function more would stand before the loss",
     "files/parquet_bounds.py python_bytes": "a branch for each kind of type that Arrow has",
+    "evaluation/scoring/responses.py scored_responses": "the forms of a file, in the order in which they are tried",
     "rewards/text_sources.py _check": "a list of refusals, each with its own message",
     "serve/middleware.py _pass": "what a request is refused for, in the order in which it is checked",
 }

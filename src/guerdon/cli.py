@@ -207,7 +207,12 @@ def _check_labels_are_read(config: Study, only: list[str] | None) -> None:
 def _label_overrides(sft_model: str | None, **given: object) -> list[str]:
     """Flags of `label` and `train` as overrides; None: not given."""
     policy = [] if sft_model is None else [f"policy.path={json.dumps(sft_model)}", "policy.tiny=null"]
-    return [f"label.{name}={value}" for name, value in given.items() if value is not None] + policy
+    return _as_overrides("label", **given) + policy
+
+
+def _as_overrides(section: str, **given: object) -> list[str]:
+    """Flags as overrides of a section; None: not given."""
+    return [f"{section}.{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
 
 
 @app.command()
@@ -237,8 +242,7 @@ def evaluate(
     words = [*([] if study is None else [study]), *(overrides or [])]
     file = check_words(words, model, data, labels, output, columns=columns, of_study=bool(only or attack))
     if file is not None:
-        given = {"labels": labels, "columns": columns}
-        more = [f"evaluate.{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
+        more = _as_overrides("evaluate", labels=labels, columns=columns)
         config = _load(_expanded(Path(file)), [*words[1:], *more])
     elif model is None:
         return _say(evaluate_judged(str(data or labels), words, output, columns))

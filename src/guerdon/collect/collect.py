@@ -257,7 +257,10 @@ def _play_round(
     stop = -9 if stop_after_success is None else stop_after_success  # -9: never
     playing = np.arange(copies) >= skip
     intent = actor if share.recorded_actions == "intended" and isinstance(actor, Expert) else None
-    queue = None if chunk is None else ActionQueue(world, lambda shown: Action(actor.act(shown, rng)), chunk)
+    queue = frames = None
+    if chunk is not None:
+        queue = ActionQueue(world, lambda shown: Action(actor.act(shown, rng)), chunk)
+        frames = queue.frames_due
 
     def decide(observations: np.ndarray) -> np.ndarray:
         if queue is None:
@@ -285,7 +288,6 @@ def _play_round(
 
     begin(start)
     _tell(start)
-    frames = None if queue is None else queue.frames_due
     for step in steps(world, act, start.observations, capture=capture, frames=frames):
         transition, rows = step.transition, step.rows - first
         since = np.where(since >= 0, since + 1, np.where(transition.success & (rows > 0), 0, -1))

@@ -26,6 +26,7 @@ from guerdon.collect.observed_frames import ObservedFrames, SeenRows
 from guerdon.collect.policy_shape import PolicyShape, policy_of_shape
 from guerdon.collect.stepping import ActionQueue, Step, evaluate, steps, video
 from guerdon.compute.generators import ACTING, generator, shard_seed
+from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError
 from guerdon.policies.robots.experts import StateExpert, expert_of
 from guerdon.policies.robots.robot import Action, ControlInputs, RobotPolicy
@@ -197,8 +198,12 @@ class ControlCollector:
             shard=shard, shards=shards, wrap=scripted_interventions(own),
         )  # fmt: skip
         self.rng = generator(own_seed, ACTING)
-        self._buffer = None if buffer is None else buffer()
-        self._writer = run_writer(env) if env.data_collection.enabled and buffer is None else None
+        self._buffer: EpisodeBuffer | None = None
+        self._writer: EpisodeWriter | None = None
+        if buffer is not None:
+            self._buffer = buffer()
+        elif env.data_collection.enabled:
+            self._writer = run_writer(env)
         first = shard * own.num_envs
         self._recorder = recorder_of_run(
             env.data_collection, "train", self.world, self._buffer or self._writer, seed=seed, first=first,

@@ -467,14 +467,14 @@ def estimate_search(study: Study) -> dict[str, Any]:
     questions = min(questions, settings.limit or questions)
     solutions, size = questions * settings.n, size_of(study)
     rounds = 1 if settings.method == "best_of_n" else min(settings.rounds, _steps(data))
-    return {
-        "questions": questions,
-        "solutions to sample": f"at most {solutions}",
-        **({"extensions by a step": f"about {solutions * rounds}"} if rounds > 1 else {}),
-        **({"parameters": str(size)} if size.assumed else {}),
-        "seconds": START + solutions * text_seconds(size, data),
-        "bytes": questions * (400 + 4 * solution_tokens(data)),
-    }
+    found: dict[str, Any] = {"questions": questions, "solutions to sample": f"at most {solutions}"}
+    if rounds > 1:
+        found["extensions by a step"] = f"about {solutions * rounds}"
+    if size.assumed:
+        found["parameters"] = str(size)
+    found["seconds"] = START + solutions * text_seconds(size, data)
+    found["bytes"] = questions * (400 + 4 * solution_tokens(data))
+    return found
 
 
 def _steps(data: DataSettings) -> int:

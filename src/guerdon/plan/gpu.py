@@ -432,17 +432,21 @@ def vla_state(policy: VLAPolicySettings, shape: Shape, p: float, trained: float,
         trained: those that are trained.
         cards: GPUs.
     """
-    embedded, full = shape.embedding * (1 if shape.tied else 2), not policy.use_lora
-    base, own, copied = 2.0 * p, 16.0 * trained, trained
-    if full:
-        base, own, copied = 16.0 * trained + (2.0 if cards == 1 else 4.0) * (p - trained), 0.0, trained * (cards == 1)
+    embedded = shape.embedding * (1 if shape.tied else 2)
+    base, own, copied, root = 2.0 * p, 16.0 * trained, trained, 2.0
+    if not policy.use_lora:
+        frozen = 2.0 if cards == 1 else 4.0
+        base, own, copied, root = 16.0 * trained + frozen * (p - trained), 0.0, trained * (cards == 1), 4.0
     if policy.use_quantization:
         base = 0.5625 * (p - embedded) + 2 * embedded
     several = cards > 1 and not policy.use_quantization  # which several learners refuse
     parts = {"weights, gradients and moments": (base / cards if several else base) + own}
-    parts |= {"bfloat16 copies in an update": 2.0 * copied} if copied else {}
-    each = 4.0 if full else 2.0
-    return parts | ({GATHERED: gathered_bytes(shape, full=full, root=each), WHOLE: each * p} if several else {})
+    if copied:
+        parts["bfloat16 copies in an update"] = 2.0 * copied
+    if several:
+        parts[GATHERED] = gathered_bytes(shape, full=not policy.use_lora, root=root)
+        parts[WHOLE] = root * p
+    return parts
 
 
 def decision_bytes(policy: VLAPolicySettings, shape: Shape, tokens: int) -> tuple[float, float]:

@@ -51,6 +51,9 @@ class _Observed:
     def episode(self, config: ImageModelConfig) -> Episode:
         """As the model learns from it; a classifier learns nothing from an episode whose success has gaps."""
         rows = np.stack(self.rows)
+        meta: dict[str, Any] = {"steps": self.numbers}
+        if self.left is not None:
+            meta["steps_left"] = self.left
         return Episode(
             id="online",
             task="",
@@ -58,7 +61,7 @@ class _Observed:
             states=None if config.state_size is None else rows,
             success=None if None in self.success else np.array(self.success, dtype=np.bool_),
             outcome=outcome_of(self.success) if config.type == "progress" else None,
-            meta={"steps": self.numbers} | ({} if self.left is None else {"steps_left": self.left}),
+            meta=meta,
         )
 
 

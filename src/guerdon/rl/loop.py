@@ -158,16 +158,20 @@ class Loop:
         self._before: int | None = None  # the step before an iteration after which an evaluation or `_show` is due
         try:
             self.average = None if decay is None else PolicyAverage(self.learner.policy, decay)
-            offsets = None if found is None else self._load(found)
+            notes = list(parts.notes)
+            offsets = at = None
+            if found is not None:
+                offsets = self._load(found)
+                at = self.step
+                notes.insert(0, f"resumed from {found}")
             warnings = [f"WARNING: {line}" for line in reward_warnings(study)]
-            at = None if found is None else self.step
             sinks = open_sinks(study.runner.logger, folder, at, group=study.name, config=study.model_dump_json())
         except GuerdonError:
             parts.close()
             raise
         self.log = RunLog(folder, sinks=sinks, offsets=offsets)
         self.progress = ProgressBar(study.runner.total_steps)
-        for note in [*([] if found is None else [f"resumed from {found}"]), *parts.notes, *warnings]:
+        for note in [*notes, *warnings]:
             self.progress.write_line(note)
         self._start = copy.deepcopy(self._state()) if found is None else None  # until the first checkpoint
 

@@ -292,8 +292,10 @@ class ReplayLearner:
         if len(helped):
             among = int(self.rng.binomial(among, len(shown) / (len(shown) + len(helped)))) if len(shown) else 0
         parts = [(self.memory, self.memory.transitions, own)]
-        parts += [] if self.demonstrations is None or not among else [(self.demonstrations, shown, among)]
-        parts += [(self.memory, helped, size - own - among)] if size > own + among else []
+        if self.demonstrations is not None and among:
+            parts.append((self.demonstrations, shown, among))
+        if size > own + among:
+            parts.append((self.memory, helped, size - own - among))
         drawn = []
         for replay, rows, n in parts:
             one = DrawnRows(replay, rows[self.rng.integers(len(rows), size=(count, n))])

@@ -261,12 +261,10 @@ def step_quality(
     right = t[known] >= 0.5
     hits: dict[bool, list[bool]] = {True: [], False: []}
     for p_S, t_S, w_S in zip(probabilities, targets, weights, strict=True):
-        wrong = np.flatnonzero((t_S < 0.5) & (w_S > 0))
-        first = int(wrong[0]) if len(wrong) else -1
+        first = _first((t_S < 0.5) & (w_S > 0))
         before = w_S[:first] if first >= 0 else w_S
         if (before > 0).all():
-            below = np.flatnonzero(p_S < threshold)
-            hits[first >= 0].append((int(below[0]) if len(below) else -1) == first)
+            hits[first >= 0].append(_first(p_S < threshold) == first)
     erroneous, correct = (float(np.mean(h)) if h else None for h in (hits[True], hits[False]))
     return {
         "step_auroc": auroc(p[known], right),
@@ -275,6 +273,11 @@ def step_quality(
         "accuracy_correct": correct,
         "first_error_f1": _harmonic(erroneous, correct),
     }
+
+
+def _first(found_S: BoolArray) -> int:
+    """The place of the first True, -1 where there is none."""
+    return int(found_S.argmax()) if found_S.any() else -1
 
 
 def outcome_quality(values_N: FloatArray, right_N: BoolArray, questions: Sequence[str]) -> dict[str, float | None]:

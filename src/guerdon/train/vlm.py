@@ -135,8 +135,10 @@ def _write(
 ) -> None:
     """Write the model; `own` are its weights where they are sharded."""
     names = ["question", "input", "max_pixels"]
-    names += ["nframes", "fps"] if settings.input == "video" else []
-    names += ["chat_template_kwargs"] if settings.chat_template_kwargs else []
+    if settings.input == "video":
+        names += ["nframes", "fps"]
+    if settings.chat_template_kwargs:
+        names.append("chat_template_kwargs")
     path = str(settings.path)
     origin = str(Path(path).resolve()) if Path(path).is_dir() else path
     card = VLMCard(

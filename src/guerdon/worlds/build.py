@@ -309,7 +309,12 @@ def build_world(
     ordered = isinstance(settings, LiberoSettings) and settings.init_states == "ordered"
     starts = _starts(settings, text, env, seed=seed, ordered=ordered, adaptive=adaptive, part=(shard, shards))
     first, among = shard * copies, shards * copies  # of the copies of the run
-    each = among if whole.task_ids is None else among // len(whole.task_ids)
+    playing = None
+    if starts is not None:
+        playing = Playing(starts, copies, group_size, first=first, among=among)
+    each = among
+    if whole.task_ids is not None:
+        each = among // len(whole.task_ids)
     if adaptive and settings.use_curriculum:
         success_readers = [*success_readers, "env.use_curriculum"]
     return World(
@@ -328,7 +333,7 @@ def build_world(
         moments=getattr(settings, "frame_stack", 1),
         ordered=(first, each) if ordered else None,
         tries=tries,
-        playing=None if starts is None else Playing(starts, copies, group_size, first=first, among=among),
+        playing=playing,
     )
 
 

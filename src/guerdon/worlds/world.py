@@ -293,7 +293,9 @@ class World:
         self._episode_reported |= known
         self._check_reported(done & ~self._episode_reported)
         self._episode_reported &= ~done
-        drawn = None if frames is None else (frames.going_on & mask & ~done) | (truncated & frames.ends)
+        drawn = None
+        if frames is not None:
+            drawn = (frames.going_on & mask & ~done) | (truncated & frames.ends)
         final = self._view(arrived, drawn)
         wanted = np.zeros(self.num_envs, np.bool_) if capture is None else capture & mask
         if capture_ends:

@@ -269,11 +269,15 @@ class LabelledResponses:
             )
         values = [None if cell is None else MEASURED.read(cell, {}) for cell in cells]
         _refuse_other_than_numbers(column, self.records, cells, values)
-        return [
-            Failure("no_score", f"{column} is null") if cell is None
-            else Failure("unreadable_score", f"{column} is {cell!r}"[:80]) if value is None else value
-            for cell, value in zip(cells, values, strict=True)
-        ]  # fmt: skip
+        found: list[float | Failure] = []
+        for cell, value in zip(cells, values, strict=True):
+            if cell is None:
+                found.append(Failure("no_score", f"{column} is null"))
+            elif value is None:
+                found.append(Failure("unreadable_score", f"{column} is {cell!r}"[:80]))
+            else:
+                found.append(value)
+        return found
 
     def responses(self) -> list[Solution | Failure]:
         """The response of each row.

@@ -272,17 +272,19 @@ class _Searcher:
             batch: the questions.
             number: of the batch; its random numbers depend on it.
         """
-        settings = self._settings
-        separator = settings.separator or (family_of(batch[0]).separator if is_generated(batch[0]) else BLANK_LINE)
-        whole = settings.method == "best_of_n"
+        settings, first = self._settings, batch[0]
+        by_task = family_of(first).separator if is_generated(first) else BLANK_LINE
+        beam_width, rounds = settings.beam_width, settings.rounds
+        if settings.method == "best_of_n":
+            beam_width = rounds = 1
         plan = SearchPlan(
             settings.n,
             settings.aggregation,
-            separator,
-            beam_width=1 if whole else settings.beam_width,
-            rounds=1 if whole else settings.rounds,
+            settings.separator or by_task,
+            beam_width=beam_width,
+            rounds=rounds,
             batch_size=settings.batch_size,
-            system_prompt=str(batch[0].context[0]["content"]) if batch[0].context else None,
+            system_prompt=str(first.context[0]["content"]) if first.context else None,
         )
         writer = PolicyWriter(
             self._engine,
@@ -292,7 +294,8 @@ class _Searcher:
             system_prompt=self._system_prompt,
         )
         questions = [prompt.question for prompt in batch]
-        found = (dvts if settings.method == "dvts" else beam_search)(writer, self._model, questions, plan)
+        search = dvts if settings.method == "dvts" else beam_search
+        found = search(writer, self._model, questions, plan)
         return [self._row(prompt, result) for prompt, result in zip(batch, found, strict=True)]
 
     def refuse_failures(self, rows: Sequence[Mapping[str, Any]], *, at_end: bool) -> None:

@@ -413,12 +413,15 @@ def _layer(policy: TextPolicy, layer: Any, order_D: Tensor, dtype: torch.dtype) 
         weights, biases = [], []
         for i, part in enumerate(parts):
             weight, bias = policy.merged(part), getattr(part, "base_layer", part).bias
-            weight = weight if scale is None else weight * scale
+            if scale is not None:
+                weight = weight * scale
             if i < turned:
                 weight = weight.view(-1, len(order_D), weight.shape[1])[:, order_D].flatten(0, 1)
-                bias = None if bias is None else bias.view(-1, len(order_D))[:, order_D].flatten()
+                if bias is not None:
+                    bias = bias.view(-1, len(order_D))[:, order_D].flatten()
             weights.append(weight.to(dtype))
-            biases += [] if bias is None else [bias.detach().to(dtype)]
+            if bias is not None:
+                biases.append(bias.detach().to(dtype))
         return _Linear(torch.cat(weights) if len(weights) > 1 else weights[0], torch.cat(biases) if biases else None)
 
     before, between = layer.input_layernorm.weight.detach(), layer.post_attention_layernorm.weight.detach()

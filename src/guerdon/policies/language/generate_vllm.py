@@ -146,7 +146,9 @@ class VLLMEngine:
         check_vllm(policy, settings, here=True)
         self.policy, self.settings = policy, settings
         base, outlined = policy.base, policy.device.type == "meta"
-        self._sleeps = policy.device.type == "cuda" if sleeps is None else sleeps and torch.cuda.is_available()
+        self._sleeps = policy.device.type == "cuda"
+        if sleeps is not None:
+            self._sleeps = sleeps and torch.cuda.is_available()
         self._asleep = False
         self._version: int | None = None
         self._vllm = _import_vllm()
@@ -160,6 +162,8 @@ class VLLMEngine:
         room = [n for n in (max_length, base.positions) if n is not None]
         with boundary(GuerdonError, "vLLM does not start with this model"), distributed.unnoticed():
             where = self._lora(seed) if policy.adapter else self._whole(seed)
+            if room:
+                where["max_model_len"] = min(room)
             self._llm: Any = self._vllm.LLM(
                 skip_tokenizer_init=True,
                 trust_remote_code=False,
@@ -170,7 +174,6 @@ class VLLMEngine:
                 logprobs_mode="processed_logprobs",
                 enable_sleep_mode=self._sleeps,
                 **where,
-                **({"max_model_len": min(room)} if room else {}),
                 **settings.engine_kwargs,
             )
 
