@@ -89,14 +89,14 @@ def asked(layout, *values):
 
 def names_the_better(layout):
     """Whether its rows say which response is better by the column in which it stands."""
-    return layout.case.make("p", "a", "b", "tie") is None
+    return layout.name == "distilabel, pairs" or layout.case.make("p", "a", "b", "tie") is None
 
 
 def sides(layout, a, b, verdict):
     """The responses of a row in its order; none where it names the better one and there is none."""
     if not names_the_better(layout):
         return [a, b]
-    return {"first": [a, b], "second": [b, a]}.get(verdict, [])
+    return {"first": [a, b], "second": [b, a], "tie": [a, b]}.get(verdict, [])
 
 
 def scored(layout):
