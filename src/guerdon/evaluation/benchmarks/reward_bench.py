@@ -134,6 +134,16 @@ def read_choices(
     reading.need_rows()
     left_out = Counter(reading.bad)
     choices = _choices_of(reading, left_out)
+    choices, votes = _as_voted(choices, left_out)
+    counted = ", ".join(f"{n} {reason}" for reason, n in sorted(left_out.items()))
+    if not choices:
+        raise DataError(f"there is no comparison that can be used: {counted}", where=data)
+    read_as = shown_record(reading, used=len(choices), left_out=left_out)
+    return ReadChoices(choices, left_out, votes, read_as)
+
+
+def _as_voted(choices: Sequence[PreferenceChoice], left_out: Counter[str]) -> tuple[list[PreferenceChoice], Votes]:
+    """The choices as most votes on each pair say, without ties; the others are counted by reason."""
     judged = {
         k: Comparison(one.id, tuple(responses), (0, int(not one.is_tie)))
         for k, one in enumerate(choices)
@@ -143,12 +153,7 @@ def read_choices(
     votes = counted_votes(list(judged.values()))
     gone = {places[k]: reason for k, reason in votes.left_out.items()}
     left_out.update("tie" if choices[k].is_tie else reason for k, reason in gone.items())
-    choices = _without_ties([one for k, one in enumerate(choices) if k not in gone], left_out)
-    counted = ", ".join(f"{n} {reason}" for reason, n in sorted(left_out.items()))
-    if not choices:
-        raise DataError(f"there is no comparison that can be used: {counted}", where=data)
-    read_as = shown_record(reading, used=len(choices), left_out=left_out)
-    return ReadChoices(choices, left_out, votes, read_as)
+    return _without_ties([one for k, one in enumerate(choices) if k not in gone], left_out), votes
 
 
 def pairs_of(choices: Sequence[PreferenceChoice], values: Sequence[Value]) -> ResponsePairs:
