@@ -23,8 +23,9 @@ KNOWN = Path(__file__).parent / "data" / "known"
 def test_a_return_that_rises_without_any_success_is_found(name):
     rows = read_log(KNOWN / f"{name}.jsonl")
     assert not rows.truth_N.any()
-    (one,) = audit(rows).findings
+    one, success = audit(rows).findings
     assert (one.name, one.severity) == ("truth", "error")
+    assert (success.name, success.severity) == ("constant_success", "info")
     assert one.p < 0.01
     assert one.effect > 2
 

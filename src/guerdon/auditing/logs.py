@@ -662,6 +662,8 @@ def _known_kind(name: str, parts: Sequence[Part], said: Columns) -> _Kind:
         kind = _Kind(name)
         for part in parts:
             kind.add(part, _first_rows(part, said, _FIRST))
+        if kind.layout is not PLAIN:
+            kind.name = kind.layout.name
         return kind
     return _Kind(name, [(part, PLAIN) for part in parts])
 

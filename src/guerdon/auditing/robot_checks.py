@@ -8,6 +8,7 @@ from scipy.special import ndtr
 from guerdon.auditing.association import stratum_ends
 from guerdon.auditing.log_view import Checked, MissingColumn, View, enough, found, needed
 from guerdon.auditing.rows import Codes, Flags, Numbers, Rows
+from guerdon.reading.layouts import TEXT_RUN
 from guerdon.statistics.proportion import wilson_bounds
 
 # practical minima, set on the first half of benchmarks/audit_sets.py
@@ -63,8 +64,9 @@ class _Episodes:
 
 
 def is_of_episodes(rows: Rows) -> bool:
-    """Whether a row of a log is a whole episode, without texts."""
-    return rows.steps is None and rows.texts is None and rows.prompt_N is None and rows.length_N is not None
+    """Whether a row of a log is a whole episode of a world, and no response whose text is not there."""
+    are_responses = rows.texts is not None or rows.prompt_N is not None or rows.layout == TEXT_RUN
+    return rows.steps is None and rows.length_N is not None and not are_responses
 
 
 def _high(total_E: Numbers) -> Flags:

@@ -100,6 +100,7 @@ def _is_shown(layout: RowLayout, rows: Sequence[Row]) -> bool:
     return alike and (layout.shows is None or all(map(layout.shows, rows)))
 
 
+TEXT_RUN = "a run of guerdon that answers prompts"
 LAYOUTS: tuple[RowLayout, ...] = (
     # logs of trainers and evaluations
     RowLayout("completions logged by TRL", "log", ("step", "prompt", "completion", "advantage"),
@@ -117,7 +118,8 @@ LAYOUTS: tuple[RowLayout, ...] = (
               maps=("response",)),
     RowLayout("inputs of a reward function of OpenRLHF", "log", ("query", "prompt", "reward"), unwrap=nested.query),
     RowLayout("responses of a run of guerdon", "log", ("tokens", "rewards", "outcome"), unwrap=nested.shown),
-    RowLayout("a run of guerdon", "log", ("return/combined", "success"), unwrap=nested.episode),
+    RowLayout("a run of guerdon", "log", ("return/combined", "success", "env"), unwrap=nested.episode),
+    RowLayout(TEXT_RUN, "log", ("return/combined", "success"), unwrap=nested.episode),
     RowLayout("groups of Atropos", "log", ("tokens", "masks", "scores", "messages"), unwrap=nested.atropos),
     RowLayout("batches of NeMo-RL", "log", ("content", "rewards", "token_loss_mask"), unwrap=nested.nemo_rl),
     RowLayout("results of tau-bench", "log", ("task_id", "trial", "traj", "reward"), {"messages": "traj"}),
