@@ -75,6 +75,26 @@ def test_wrong_answers_that_are_paid_are_found_also_where_the_truth_copies_the_r
     assert finding.interval[0] < 0.25 < finding.interval[1]
 
 
+def test_credit_for_a_part_is_no_pay_for_a_wrong_answer():
+    """Wrong answers get 0.8 to 0.9 and right ones 1; then right ones are so rare that nothing tells the two apart."""
+    rows = log(NUMBERS)
+    right = rows.reward_N == 1
+    credit = 0.8 + 0.1 * np.random.default_rng(0).random(len(rows))
+    unread = np.arange(len(rows)) % 10 == 0
+    partial = replace(rows, reward_N=np.where(right, 1.0, np.where(unread, 0.0, credit)))
+    finding, result = judged(partial, "paid_wrong")
+    assert finding is None
+    assert "paid_wrong" in result.clean
+    full = np.where(np.arange(len(rows)) % 3 == 0, 1.0, partial.reward_N)
+    assert judged(replace(rows, reward_N=full), "paid_wrong")[0].severity == "error"
+    only_wrong = replace(partial, reward_N=np.where(right & ~unread, credit, partial.reward_N))
+    few = np.flatnonzero(~right)
+    texts = replace(rows.texts, responses=[rows.texts.responses[few[0]]] * len(rows), truths=["100"] * len(rows))
+    finding, result = judged(replace(only_wrong, texts=texts), "paid_wrong")
+    assert finding is None
+    assert "partial credit" in result.undecided["paid_wrong"]
+
+
 @pytest.mark.parametrize("answers", [NUMBERS, LETTERS, WORDS])
 @pytest.mark.parametrize("share", [0.0, 0.02])
 def test_a_verifier_that_is_wrong_now_and_then_is_clean(answers, share):

@@ -21,6 +21,8 @@ ALLOWED = 0.04  # share of the right, or wrong, answers: verifiers are wrong now
 SEVERE = 0.1  # lower end of the share from which on it is an error
 FEWEST = 30  # answers
 FEWEST_PROMPTS = 5  # with a fault
+FEWEST_FULL = 10  # right answers that are paid, where the rewards for right answers differ
+FULL = 0.1  # quantile of their rewards from which on a reward is a full one
 GAP = 0.9  # share of the variance of the reward between its two clouds; 0.64 of a normal distribution
 SMALL = 0.03  # share of the rows of a cloud
 USUAL = 0.3  # share of the right answers, at least, that have the reward for right ones
@@ -80,7 +82,21 @@ def check_paid_wrong(view: View) -> Checked:
     unsure = ~all_of.right_K & (all_of.near_K | ~all_of.sure_K)
     looked = ~all_of.right_K & ~unsure & ~_right_by_truth(all_of)
     left_out = f"; {unsure.sum():,} that a tolerance, a unit or another name may allow are left out"
-    return _rate(all_of, "paid_wrong", looked, all_of.paid_K, "wrong answers", "are paid", left_out)
+    return _rate(all_of, "paid_wrong", looked, _paid_in_full(all_of), "wrong answers", "are paid", left_out)
+
+
+def _paid_in_full(all_of: _Judged) -> Flags:
+    """Which rewards are as high as those of right answers: where these differ, less may be credit for a part.
+
+    Raises:
+        Undecided: rewards that say right differ, and too few right answers have one.
+    """
+    paid = all_of.one.reward_M[all_of.paid_K]
+    if len(np.unique(paid)) <= 1:
+        return all_of.paid_K
+    of_right = all_of.one.reward_M[all_of.paid_K & all_of.right_K]
+    enough(len(of_right), FEWEST_FULL, "right answers that are paid, which tell a full reward from partial credit")
+    return all_of.paid_K & (all_of.one.reward_M >= np.quantile(of_right, FULL))
 
 
 def _rate(all_of: _Judged, name: str, looked_K: Flags, bad_K: Flags, answers: str, what: str, left_out: str) -> Checked:
