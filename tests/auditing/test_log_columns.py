@@ -490,3 +490,14 @@ def test_an_assertion_of_promptfoo_that_failed_is_a_reward(tmp_path):
     rows = read_log(path)
     assert rows.failed_N.tolist() == [False, False, True]
     assert rows.reward_N[:2].tolist() == [1, 0]
+
+
+def test_a_column_of_texts_and_lists_is_read_as_one_of_both(tmp_path):
+    """Its first cell is the text of a map, the second is none; each look at the rows has to say the same."""
+    path = tmp_path / "x.csv"
+    path.write_text('example_id,reward\n{},1\n"",0\nx,1\n')
+    rows = read_log(path)
+    assert rows.reward_N.tolist() == [1, 0, 1]
+    table = pa.table({"example_id": ["{}", ""], "reward": ["1", "0"], "data": ["", "[[1]]"]})
+    pq.write_table(table, tmp_path / "x.parquet")
+    assert read_log(tmp_path / "x.parquet").reward_N.tolist() == [1, 0]

@@ -61,6 +61,7 @@ _REWARDS = re.compile(r"reward|progress|score|success", re.IGNORECASE)
 _POSITION = ("episode_index", "frame_index", "task_index")  # columns of every LeRobot data set
 _FIRST = 1000  # rows by which a log is read until all are known
 _FIRST_FILES = 50  # files that they are from, at most
+_LOOKS = 6  # at all rows, each by what the one before says of the columns
 _FIRST_SIZE = 2_000_000  # characters of those of a file
 _CONTACT = re.compile(r"contact|force|tactile|touch", re.IGNORECASE)
 _HEAD = 100_000  # characters of the first line of a monitor file
@@ -489,7 +490,7 @@ class LogReader:
         """The rows of all files by what their columns are for: as the first rows say, once more where all say else.
 
         Raises:
-            DataError: as `RowReader.check` and `Look.columns`.
+            DataError: as `RowReader.check` and `Look.columns`, or the columns say something else in each look.
         """
         kind, said = read.kind, self.said
 
@@ -510,7 +511,7 @@ class LogReader:
             look.meet(row, parts)
             look.add(row, parts)
         columns = look.columns(str(self.path), first_rows, all_seen=False)
-        while True:
+        for _ in range(_LOOKS):
             look = Look(said, kind.layout, columns.texts)
             reader = RowReader(columns, look, sample=self.sample, seed=self.seed)
             for part, layout, those in records(read):
@@ -522,6 +523,9 @@ class LogReader:
                 read.reader = reader
                 return
             columns = found
+        raise DataError(
+            "what its columns are for depends on how they are read; say it with --columns ROLE=NAME", where=self.path
+        )
 
     def _all_rows(self, records: Callable[[], Records], texts: Collection[str], holds: Callable[[Row], bool]) -> bool:
         """Whether something holds for each row of the log, whose texts in some columns are lists and maps."""

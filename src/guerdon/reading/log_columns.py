@@ -189,7 +189,7 @@ class Look:
             sketch.add(cell)
             if isinstance(cell, dict) or (kind == "coded" and isinstance(cell, list)):
                 self._look_inside(name, cell)
-            if name not in self.texts and _is_known(sketch, kind):
+            if name not in self.texts and not sketch.is_nested_text and _is_known(sketch, kind):
                 known.append(name)
         for name in known:
             del self._open[name]
