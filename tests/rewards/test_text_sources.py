@@ -361,7 +361,7 @@ def test_a_policy_that_fools_its_judge_rings_the_alarm(tmp_path, models, capsys)
     )  # fmt: skip
     start(study).run()
     rows = [row for row in lines(study) if row["kind"] == "train"]
-    assert rows[0]["hacking_alarm"] == 0
+    assert rows[0]["hacking_alarm"] is None  # too few episodes to know
     assert rows[-1]["hacking_alarm"] == 1
     assert rows[-1]["return/prm"] > 2 * rows[0]["return/prm"]
     assert lines(study)[-1]["success"] < 0.5
