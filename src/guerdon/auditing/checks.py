@@ -55,7 +55,7 @@ OF_RESPONSES = _checks(
 )
 OF_ROBOTS = _checks("robot_checks")
 OF_SCALARS: dict[str, Callable[[Rows], Checked]] = _checks("scalar_checks")  # type: ignore[assignment]
-NAMES = ("nan", "unread", *OF_RESPONSES, *OF_ROBOTS, *OF_SCALARS, *CHECKS)
+NAMES = tuple(dict.fromkeys(("nan", "unread", *OF_RESPONSES, *OF_ROBOTS, *OF_SCALARS, *CHECKS)))
 """Names that a finding can have."""
 OF_EPISODES = ("success_reward", "constant_success")  # those of robots that need no single steps
 
