@@ -23,7 +23,7 @@ _ERRORS = {
     "drift": f"{_SCORE}: compare the reward of both ends of the run {_VERSIONS}",
     "shift": f"join rewards and responses by an id instead of their position; {_SCORE}",
     "agreement": "`guerdon evaluate` measures a reward on labelled responses and forecasts its effect (docs/gate.md)",
-    "unpaid_right": f"read the answers that are rejected, and mend what reads them (docs/language_models.md); {_SCORE}",
+    "unpaid_right": f"read the rejected answers, and correct how they are parsed (docs/language_models.md); {_SCORE}",
     "paid_wrong": f"read the answers that are accepted, and compare with what is stated alone; {_SCORE}",
     "nan": "keep a failed measurement as a Failure, which is masked and counted (docs/failures.md)",
     "unread": "write the rows again, or say with --columns ROLE=NAME:CODING how a column is read (docs/audit.md)",

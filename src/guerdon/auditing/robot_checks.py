@@ -180,16 +180,16 @@ def check_constant_success(view: View) -> Checked:
     clean = f"{success.sum():,} of {len(success):,} episodes are logged as successes"
     if success.any() != success.all():
         return Checked(None, clean)
-    what = (
-        "all of {} episodes are logged as successes" if success.all() else "none of {} episodes is logged as a success"
-    )
-    title = what.format(f"{len(success):,}") + ": the column tells nothing apart"
+    title, contrary = f"none of {len(success):,} episodes is logged as a success", "succeeded"
+    if success.all():
+        title, contrary = f"all of {len(success):,} episodes are logged as successes", "failed"
+    title += ": the column distinguishes no episodes"
     against = np.zeros(len(success), bool)
     if all_of.sparse and all_of.top > all_of.rest:
         against = (all_of.best == all_of.top) != success
     contradicts = against.sum() >= FEWEST and against.sum() >= APART * len(success)
     if contradicts:
-        title += f"; the rewards of {against.sum():,} say that they {'failed' if success.all() else 'succeeded'}"
+        title += f"; the rewards of {against.sum():,} say that they {contrary}"
     flag = np.zeros(len(view), bool)
     chosen = all_of.first[against if contradicts else np.ones(len(success), bool)]
     flag[chosen[chosen >= 0]] = True

@@ -158,7 +158,8 @@ def _explains(view: View, name: str, features: Features, strictness: float = 1.0
     p = min(1.0, best.p * len(tried))
     r, words = best.found.r, best.words
     clean = f"{best.feature}: correlation with the reward {r:+.2f} {words} ({best.found.n:,} rows); "
-    clean += f"{_smallest(best, one, strictness)} would be a finding"
+    copies = ", with copies of responses and without" if view.copy_M.any() else ""
+    clean += f"{_smallest(best, one, strictness)}{copies} would be a finding"
     if not best.enough:
         return Checked(None, clean, p)
     centred = best.x_M - stratum_means(best.x_M.astype(float), best.stratum_M)

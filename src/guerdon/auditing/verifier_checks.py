@@ -1,6 +1,6 @@
 """Checks of a reward that judges answers against guerdon's verifier, where the log has reference answers.
 
-A reward is compared only where it says right or wrong: it has two values, or two clouds of values with a gap. A right
+A reward is compared only where it says right or wrong: it has two values, or two groups of values with a gap. A right
 answer that is not paid may be one that breaks a rule of the format or of the length, and a wrong one that is paid may
 be within a tolerance, in another unit, or another name of the same thing; such rows are left out and counted.
 """
@@ -23,8 +23,8 @@ FEWEST = 30  # answers
 FEWEST_PROMPTS = 5  # with a fault
 FEWEST_FULL = 10  # right answers that are paid, where the rewards for right answers differ
 FULL = 0.1  # quantile of their rewards from which on a reward is a full one
-GAP = 0.9  # share of the variance of the reward between its two clouds; 0.64 of a normal distribution
-SMALL = 0.03  # share of the rows of a cloud
+GAP = 0.9  # share of the variance of the reward between its two groups of values; 0.64 of a normal distribution
+SMALL = 0.03  # share of the rows in a group of values
 USUAL = 0.3  # share of the right answers, at least, that have the reward for right ones
 ALWAYS = 0.98  # share of the paid answers with a mark that is a rule of the format
 COPIED = 0.995  # share of the rows in which a truth says what the reward says
@@ -86,7 +86,7 @@ def check_paid_wrong(view: View) -> Checked:
 
 
 def _paid_in_full(all_of: _Judged) -> Flags:
-    """Which rewards are as high as those of right answers: where these differ, less may be credit for a part.
+    """Which rewards are as high as those of right answers: where these differ, less may be partial credit.
 
     Raises:
         Undecided: rewards that say right differ, and too few right answers have one.
@@ -184,7 +184,7 @@ def _ends_of(all_rewards: Numbers, reward_K: Numbers, right_K: Flags) -> tuple[f
 
 
 def _gap(reward: Numbers) -> tuple[float, float] | None:
-    """The ends of the gap between the two clouds of values of a reward; None where it has none."""
+    """The ends of the gap between the two groups of values of a reward; None where it has none."""
     values, counts = np.unique(reward, return_counts=True)
     if len(values) <= 2:
         return (float(values[0]), float(values[1])) if len(values) == 2 else None
