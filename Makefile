@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LIBERO_VENV ?= .venv-libero
 MANISKILL_VENV ?= .venv-maniskill
+CORE_VENV ?= .venv-core
 STUDY ?= studies/demo.yaml
 
 # Tests run on all cores, a file at a time, in the order of the folders (the longest are among the first).
@@ -17,7 +18,7 @@ PARALLEL ?= -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 export MUJOCO_GL ?= egl
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-libero test-libero test-ray libero-table env-maniskill test-maniskill demo demo-text demo-prm demo-smollm demo-vla prm-exact prm-continued quickstart doctor test test-slow test-all test-device env-gpu gpu-check soak lint format check bench docs docs-images test-wheel clean
+.PHONY: help env env-libero test-libero test-ray libero-table env-maniskill test-maniskill demo demo-text demo-prm demo-smollm demo-vla prm-exact prm-continued quickstart doctor test test-slow test-all test-device env-gpu gpu-check soak lint format check bench docs docs-images test-core test-wheel clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -183,6 +184,15 @@ docs: env  ## build the documentation site into build/site; any warning is an er
 
 docs-images: env  ## the screenshots of the site, from the report of a quickstart (needs chromium)
 	$(BIN)/python docs/make_images.py
+
+test-core:  ## install the wheel without any extra, and run what needs none
+	$(PYTHON) -m venv $(CORE_VENV)
+	$(CORE_VENV)/bin/python -m pip install --quiet -c constraints.txt build
+	rm -rf $(CORE_VENV)/dist
+	$(CORE_VENV)/bin/python -m build --wheel --outdir $(CORE_VENV)/dist >/dev/null
+	$(CORE_VENV)/bin/python -m pip install --quiet -c constraints.txt $(CORE_VENV)/dist/*.whl
+	$(CORE_VENV)/bin/python -m pip install --quiet --force-reinstall --no-deps $(CORE_VENV)/dist/*.whl
+	$(CORE_VENV)/bin/python tests/core_commands.py
 
 test-wheel: env  ## build the wheel, install it elsewhere, run its quickstart
 	$(BIN)/python -m pip install --quiet build

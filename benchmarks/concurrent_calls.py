@@ -29,8 +29,8 @@ KINDS = ("stepwise", "outcome", "verdict", "implicit")
 
 def make_model(kind: str, folder: str) -> Any:
     """A reward model of random weights on a language model; an implicit one has an adapter."""
+    from guerdon.models.text.text_card import TextModelCard
     from guerdon.models.text.text_load import model_class
-    from guerdon.models.text.text_model import TextModelCard
     from guerdon.models.text.verdict import FORM
     from guerdon.policies.language.text_files import load_policy
     from guerdon.settings.text_policy import LoraSettings, TextPolicySettings

@@ -128,8 +128,8 @@ def _scorer(side: str, path: str, *, dtype: str, micro: int) -> tuple[Any, Any]:
     """A function from solutions to their scores, and one to the tokens that it reads for them."""
     from verdict_prefixes import prefix_scores
 
+    from guerdon.models.text.text_card import TextModelCard
     from guerdon.models.text.text_heads import StepwiseModel
-    from guerdon.models.text.text_model import TextModelCard
     from guerdon.models.text.verdict import FORM, VerdictModel
     from guerdon.policies.language.text_files import load_policy
     from guerdon.settings.text_policy import TextPolicySettings

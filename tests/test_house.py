@@ -391,8 +391,8 @@ def test_a_study_is_read_where_a_run_is_assembled_and_nowhere_below():
 
 VERIFIERS = (  # files in which "verdict" is the word of a verifier, or the type of reward model
     "tasks/*.py", "tasks/code/*.py", "processes/subprocess_worker.py", "evaluation/searching/search_study.py",
-    "labels/candidates.py", "models/text/verdict.py", "models/text/text_model.py", "models/text/adapters/families.py",
-    "plan/gpu.py", "settings/train.py", "train/text.py",
+    "labels/candidates.py", "models/text/verdict.py", "models/text/text_card.py", "models/text/text_model.py",
+    "models/text/adapters/families.py", "plan/gpu.py", "settings/train.py", "train/text.py",
 )  # fmt: skip
 OTHER_VERDICTS = {  # what stands in prompts with stored replies, and in replies of models
     "labels/labelers.py": ["verdicts, in order, as JSON"],

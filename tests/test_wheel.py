@@ -35,7 +35,11 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel):
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     files = (path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     assert names == {path.relative_to(ROOT / "src").as_posix() for path in files}
-    assert {"guerdon/py.typed", "guerdon/compare/quickstart.yaml", "guerdon/compare/quickstart_text.yaml"} <= names
+    assert {
+        "guerdon/py.typed",
+        "guerdon/comparison/quickstart.yaml",
+        "guerdon/comparison/quickstart_text.yaml",
+    } <= names
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from guerdon import __version__
 from guerdon.auditing.command import audit
-from guerdon.errors import ConfigError, MissingDependencyError, StudyError, place_of
+from guerdon.errors import ConfigError, MissingDependencyError, StudyError, needs_train, place_of
 from guerdon.network.hub import use_token
 from guerdon.plan.stages import stage
 from guerdon.processes.process import UsageError, check_start, command
@@ -508,7 +508,8 @@ def _dry_run(chosen: Any, settings: Any, study: Study | None = None) -> None:
         study: shown; None: the settings.
     """
     try:
-        chosen.check(settings)
+        with needs_train():
+            chosen.check(settings)
     except MissingDependencyError as error:  # the command may run on another machine
         return _show(chosen, settings, study or settings, f"not checked: {error}")
     _show(chosen, settings, study or settings)

@@ -16,13 +16,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from packaging.requirements import Requirement
 
+from guerdon.errors import TRAIN
 from guerdon.processes.cores import usable_cores
 
 Status = Literal["ok", "warn", "fail"]
@@ -116,7 +117,7 @@ def check_torch() -> Check:
     try:
         import torch
     except (ImportError, OSError) as exc:
-        return Check("torch", "fail", f"cannot be imported: {exc}", "pip install torch")
+        return Check("torch", "fail", f"cannot be imported: {exc}", "pip install 'guerdon[train]'")
     threads = f"{torch.get_num_threads()} threads on {usable_cores()} cores"
     if torch.cuda.is_available():
         half = "with" if torch.cuda.is_bf16_supported() else "without"
@@ -324,9 +325,12 @@ def check_extras() -> list[Check]:
     What belongs to an extra, and in which versions, is read from guerdon's own metadata; nothing is imported.
     """
     found, absent = [], []
-    for name, wanted in sorted(_extras().items()):
+    extras = _extras()
+    for name, required in sorted(extras.items()):
+        wanted = [one for one in required if one.name != "guerdon"]
+        included = [one for other in required if other.name == "guerdon" for one in _all_of(other.extras, extras)]
         versions = {one.name: _version(one.name) for one in wanted}
-        if None in versions.values():
+        if None in versions.values() or None in [_version(one.name) for one in included]:
             absent.append(name)
             continue
         wrong = [
@@ -356,6 +360,11 @@ def _extras() -> dict[str, list[Requirement]]:
             if marker.evaluate({"extra": name}) and name not in ("dev", "bench"):
                 extras.setdefault(name, []).append(requirement)
     return extras
+
+
+def _all_of(names: Iterable[str], extras: Mapping[str, list[Requirement]]) -> list[Requirement]:
+    """What these extras require together."""
+    return [one for name in names for one in extras.get(name, [])]
 
 
 def _version(package: str) -> str | None:
@@ -398,24 +407,40 @@ def run_checks(output_dir: Path | str = Path("runs")) -> list[Check]:
         output_dir: where runs will be written.
     """
     folder = Path(output_dir)
+    core_only = all(_version(name) is None for name in TRAIN)
     return [
         check_python(),
+        *([_CORE_ONLY] if core_only else _training_checks()),
+        check_video(),
+        check_programs(),
+        check_disk(folder),
+        check_output(folder),
+        check_browser(),
+        *check_extras(),
+        *([] if core_only else check_parts()),
+    ]
+
+
+_CORE_ONLY = Check(
+    "guerdon[train]",
+    "ok",
+    "core only: fine. It audits, scores and evaluates by a server or a judge, and writes reports; "
+    "pip install 'guerdon[train]' for models and environments",
+)
+
+
+def _training_checks() -> list[Check]:
+    """Checks of what models and environments need."""
+    return [
         check_torch(),
-        check_package("transformers", purpose="reward models"),
+        check_package("transformers", extra="train", purpose="reward models"),
         check_package("mujoco", extra="metaworld", purpose="simulation"),
         check_package("metaworld", extra="metaworld", purpose="the robot benchmark"),
         check_rendering(),
         check_libero(),
         check_maniskill(),
         check_torchvision(),
-        check_video(),
-        check_programs(),
-        check_disk(folder),
-        check_output(folder),
         check_compiler(),
-        check_browser(),
-        *check_extras(),
-        *check_parts(),
     ]
 
 

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from traceback import walk_tb
 from types import CodeType
@@ -341,6 +342,48 @@ def needs(message: str, kind: type[ImportError] = ImportError) -> Iterator[None]
         if isinstance(error, GuerdonError):
             raise
         raise MissingDependencyError(message.replace("{name}", str(error.name))) from error
+
+
+TRAIN = ("torch", "transformers", "tokenizers", "huggingface_hub", "accelerate", "safetensors", "gymnasium")
+"""Packages that the extra `train` installs: without them guerdon reads, judges and reports, and runs no model."""
+
+
+@contextmanager
+def needs_train() -> Iterator[None]:
+    """Attribute a package of the extra `train` that is not installed, inside the block.
+
+    Raises:
+        MissingDependencyError: it names the extra; also in place of an error of guerdon's that such an import caused.
+    """
+    try:
+        yield
+    except (ModuleNotFoundError, GuerdonError) as error:
+        name = _absent_of_train(error)
+        if name is None:
+            raise
+        raise MissingDependencyError(f"this needs {name}: pip install 'guerdon[train]'") from error
+
+
+def check_train() -> None:
+    """Refuse to begin work that needs the extra `train`, where one of its packages is not installed.
+
+    Raises:
+        MissingDependencyError: it names the extra.
+    """
+    for name in TRAIN:
+        with needs_train():
+            if find_spec(name) is None:
+                raise ModuleNotFoundError(name=name)
+
+
+def _absent_of_train(error: BaseException | None) -> str | None:
+    """The package of the extra `train` whose import an exception, or what caused it, says has failed; else None."""
+    while error is not None:
+        name = str(error.name).partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        if name in TRAIN:
+            return name
+        error = error.__cause__
+    return None
 
 
 @contextmanager

@@ -23,8 +23,8 @@ from guerdon.evaluation.suites.text_suite import (
     segmentation,
     text_settings,
 )
+from guerdon.models.text.text_card import TextModelCard
 from guerdon.models.text.text_heads import OutcomeModel, StepwiseModel
-from guerdon.models.text.text_model import TextModelCard
 from guerdon.policies.language.text_files import load_policy
 from guerdon.reading.data_sets import data_parts
 from guerdon.settings.data import ChainSettings, SwapSettings

@@ -20,8 +20,8 @@ from child import environment  # noqa: E402
 from guerdon.cli import app  # noqa: E402
 from guerdon.errors import CheckpointError, GuerdonError  # noqa: E402
 from guerdon.models.text.sequence_classifier import PreferenceModel  # noqa: E402
+from guerdon.models.text.text_card import TextModelCard  # noqa: E402
 from guerdon.models.text.text_load import load_text_model  # noqa: E402
-from guerdon.models.text.text_model import TextModelCard  # noqa: E402
 from guerdon.policies.language.text_files import load_policy  # noqa: E402
 from guerdon.settings.text_policy import TextPolicySettings  # noqa: E402
 from guerdon.types import Episode  # noqa: E402

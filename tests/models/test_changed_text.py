@@ -23,8 +23,8 @@ from guerdon.errors import CheckpointError, ConfigError
 from guerdon.models.text.adapters import load_adapter, read_notes
 from guerdon.models.text.implicit_text import ImplicitModel
 from guerdon.models.text.sequence_classifier import SequenceClassifier
+from guerdon.models.text.text_card import TextModelCard
 from guerdon.models.text.text_load import load_text_model
-from guerdon.models.text.text_model import TextModelCard
 from guerdon.policies.batches.tokens import chat_text
 from guerdon.policies.language.text import reference
 from guerdon.policies.language.text_files import outline

@@ -18,9 +18,9 @@ from guerdon.models.explained_score import JudgeOptions
 from guerdon.models.text.adapters.families import StepReader
 from guerdon.models.text.implicit_text import ImplicitModel
 from guerdon.models.text.sequence_classifier import PreferenceModel, SequenceClassifier
+from guerdon.models.text.text_card import TextModelCard
 from guerdon.models.text.text_heads import OutcomeModel, StepwiseModel
 from guerdon.models.text.text_inputs import Reading
-from guerdon.models.text.text_model import TextModelCard
 from guerdon.models.text.verdict import FORM, VerdictModel
 from guerdon.policies.batches.tokens import prompt_ids, response_ids
 from guerdon.policies.language.shared_base import SharedBase

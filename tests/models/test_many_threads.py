@@ -18,9 +18,9 @@ from guerdon.models.images.online import OnlineImageModel
 from guerdon.models.text.adapters import load_adapter
 from guerdon.models.text.implicit_text import ImplicitModel
 from guerdon.models.text.sequence_classifier import SequenceClassifier
+from guerdon.models.text.text_card import TextModelCard
 from guerdon.models.text.text_heads import OutcomeModel, StepwiseModel
 from guerdon.models.text.text_inputs import read_steps
-from guerdon.models.text.text_model import TextModelCard
 from guerdon.models.text.verdict import FORM, VerdictModel
 from guerdon.models.vlm.vlm import VLMRewardModel
 from guerdon.models.vlm.vlm_prompts import PROMPTS, GenerationOptions, make_question

@@ -20,8 +20,8 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer
 from vllm_process import NEEDS_VLLM, vllm_server
 
 from guerdon.models.text.sequence_classifier import PreferenceModel
+from guerdon.models.text.text_card import TextModelCard
 from guerdon.models.text.text_load import load_text_model
-from guerdon.models.text.text_model import TextModelCard
 from guerdon.policies.language.text_files import load_policy
 from guerdon.processes.progress import log_once
 from guerdon.settings.text_policy import TextPolicySettings

@@ -11,8 +11,8 @@ from guerdon.errors import ConfigError
 from guerdon.evaluation.suites.text_suite import evaluate_text_study
 from guerdon.models.load import load_source_model
 from guerdon.models.text.sequence_classifier import PreferenceModel
+from guerdon.models.text.text_card import TextModelCard
 from guerdon.models.text.text_load import load_text_model
-from guerdon.models.text.text_model import TextModelCard
 from guerdon.serve.backends import build_model
 from guerdon.settings.reward_models import RewardModelSettings
 from guerdon.settings.serve import ServedModelSettings

@@ -15,10 +15,10 @@ from guerdon.episodes.solutions import Solution
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.models.explained_score import Judge, JudgeOptions, judge
 from guerdon.models.text.implicit_text import ImplicitModel
+from guerdon.models.text.text_card import TextModelCard
 from guerdon.models.text.text_heads import OutcomeModel, StepwiseModel
 from guerdon.models.text.text_inputs import close_steps
 from guerdon.models.text.text_load import find_text_model, load_text_model
-from guerdon.models.text.text_model import TextModelCard
 from guerdon.models.text.verdict import FORM, VerdictModel
 from guerdon.policies.language.text import TextPolicy, add_policy, reference
 from guerdon.settings.text_policy import LoraSettings

@@ -19,9 +19,9 @@ from guerdon.cli import app
 from guerdon.episodes.solution_files import write_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError
+from guerdon.models.text.text_card import TextModelCard
 from guerdon.models.text.text_heads import OutcomeModel, StepwiseModel
 from guerdon.models.text.text_load import load_text_model
-from guerdon.models.text.text_model import TextModelCard
 from guerdon.models.text.verdict import VerdictModel
 from guerdon.policies.batches.tokens import pad_left, prompt_ids, token_batch
 from guerdon.policies.language.generate import HFDecoder, LocalEngine

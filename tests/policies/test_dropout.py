@@ -10,7 +10,7 @@ from architectures import FAMILIES, build, save
 from tiny_models import enliven
 
 from guerdon.models.text.implicit_text import ImplicitModel
-from guerdon.models.text.text_model import TextModelCard
+from guerdon.models.text.text_card import TextModelCard
 from guerdon.policies.batches.tokens import prompt_ids, token_batch
 from guerdon.policies.language.shared_base import SharedBase
 from guerdon.policies.language.text import TextPolicy, add_policy, reference

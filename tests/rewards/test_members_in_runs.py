@@ -10,7 +10,7 @@ from guerdon.config.loading import validate
 from guerdon.errors import ConfigError
 from guerdon.models.load import load_reward_model
 from guerdon.models.text.sequence_classifier import PreferenceModel
-from guerdon.models.text.text_model import TextModelCard
+from guerdon.models.text.text_card import TextModelCard
 from guerdon.settings.study import Study
 from guerdon.types import Episode
 from text_rl import letter_study, lines, start

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from guerdon.errors import CheckpointError
+from guerdon.models.text.text_card import read_card
 from guerdon.models.text.text_load import load_text_model
-from guerdon.models.text.text_model import read_card
 from guerdon.policies.batches.tokens import prompt_ids, response_ids, token_batch
 from guerdon.policies.language.text_files import load_policy, save_policy
 from guerdon.policies.language.tiny_text import build_tokenizer

@@ -74,7 +74,7 @@ def test_an_image_model_that_learns(checkpoint, tmp_path):
 def implicit_folder(folder):
     """An implicit process reward model as `guerdon train` would write it."""
     from guerdon.models.text.implicit_text import ImplicitModel
-    from guerdon.models.text.text_model import TextModelCard
+    from guerdon.models.text.text_card import TextModelCard
     from guerdon.policies.language.shared_base import SharedBase
     from guerdon.policies.language.text import TextPolicy
     from guerdon.policies.language.text_files import load_policy

@@ -22,8 +22,8 @@ from guerdon.errors import ConfigError, DataError  # noqa: E402
 from guerdon.files.append_log import Cache, Ledger, shared  # noqa: E402
 from guerdon.models.explained_score import JudgeOptions  # noqa: E402
 from guerdon.models.text.sequence_classifier import PreferenceModel  # noqa: E402
+from guerdon.models.text.text_card import TextModelCard  # noqa: E402
 from guerdon.models.text.text_load import load_text_model  # noqa: E402
-from guerdon.models.text.text_model import TextModelCard  # noqa: E402
 from guerdon.serve.backends import model_loader, refuse_all  # noqa: E402
 from guerdon.serve.client import load_remote  # noqa: E402
 from guerdon.serve.errors import BadRequest, Busy  # noqa: E402

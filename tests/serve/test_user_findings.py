@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from guerdon.cli import app
 from guerdon.errors import ConfigError, DataError
+from guerdon.models.text.text_card import TextModelCard
 from guerdon.models.text.text_heads import StepwiseModel
-from guerdon.models.text.text_model import TextModelCard
 from guerdon.models.vlm.tiny_vlm import write_tiny_vlm
 from guerdon.policies.language.text_files import load_policy
 from guerdon.serve.backends import VideoScorer, model_loader

@@ -10,9 +10,9 @@ from processes import start_server
 
 from guerdon.episodes.video import VideoWriter
 from guerdon.models.load import load_reward_model
+from guerdon.models.text.text_card import TextModelCard
 from guerdon.models.text.text_heads import OutcomeModel, StepwiseModel
 from guerdon.models.text.text_load import load_text_model
-from guerdon.models.text.text_model import TextModelCard
 from guerdon.types import Episode
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models"))

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from text_lessons import TINY, data_of, study_of, sums
 
 from guerdon.models.text.ensemble import Ensemble
+from guerdon.models.text.text_card import read_card
 from guerdon.models.text.text_load import load_text_model
-from guerdon.models.text.text_model import read_card
 from guerdon.settings.train import TEXT_MODELS, TrainSettings
 from guerdon.train.reward_trainer import loss_sum, resampled
 from guerdon.train.text import Lessons, check_training, train_text_model

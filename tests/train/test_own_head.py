@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from text_lessons import data_of, study_of, sums
 
+from guerdon.models.text.text_card import read_card
 from guerdon.models.text.text_load import load_text_model
-from guerdon.models.text.text_model import TextRewardModel, read_card
+from guerdon.models.text.text_model import TextRewardModel
 from guerdon.settings import train
 from guerdon.settings.train import _HeadSettings, _StepSettings
 from guerdon.train.text import train_text_model

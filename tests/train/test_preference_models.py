@@ -14,8 +14,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from guerdon.episodes.preferences import read_preferences
 from guerdon.errors import CheckpointError, ConfigError, DataError
 from guerdon.models.text.sequence_classifier import average_models
+from guerdon.models.text.text_card import TextModelCard, read_card
 from guerdon.models.text.text_load import load_text_model
-from guerdon.models.text.text_model import TextModelCard, read_card
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.train import PreferenceTrainSettings

@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from guerdon.compute.finite import first_non_finite
 from guerdon.errors import ConfigError, DataError, NonFiniteError
+from guerdon.models.text.text_card import read_card
 from guerdon.models.text.text_load import load_text_model
-from guerdon.models.text.text_model import read_card
 from guerdon.settings.text_policy import LoraSettings
 from guerdon.settings.train import (
     ImplicitTrainSettings,

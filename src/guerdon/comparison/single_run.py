@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from guerdon.comparison.report import write_single_report
-from guerdon.compute import distributed
 from guerdon.files.json_files import read_lines
 from guerdon.pages.table import ResultTable
 from guerdon.plan.estimate import estimate_run
 from guerdon.rl.log import true_success
-from guerdon.rl.run import run
 from guerdon.settings.study import Study
 
 
@@ -79,6 +77,9 @@ class RunStage:
 
     def work(self, study: Study) -> RunResult | None:
         """Run to the end; None in another process than the first of `torchrun`, which follows it."""
+        from guerdon.compute import distributed
+        from guerdon.rl.run import run
+
         with distributed.joined(study.runner.collective_timeout), distributed.leading() as leads:
             if not leads:
                 return None

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 
 from guerdon.comparison.jobs import Job, JobResult, run_jobs
 from guerdon.config.loading import Tree, apply_overrides, holds, merge, read_yaml, resolve_refs, to_yaml, validate
-from guerdon.errors import ConfigError, GuerdonError, JobError, MissingDependencyError
+from guerdon.errors import ConfigError, GuerdonError, JobError, MissingDependencyError, check_train, needs_train
 from guerdon.files import atomic, provenance
 from guerdon.files.atomic import held
 from guerdon.files.json_files import read_lines
 from guerdon.pages.durations import duration
 from guerdon.pages.table import ResultTable
-from guerdon.plan.estimate import EVALUATION, estimate_bc, total_bytes, total_seconds
+from guerdon.plan.estimate import EVALUATION, estimate_bc, estimate_collect, estimate_label, total_bytes, total_seconds
 from guerdon.plan.stages import loaded, stage
 from guerdon.processes.cores import usable_cores
 from guerdon.processes.progress import ProgressBar
@@ -127,7 +127,12 @@ class CompareStage:
         }
 
     def work(self, plan: StudyPlan) -> StudyResult:
-        """Run the jobs that are not done yet, and write the report."""
+        """Run the jobs that are not done yet, and write the report.
+
+        Raises:
+            MissingDependencyError: the packages that jobs need are not installed.
+        """
+        check_train()
         return StudyResult(*run_study(plan))
 
 
@@ -221,10 +226,13 @@ def _room(study: Study, configs: Sequence[Study]) -> tuple[int, tuple[str, ...]]
 
     Jobs that may use a GPU get one each. Where a part names a GPU by number, a job sees all, and runs alone.
     """
-    from guerdon.compute.devices import names_gpu, names_one_of_several, visible_gpus  # imports torch
-
     if study.engine == "ray":  # every job that can start is given to Ray, which has them wait for room
         return len(configs), ()
+    try:
+        with needs_train():
+            from guerdon.compute.devices import names_gpu, names_one_of_several, visible_gpus  # imports torch
+    except MissingDependencyError:  # torch, without which no job computes on a GPU
+        return usable_cores(), ()
     values = [config.model_dump() for config in configs]
     gpus = tuple(visible_gpus()) if names_gpu(values) else ()
     if not gpus:
@@ -414,10 +422,10 @@ def _preparation(task: str, study: Study, for_label: Study) -> list[_Planned]:
         add("sft", "sft", stage("sft").estimate(study), "train", "policy=sft", "--resume")
     if study.collect is not None:
         _check_success_reported(study, study.collect.success_readers())
-        add("collect", "collect", stage("collect").estimate(study))
+        add("collect", "collect", estimate_collect(study))
     if study.label is not None and study.train:  # only training reads the labels
         needs = _makers(task, study, [study.text_policy, study.label])
-        add("label", "label", stage("label").estimate(study), needs=needs, own=for_label)
+        add("label", "label", estimate_label(study), needs=needs, own=for_label)
     for model, settings in study.train.items():
         if study.text:
             needs = _makers(task, study, [study.text_default, settings])
@@ -532,8 +540,11 @@ def _with_value(held: Any, key: Sequence[str], value: Any) -> Any:
 
 
 def _check_success_reported(config: Study, readers: Sequence[str]) -> None:
-    from guerdon.worlds.build import check_success_reported  # imports simulators, so after every key is checked
-
+    try:
+        with needs_train():
+            from guerdon.worlds.build import check_success_reported  # imports simulators, so after every key is checked
+    except MissingDependencyError:  # then the jobs are not run here, and a dry run says what is not checked
+        return
     check_success_reported(config.env, readers)
 
 

@@ -25,26 +25,20 @@ import numpy as np
 import torch
 
 from guerdon.endpoints.llm_client import (
-    HttpLLMClient,
-    LLMClient,
     LLMReply,
     LLMRequest,
-    OwnLLMClient,
     Parse,
-    ReplyModel,
     T,
     answer_of,
 )
 from guerdon.errors import DataError
-from guerdon.files.append_log import Cache, Ledger, content_key, shared
-from guerdon.network.retry import Clock
+from guerdon.files.append_log import Cache, content_key, shared
 from guerdon.policies.batches.tokens import decode, prompt_ids, response_ids, sequence
 from guerdon.policies.language.generate import Engine, check_room
 from guerdon.policies.language.generate_vllm import build_engine
 from guerdon.policies.language.text import TextPolicy
 from guerdon.policies.language.text_files import load_policy
 from guerdon.processes.progress import ProgressBar
-from guerdon.settings.label import JUDGES, JudgeSettings, LocalJudgeSettings, OwnJudgeSettings
 from guerdon.settings.text_policy import GenerationSettings, LocalGenerationSettings, TextPolicySettings
 from guerdon.types import Failure, IntArray
 
@@ -291,37 +285,23 @@ def weights_hash(policy: TextPolicy) -> str:
     return digest.hexdigest()[:32]
 
 
-def open_client(
-    judge: JudgeSettings,
-    folder: Path,
-    ledger: Ledger,
-    stack: ExitStack,
-    *,
-    clock: Clock | None = None,
-    completer: Callable[[TextPolicySettings], Completer] | None = None,
-) -> LLMClient:
-    """The client of a judge's language model.
+def local_client(
+    model: str, folder: Path, stack: ExitStack, completer: Callable[[TextPolicySettings], Completer] | None = None
+) -> LocalLLMClient:
+    """The client of a language model in this process.
 
     Args:
-        judge: which model, where.
-        folder: keeps its replies.
-        ledger: of its calls.
+        model: its folder or hub id.
+        folder: keeps its completions.
         stack: closes what is opened.
-        clock: time.
-        completer: of a local model; None: one that samples in this process.
+        completer: of a policy; None: one that samples in this process.
 
     Raises:
-        ConfigError: the key of the endpoint is missing, or a user's factory raised.
         DataError: another process uses the folder.
     """
-    if isinstance(judge, LocalJudgeSettings):
-        policy = TextPolicySettings(path=judge.model_name)
-        if completer is not None:
-            return LocalLLMClient(completer(policy), judge.model_name)
-        kept = stack.enter_context(shared(Cache, folder / "completions.jsonl"))
-        own = Completer(load_policy(policy, seed=0), LocalGenerationSettings(), kept, seed=0)
-        return LocalLLMClient(own, judge.model_name)
-    replies = stack.enter_context(shared(Cache, folder / "replies.jsonl"))
-    if isinstance(judge, OwnJudgeSettings):
-        return OwnLLMClient(JUDGES.build(judge.api, judge.params, ReplyModel, model=judge.model), judge, replies)
-    return HttpLLMClient(judge, replies, ledger, clock or Clock())
+    policy = TextPolicySettings(path=model)
+    if completer is not None:
+        return LocalLLMClient(completer(policy), model)
+    kept = stack.enter_context(shared(Cache, folder / "completions.jsonl"))
+    own = Completer(load_policy(policy, seed=0), LocalGenerationSettings(), kept, seed=0)
+    return LocalLLMClient(own, model)

@@ -23,7 +23,8 @@ import torch
 from guerdon import __version__
 from guerdon.collect.text import chat_lengths
 from guerdon.config.loading import to_plain
-from guerdon.endpoints.completions import Completer, Sample, SamplingParams, open_client, weights_hash
+from guerdon.endpoints.clients import open_client
+from guerdon.endpoints.completions import Completer, Sample, SamplingParams, weights_hash
 from guerdon.endpoints.llm_client import BUDGET, NOT_ASKED, HttpLLMClient, LLMClient
 from guerdon.episodes.solution_files import published_solutions
 from guerdon.episodes.solutions import Solution

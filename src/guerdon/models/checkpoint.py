@@ -14,14 +14,14 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, TypeVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from guerdon import __version__
-from guerdon.compute.finite import load_weights, save_weights
 from guerdon.errors import CheckpointError, boundary
 from guerdon.files.atomic import sealed_folder, verify_folder, write_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _TENSORS, _VALUES = "state.safetensors", "state.json"
 
@@ -58,6 +58,8 @@ def save_state(folder: Path, tensors: dict[str, Tensor], values: dict[str, Any])
     Raises:
         NonFiniteError: a tensor is not finite; the older folder stays.
     """
+    from guerdon.compute.finite import save_weights  # imports torch
+
     with sealed_folder(folder) as temporary:
         save_weights(tensors, temporary / _TENSORS)
         write_json(temporary / _VALUES, values)
@@ -69,6 +71,8 @@ def load_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     Raises:
         CheckpointError: it is incomplete, was altered, or a tensor is not finite.
     """
+    from guerdon.compute.finite import load_weights  # imports torch
+
     verify_folder(folder)
     with boundary(CheckpointError, f"{folder} cannot be read"):
         return load_weights(folder / _TENSORS, states=True), json.loads((folder / _VALUES).read_text(encoding="utf-8"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -21,6 +22,14 @@ def usable_cores(root: Path = Path("/")) -> int:
     """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([allowed, *map(int, _quotas(root))]))
+
+
+def use_threads(count: int) -> None:
+    """Let torch compute with so many threads, where it is installed."""
+    with suppress(ModuleNotFoundError):
+        import torch
+
+        torch.set_num_threads(count)
 
 
 def _quotas(root: Path) -> Iterator[float]:

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import typer
 
 from guerdon.config.registry import MODULES_FOLDER
-from guerdon.errors import REFUSALS, ConfigError, GuerdonError, refused_by_system
+from guerdon.errors import REFUSALS, ConfigError, GuerdonError, needs_train, refused_by_system
 from guerdon.processes.progress import log_line
 from guerdon.processes.streams import keep_streams, lost_output
 from guerdon.processes.subprocess_worker import end_with_parent
@@ -67,7 +67,7 @@ def command() -> Iterator[Command]:
     done = Command()
     try:
         _check_words()
-        with _modules_here(), _traced_interrupts():
+        with _modules_here(), _traced_interrupts(), needs_train():
             yield done
     except GuerdonError as error:
         _fail(str(error), error.exit_code)

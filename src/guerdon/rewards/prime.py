@@ -27,7 +27,8 @@ from guerdon.compute.generators import REPLAY, generator
 from guerdon.compute.optimizers import AdamW, under
 from guerdon.errors import ConfigError
 from guerdon.models.text import text_losses as implicit
-from guerdon.models.text.text_model import TextModelCard, write_folder
+from guerdon.models.text.text_card import TextModelCard
+from guerdon.models.text.text_model import write_folder
 from guerdon.policies.batches.passes import slices
 from guerdon.policies.batches.precision import uses_bf16
 from guerdon.policies.batches.tokens import TokenBatch, concatenate, token_batch

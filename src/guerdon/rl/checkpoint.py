@@ -12,14 +12,14 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
-from guerdon.compute.finite import load_weights
 from guerdon.errors import CheckpointError, boundary
 from guerdon.files.atomic import verify_folder
 from guerdon.models.checkpoint import save_state
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 VERSION = 5  # of the state; 4 kept the state of refits apart from that of their source
 
@@ -87,6 +87,8 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     Raises:
         CheckpointError: a tensor is not finite.
     """
+    from guerdon.compute.finite import load_weights  # imports torch
+
     values: dict[str, Any] = json.loads((path / "state.json").read_bytes())
     return load_weights(path / "state.safetensors", states=True), values
 

@@ -37,9 +37,10 @@ from guerdon.errors import CheckpointError, ConfigError, DataError, boundary, ne
 from guerdon.labels.data_set import CARD
 from guerdon.labels.data_set import target as target_of_reward
 from guerdon.models.text.ensemble import Ensemble
+from guerdon.models.text.text_card import TextModelCard
 from guerdon.models.text.text_inputs import Reading, unread
 from guerdon.models.text.text_load import FINAL, model_class
-from guerdon.models.text.text_model import TextModelCard, TextRewardModel
+from guerdon.models.text.text_model import TextRewardModel
 from guerdon.network.hub import check_model, reading
 from guerdon.plan.stages import loaded
 from guerdon.policies.language.shared_base import SharedBase

@@ -54,8 +54,8 @@ from safetensors.torch import load_file  # noqa: E402
 import guerdon  # noqa: E402
 import rl_models  # noqa: E402
 from guerdon.files import provenance  # noqa: E402
+from guerdon.models.text.text_card import TextModelCard  # noqa: E402
 from guerdon.models.text.text_heads import OutcomeModel, StepwiseModel  # noqa: E402
-from guerdon.models.text.text_model import TextModelCard  # noqa: E402
 from guerdon.policies.language.text_files import load_policy  # noqa: E402
 from guerdon.rl.run import run, run_folder  # noqa: E402
 from guerdon.settings.study import Study  # noqa: E402

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from guerdon.episodes.solution_files import published_solutions
 from guerdon.errors import CheckpointError, boundary
+from guerdon.models.text.text_card import CARD
 from guerdon.models.text.text_load import FINAL, find_text_model
-from guerdon.models.text.text_model import CARD
 from guerdon.settings.evaluate import ThirdPartySettings, judged_names
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.study import Study

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from guerdon.episodes.preferences import Votes
 from guerdon.episodes.solution_files import published_solutions
@@ -57,13 +56,12 @@ from guerdon.evaluation.gate.gate_card import card_forecast, forecast_lines, gat
 from guerdon.evaluation.gate.gate_features import text_features
 from guerdon.evaluation.metrics import Table, aligned, classification_metrics, figure_table, number
 from guerdon.evaluation.scoring.score_file import load_any_text_model, trained_columns
-from guerdon.evaluation.searching.search import sampled_requests, sampled_solutions
 from guerdon.evaluation.suites.text_candidates import Candidate, candidates
 from guerdon.models import scores
 from guerdon.models.scores import RECORD, failure_counts, info_record, score_solutions, solution_value, write_record
 from guerdon.pages import charts
 from guerdon.plan.estimate import data_files
-from guerdon.policies.language.text_files import outline
+from guerdon.processes.cores import use_threads
 from guerdon.processes.progress import doing, log_line, log_once
 from guerdon.reading.shown import record_lines
 from guerdon.settings.data import DataSettings
@@ -194,6 +192,9 @@ def check_evaluation(study: Study) -> None:
             raise MissingDependencyError(f"the data, as {path} is not on this machine")
     _log_read_as(read_sets(settings))
     if b is not None and b.samples is None:
+        from guerdon.evaluation.searching.search import sampled_requests
+        from guerdon.policies.language.text_files import outline
+
         sampled_requests(study, outline(study.text_policy), b.questions)
 
 
@@ -456,7 +457,7 @@ def evaluate_text_study(
         CheckpointError: a model is not trained yet.
         DataError: a file cannot be read, or there is nothing to evaluate on.
     """
-    torch.set_num_threads(study.runner.threads)
+    use_threads(study.runner.threads)
     settings = text_settings(study.text_evaluate, study.data)
     b, results = settings.best_of_n, {}
     models = candidates(study, only=only)
@@ -471,6 +472,8 @@ def evaluate_text_study(
             scores.refuse_relative(model, one.name)
         samples: list[Solution] = []
         if b is not None and b.samples is None:  # below the evaluation, so that parallel jobs do not share a folder
+            from guerdon.evaluation.searching.search import sampled_solutions
+
             samples = sampled_solutions(
                 study, questions=b.questions, n=b.n, folder=one.folder / "samples", temperature=b.temperature
             )

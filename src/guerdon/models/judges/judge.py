@@ -33,6 +33,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from guerdon.endpoints.clients import open_client
 from guerdon.endpoints.llm_client import HttpLLMClient, LLMClient, LLMReply, LLMRequest, asked_text, reason_text
 from guerdon.errors import ConfigError, DataError
 from guerdon.files.append_log import Ledger, shared
@@ -300,8 +301,6 @@ def load_judge(settings: JudgeModelSettings) -> JudgeModel:
         ConfigError: the rubric cannot be read, or the key of the endpoint is missing.
         DataError: another process uses its folder.
     """
-    from guerdon.endpoints.completions import open_client  # imports torch
-
     s = settings
     rubric = None if s.rubric is None else read_rubric(Path(s.rubric))
     plan = JudgePlan(

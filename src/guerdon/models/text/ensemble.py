@@ -22,8 +22,9 @@ from guerdon.compute import distributed
 from guerdon.errors import ConfigError
 from guerdon.files.atomic import sealed_folder
 from guerdon.models import checkpoint
+from guerdon.models.text.text_card import CARD, TextModelCard
 from guerdon.models.text.text_inputs import Reading
-from guerdon.models.text.text_model import CARD, TextModelCard, TextRewardModel, read_adapters
+from guerdon.models.text.text_model import TextRewardModel, read_adapters
 from guerdon.policies.language.text import TextPolicy, add_policy
 from guerdon.settings.text_policy import LoraSettings
 from guerdon.types import IntArray, RewardInfo

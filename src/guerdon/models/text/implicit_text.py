@@ -29,9 +29,10 @@ from guerdon.compute.devices import seeded
 from guerdon.compute.optimizers import adam_tensors, load_adam
 from guerdon.errors import CheckpointError, ConfigError, NonFiniteError, boundary
 from guerdon.models.checkpoint import load_state, save_state
+from guerdon.models.text.text_card import TextModelCard
 from guerdon.models.text.text_inputs import Reading, as_batch, buckets, read_steps
 from guerdon.models.text.text_losses import bce_terms, implicit_rewards, pair_terms, pairs
-from guerdon.models.text.text_model import TextModelCard, TextRewardModel, read_adapters, read_policy
+from guerdon.models.text.text_model import TextRewardModel, read_adapters, read_policy
 from guerdon.network.hub import ADAPTER
 from guerdon.policies.language.text import TextPolicy, reference
 from guerdon.processes.call_queue import alone

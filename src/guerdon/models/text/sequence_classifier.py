@@ -34,9 +34,10 @@ from guerdon.compute.finite import refuse_to_write
 from guerdon.errors import CheckpointError, ConfigError, DataError
 from guerdon.files.atomic import sealed_folder
 from guerdon.models import checkpoint
+from guerdon.models.text.text_card import CARD, TextModelCard, read_card
 from guerdon.models.text.text_inputs import Reading, asked_messages, hidden_at, unread
 from guerdon.models.text.text_load import find_text_model
-from guerdon.models.text.text_model import CARD, TextModelCard, TextRewardModel, read_card
+from guerdon.models.text.text_model import TextRewardModel
 from guerdon.network.hub import quietly
 from guerdon.policies.batches import packing, prompt_sharing
 from guerdon.policies.batches.passes import passes, token_limit

@@ -20,7 +20,7 @@ from guerdon.compute.packaged import local_model
 from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
 from guerdon.models.load import load_reward_model
 from guerdon.models.text.adapters import ADAPTERS, adapter_of, load_adapter, recognise
-from guerdon.models.text.text_model import CARD, TextRewardModel, is_own, read_card
+from guerdon.models.text.text_card import CARD, is_own, read_card
 from guerdon.network.hub import ADAPTER, adapter_config, check_folder, find_model, folder_with, model_folder
 from guerdon.processes.progress import doing
 from guerdon.reading.chats import ChatError
@@ -30,6 +30,8 @@ from guerdon.types import RewardModel
 
 if TYPE_CHECKING:
     import torch
+
+    from guerdon.models.text.text_model import TextRewardModel
 
 FINAL = "final_checkpoint"
 
@@ -74,6 +76,8 @@ def load_text_model(
         if weights is not None:
             raise ConfigError(f"weights are of a model that guerdon trained with attributes; {path} is none")
         return load_adapter(_adapter_of(path, adapter), path, micro_batch_size, device)
+    from guerdon.models.text.text_model import TextRewardModel  # imports torch
+
     card = read_card(folder)
     if card.kind not in TEXT_MODELS:
         raise CheckpointError(f"{folder} holds a {card.kind!r}, which this version of guerdon does not know")

@@ -25,8 +25,9 @@ from torch import Tensor
 
 from guerdon.episodes.solution_formats import EVALUATE, PARTIAL, QUESTION, TARGETS
 from guerdon.errors import ConfigError
+from guerdon.models.text.text_card import TextModelCard
 from guerdon.models.text.text_inputs import Reading, hidden_of
-from guerdon.models.text.text_model import TextModelCard, TextRewardModel
+from guerdon.models.text.text_model import TextRewardModel
 from guerdon.policies.batches.packing import Layout
 from guerdon.policies.batches.tokens import pad_id, pad_right, piece_ids
 from guerdon.policies.language.text import TextPolicy

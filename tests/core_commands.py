@@ -1,0 +1,77 @@
+"""What guerdon does where the extra `train` is not installed, and what it says of the rest.
+
+    python tests/core_commands.py       # in an environment with the core alone, as `make test-core` does
+
+Each command is a process; `check` raises an AssertionError at the first that does something else.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+LOG = [
+    {"prompt": f"{a}+{b}?", "completion": str(a + b - wrong), "reward": 1 - wrong, "step": a}
+    for a in range(1, 6) for b in range(3) for wrong in (0, 1)
+]  # fmt: skip
+PAIRS = [{"prompt": f"{a}+{a}?", "chosen": str(a + a), "rejected": str(a + a + 1)} for a in range(1, 6)]
+EXTRA = re.escape("pip install 'guerdon[train]'")
+WORKS = {
+    "--help": "Commands:",
+    "--version": "guerdon ",
+    "audit log.jsonl": "page: log.jsonl.audit.html",
+    "read pairs.jsonl": "guerdon evaluate: preferences",
+    "doctor": "core only: fine",
+    f"run {ROOT}/configs/prm_demo.yaml --dry-run": f"not checked: this needs \\w+: {EXTRA}",
+    f"compare {ROOT}/studies/demo.yaml --dry-run": f"not checked: this needs \\w+: {EXTRA}",
+    f"train {ROOT}/studies/demo.yaml --dry-run": f"not checked: this needs \\w+: {EXTRA}",
+    f"evaluate {ROOT}/configs/prm_demo.yaml --dry-run": f"not checked: this needs \\w+: {EXTRA}",
+}
+"""Commands with status 0, and a pattern of what they print."""
+NEEDS_TRAIN = (
+    "quickstart", "run CartPole-v1", f"run {ROOT}/configs/prm_demo.yaml", f"compare {ROOT}/studies/demo.yaml",
+    f"collect {ROOT}/studies/demo.yaml", f"train {ROOT}/studies/demo.yaml", f"label {ROOT}/configs/prm_demo.yaml",
+    f"search {ROOT}/studies/search.yaml", "score log.jsonl --model no_such_folder -o scored.jsonl",
+    "evaluate --model no_such_folder --data pairs.jsonl", "import folder other",
+)  # fmt: skip
+"""Commands that end with status 2 and one line, which names the extra."""
+
+
+def written(folder):
+    """Write the rows that the commands read."""
+    for name, rows in (("log.jsonl", LOG), ("pairs.jsonl", PAIRS)):
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def said(words, folder, environ):
+    """The status of a command, what it prints, and the lines of its errors."""
+    command = [sys.executable, "-m", "guerdon", *words.split()]
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout + done.stderr, done.stderr.splitlines()
+
+
+def check(folder, environ):
+    """Run every command.
+
+    Raises:
+        AssertionError: one has another status, or says something else.
+    """
+    written(folder)
+    for words, pattern in WORKS.items():
+        status, printed, _ = said(words, folder, environ)
+        assert (status, bool(re.search(pattern, printed))) == (0, True), (words, status, printed[-2000:])
+    for words in NEEDS_TRAIN:
+        status, printed, errors = said(words, folder, environ)
+        assert (status, "Traceback" in printed) == (2, False), (words, status, printed[-2000:])
+        assert re.fullmatch(f"guerdon: this needs \\w+: {EXTRA}", errors[-1]), (words, printed)
+        assert not (folder / "runs").exists(), words
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as place:
+        check(Path(place), {**os.environ, "PYTHONSAFEPATH": "1"})
+    print(f"{len(WORKS)} commands work without the extra train, {len(NEEDS_TRAIN)} name it")
