@@ -17,8 +17,8 @@ sys.path.insert(0, str(ROOT / "tests" / "reading"))
 from layout_files import written  # noqa: E402
 from layout_rows import GROUPS, REFUSED  # noqa: E402
 
+from guerdon.auditing.uses import uses_of  # noqa: E402
 from guerdon.reading.reader import read  # noqa: E402
-from guerdon.reading.shown import commands  # noqa: E402
 
 PAGE = Path(__file__).with_name("reading.md")
 BEGIN, END = "<!-- layouts -->\n", "<!-- end of layouts -->\n"
@@ -34,8 +34,8 @@ def rows() -> Iterator[str]:
             whole = case.whole(made) if case.whole else made
             columns = _columns(whole if isinstance(whole, dict) else whole[0])
             with tempfile.TemporaryDirectory() as folder:
-                reading = read(written(Path(folder), f"rows{case.container}", made, case.whole))
-            found = ", ".join(commands(reading.plan))
+                path = written(Path(folder), f"rows{case.container}", made, case.whole)
+                found = ", ".join(command for command, use in uses_of(path, read(path)).items() if use.what)
             yield f"| {case.name} | {columns} | {case.coding.replace('|', '/')} | {case.container} | {found} |"
     for name, row in REFUSED.items():
         yield f"| {name} | {_columns(row)} | | .jsonl | refused, with the reason |"

@@ -65,7 +65,6 @@ BY_NAME = {str(one): one for one in LAYOUTS}
 # What belongs to a layout beside its rows, by hand.
 
 TEST_SETS = ("RewardBench 2", "JudgeBench", "PPE")  # known by their columns: never trained on
-STRICT = ("RewardBench", "RewardBench 2")  # benchmarks, of which no row may lack a text
 NO_QUESTION = ("Math-Shepherd", "RLHFlow, steps", "RLHFlow, steps of ShareGPT")  # it stands in the first step
 NO_COLUMN_ASKS = ("HH-RLHF", "Skywork-Reward", "ms-swift, messages", "OASST", "reasoning-gym")
 """What was asked stands in the responses, or in several rows of a record; of the first three it goes with a null."""
@@ -155,11 +154,9 @@ def commands_of(layout):
 
 
 def refusal(layout, command):
-    """The words with which a command refuses a layout that `guerdon read` names it for; None: it reads it."""
+    """The words with which a command refuses a layout that others of its kind are read from; None: it reads it."""
     if command == "train" and layout.name in TEST_SETS:
         return f"is the test set of {layout.name}"
-    if command == "evaluate" and layout.name in STRICT:
-        return "has no chosen"
     if command == "search" and layout.name in SEVERAL_TURNS:
         return "takes questions of one user's turn"
     return None

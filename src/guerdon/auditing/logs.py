@@ -45,8 +45,9 @@ from guerdon.reading.fields import is_beyond_float
 from guerdon.reading.layouts import PLAIN, Row, RowLayout, columns_of, layout_of, names_of
 from guerdon.reading.log_columns import REWARDS, Look
 from guerdon.reading.nested import RESCORED
-from guerdon.reading.reader import USUAL_NAMES, rows_in, with_names
+from guerdon.reading.reader import USUAL_NAMES, rows_in, unread_columns, with_names
 from guerdon.reading.roles import named
+from guerdon.reading.values import Sketch
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Logs without texts: LeRobot data sets, monitor files of Stable-Baselines3, scalars of TensorBoard and of runs.
@@ -371,17 +372,20 @@ class _Kind:
         parts: with the layout of each.
         first: some of the first rows, with their further rewards.
         texts: columns whose texts are read as lists and maps.
+        unread: columns of nested records of which their rows say nothing.
     """
 
     name: str
     parts: list[tuple[Part, RowLayout]] = field(default_factory=list)
     first: list[tuple[Row, Row]] = field(default_factory=list)
     texts: frozenset[str] = frozenset()
+    unread: dict[str, Sketch] = field(default_factory=dict)
 
     def add(self, part: Part, first: _First) -> None:
         """Add a file; of many its rows are known by those of the first ones."""
         self.parts.append((part, first.layout))
         self.texts |= first.texts
+        self.unread |= first.unread
         if len(self.first) < _FIRST and len(self.parts) <= _FIRST_FILES:
             self.first += first.rows
 
@@ -422,15 +426,22 @@ class LogReader:
         columns: as `read_log`.
         sample: as `read_log`.
         seed: as `read_log`.
+        most: records of each file that are read; None: all.
 
     Raises:
         ConfigError: as `read_log`.
     """
 
     def __init__(
-        self, path: Path, *, columns: str | Mapping[str, str] | None = None, sample: int = 50_000, seed: int = 0
+        self,
+        path: Path,
+        *,
+        columns: str | Mapping[str, str] | None = None,
+        sample: int = 50_000,
+        seed: int = 0,
+        most: int | None = None,
     ) -> None:
-        self.path, self.sample, self.seed = path, sample, seed
+        self.path, self.sample, self.seed, self.most = path, sample, seed, most
         self.given = self.said = said_columns(columns, usual=USUAL_NAMES)
         self.events = EventFiles(path)
         self._all: _Read | None = None
@@ -501,7 +512,8 @@ class LogReader:
                 return ((part, PLAIN, rows) for part, rows in monitor_records(files.monitors))
             if self.events.shown and not kind.parts:
                 return [(Part(files.events[0]), PLAIN, enumerate(self.events.shown))]
-            return into.new_records(kind.parts)
+            found = into.new_records(kind.parts)
+            return found if self.most is None else ((part, of, islice(rows, self.most)) for part, of, rows in found)
 
         def first_rows(holds: Callable[[Row], bool]) -> bool:
             return all(holds({**parts, **row}) for row, parts in kind.first)
@@ -513,6 +525,7 @@ class LogReader:
         columns = look.columns(str(self.path), first_rows, all_seen=False)
         for _ in range(_LOOKS):
             look = Look(said, kind.layout, columns.texts)
+            look.unread = kind.unread
             reader = RowReader(columns, look, sample=self.sample, seed=self.seed)
             for part, layout, those in records(read):
                 reader.read(part, layout, those)
@@ -717,12 +730,14 @@ class _First(NamedTuple):
         names: of columns.
         texts: columns whose texts are read as lists and maps.
         rows: some of them, each with the further rewards that it has in a map of its own.
+        unread: columns of nested records of which their rows say nothing.
     """
 
     layout: RowLayout
     names: dict[str, None]
     texts: frozenset[str]
     rows: list[tuple[Row, Row]]
+    unread: dict[str, Sketch]
 
 
 def _layout_of(filled: Iterable[str], names: Iterable[str], said: Columns) -> RowLayout:
@@ -784,7 +799,8 @@ def _first_rows(part: Part, said: Columns, most: int) -> _First:
         except (TypeError, AttributeError, LookupError, ValueError):  # counted when all rows are read
             continue
         rows += [(row, row.get("parts") or {} if layout.unwrap else {}) for row in found]
-    return _First(layout, names | {name: None for row, _ in rows for name in row}, texts, rows)
+    own = {name: None for row, _ in rows for name in row}
+    return _First(layout, names | own, texts, rows, unread_columns(kept, layout, said, texts, own))
 
 
 def _trained_on(path: Path, parts: Sequence[Part], notes: list[str]) -> list[Part]:

@@ -29,7 +29,7 @@ from guerdon.reading.plan import Plan
 from guerdon.reading.reader import DataReading, Record, read
 from guerdon.reading.roles import ROLES, Role
 from guerdon.reading.shown import ReadAs, log_reading
-from guerdon.reading.values import number_of
+from guerdon.reading.values import is_empty, number_of
 
 Format = Literal["seed", "training", "trl", "prm800k", "math_shepherd", "process_bench", "prmbench"]
 
@@ -45,6 +45,8 @@ _READERS: Mapping[str, Callable[[Any, str, str], Solution]] = {  # by layout
     "Math-Shepherd": formats.from_math_shepherd, "ProcessBench": formats.from_process_bench,
     "PRM800K": formats.from_prm800k,
 }  # fmt: skip
+_LABELLED = (_TRAINING, *(name for name in _READERS if name != _OWN))
+"""Layouts whose every solution has labels."""
 _NEEDED: tuple[Role, ...] = ("prompt", "steps", "step_labels")
 
 
@@ -71,6 +73,7 @@ def solution_of(record: Record, plan: Plan) -> Solution:
     Raises:
         DataError: it is none, or its columns could be two things.
     """
+    _check_values(record, plan)
     layout = _layout_of(record)
     if layout is PLAIN and record.roles.get("steps") is not None:
         plan.need(record.where, *_NEEDED)
@@ -86,6 +89,18 @@ def solution_of(record: Record, plan: Plan) -> Solution:
             where=record.where,
         )
     return read_row(_with_lists(record, plan) | _said(record, plan, layout), record.where, record.name)
+
+
+def _check_values(record: Record, plan: Plan) -> None:
+    """Refuse a row in which nothing is in a column that its solution needs.
+
+    Raises:
+        NoLabelsError: it is one, which is left out and counted.
+    """
+    needed = ("prompt", "steps", *(["step_labels"] if plan.layout.name in _LABELLED else []))
+    empty = next((role for role in needed if role in plan.uses and is_empty(record.roles.get(role))), None)
+    if empty is not None:
+        raise formats.NoLabelsError(record.where, "no_value", f"{plan.uses[empty].column} is null")
 
 
 def is_solution(record: Record | None) -> bool:

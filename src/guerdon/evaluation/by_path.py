@@ -50,11 +50,18 @@ def kind_of(data: str, columns: str | Mapping[str, str] | None = None) -> Kind:
     if (Path(data) / "meta" / "info.json").is_file():
         return "episodes"
     with suppress(DataError):  # said of all rows, if it is so
-        kind = _kind_of_rows(read(data, columns=columns, first=FIRST_ROWS))
-        if kind is not None:
-            return kind
+        return kind_of_rows(read(data, columns=columns, first=FIRST_ROWS))
     reading = read(data, columns=columns)
     reading.need_rows()
+    return kind_of_rows(reading)
+
+
+def kind_of_rows(reading: DataReading) -> Kind:
+    """What rows hold.
+
+    Raises:
+        DataError: nothing that is known.
+    """
     kind = _kind_of_rows(reading)
     if kind is not None:
         return kind
@@ -63,7 +70,7 @@ def kind_of(data: str, columns: str | Mapping[str, str] | None = None) -> Kind:
         f"no known layout, found {found[:200]}; known are steps of solutions (docs/labels.md), labels of people, "
         "episodes (a LeRobot folder), and preferences: chosen and rejected, two responses and a winner, or several "
         "with ranks or scores (docs/reading.md). Name other columns: --columns ROLE=NAME,...",
-        where=data,
+        where=reading.data,
     )
 
 

@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+from guerdon.errors import DataError
 from guerdon.reading.cells import decoded_columns, text_kinds
-from guerdon.reading.codings import NUMBER, TRUTH
+from guerdon.reading.codings import NUMBER, TRUTH, has_one_side, one_sided
 from guerdon.reading.columns import Columns
 from guerdon.reading.layouts import Row, RowLayout
 from guerdon.reading.plan import Use, plan_of, read_as
@@ -144,10 +145,14 @@ class Look:
         said: what the user said.
         layout: of the rows.
         texts: columns whose texts were read as the lists and maps that they are.
+
+    Attributes:
+        unread: columns of nested records of which their rows say nothing.
     """
 
     def __init__(self, said: Columns, layout: RowLayout, texts: frozenset[str] = frozenset()) -> None:
         self.said, self.layout, self.texts = said, layout, texts
+        self.unread: Mapping[str, Sketch] = {}
         self.sketches: dict[str, Sketch] = {}
         self._open: dict[str, Sketch] = {}
         self._roles: dict[str, str] = {}  # `coded`, `chat`, `text` or nothing, by column
@@ -218,6 +223,7 @@ class Look:
         plan = plan_of(data, sketches, self.layout, all_rows, self.said, log=True)
         if all_seen:
             plan.need(data, *(_NEEDED if self.layout.parts != "sum" else TEXTS))
+            _check_words(data, plan.uses.get("reward"), sketches)
         uses = {role: use for role, use in plan.uses.items() if role in _USED and use.column in sketches}
         uses |= self._empty_flags(uses)
         uses, maybe_reward = self._of_sums(uses)
@@ -295,7 +301,7 @@ class Look:
         unused = [name for name in self.sketches if name not in used and not self._is_key(name)]
         rest = [{**one, "role": "further reward"} for one in read_as(others, (), self.sketches)]
         of_roles = read_as(own, (), self.sketches, instead=columns.instead)
-        return (*of_roles, *rest, *read_as((), unused, self.sketches))
+        return (*of_roles, *rest, *read_as((), [*unused, *self.unread], {**self.sketches, **self.unread}))
 
     def _is_key(self, name: str) -> bool:
         """Whether a name is that of a key of a map in a column."""
@@ -318,6 +324,24 @@ def _inside(cell: Any, key: str) -> Any:
         return cell.get(key)
     is_place = isinstance(cell, list | tuple) and key.isdecimal() and int(key) < len(cell)
     return cell[int(key)] if is_place else None
+
+
+def _check_words(data: str, use: Use | None, sketches: Mapping[str, Sketch]) -> None:
+    """Refuse rewards that are one word, such as good: nothing says whether there is a better one.
+
+    Raises:
+        DataError: with both readings.
+    """
+    sketch = None if use is None or use.coding is not None else sketches.get(use.column)
+    if use is None or sketch is None or sketch.words <= sketch.numbers or not has_one_side(sketch):
+        return
+    choices = " or ".join(f"--columns reward={use.column}:{one.name}" for one in one_sided(sketch, "reward"))
+    raise DataError(
+        f"{use.column} holds {sketch.shown_values()}, and no second word to compare it with; say what it means, as "
+        f"BEST/WORST: {choices}",
+        where=data,
+        field=use.column,
+    )
 
 
 def _coded(uses: Mapping[Role, Use], sketches: Mapping[str, Sketch]) -> dict[Role, Use]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -26,7 +28,12 @@ from guerdon.reading.values import MISSING, Sketch, canonical, is_empty
 
 USUAL_NAMES = frozenset(name for layout in LAYOUTS for name in names_of(layout)) | PAIRS_OF_NAMES
 _LOOKED_AT = 100  # rows from whose columns a first layout is taken
+_TRIED = 5  # records by which it is seen which columns unwrapping them reads
 _LOOKS = 3  # at all rows, until all of them say which of their texts are lists and maps
+
+
+class NoValueError(DataError):
+    """A row that lacks what is needed of it, and is left out."""
 
 
 class Record(NamedTuple):
@@ -70,6 +77,7 @@ class DataReading:
         rows: how many there are, unwrapped.
         several: whether a record of the data holds more rows than one.
         bad: records that are no rows, by reason.
+        unread: columns of nested records of which their rows say nothing.
 
     Raises:
         DataError: there is no row, or a column that the user said is not there.
@@ -101,7 +109,9 @@ class DataReading:
             texts, self._texts = self._texts, self._texts_by_all(said)
             if texts == self._texts:
                 break
-        self.plan = plan_of(data, self.sketches, self._layout, self.all_rows, self.columns, stored)
+        plan = plan_of(data, self.sketches, self._layout, self.all_rows, self.columns, stored)
+        self.unread = unread_columns(first, self._layout, self.columns, self._texts, self.sketches)
+        self.plan = replace(plan, unused=(*plan.unused, *self.unread))
 
     def _later_layout(self) -> RowLayout:
         """The layout of all columns, whose first cells may be null; one that unwraps rows shows in its first ones."""
@@ -176,6 +186,12 @@ class DataReading:
             bad[f"a row that is not like {layout.name}"] += 1
             return []
 
+    def first(self, most: int) -> DataReading:
+        """The same of about so many of its first rows, of which all rows say what the columns are for."""
+        found = copy(self)
+        found.parts = [part.first(max(most // len(self.parts), 1)) for part in self.parts]
+        return found
+
     def records_in(self, row: Row, where: str, name: str) -> list[Record]:
         """What stands in one row of the data: itself, or those that it unwraps to; none where a function gives None.
 
@@ -185,10 +201,13 @@ class DataReading:
             name: of its records.
 
         Raises:
+            NoValueError: nothing is in a column that its layout needs.
             DataError: it is not like the layout of the data.
         """
         layout = self.plan.layout
-        with boundary(DataError, f"{where}: not like {layout.name}"):
+        null = [key for key in layout.keys if row.get(key.partition(".")[0]) is None]
+        said = f"{', '.join(null)} is null" if null else f"not like {layout.name}"
+        with boundary(NoValueError if null else DataError, f"{where}: {said}"):
             rows = rows_in(row, layout, self.columns, self._texts)
         found = ((one, *self._roles(one)) for one in rows)
         return [Record(where, one, roles, name, left_out=left_out) for one, roles, left_out in found]
@@ -253,9 +272,9 @@ class DataReading:
         """As the function `read_as`."""
         ratings = [Use("rating", name, None, "name") for name in self.plan.ratings]
         return read_as(
-            [*self.plan.uses.values(), *ratings],
+            [*self.plan.uses.values(), *ratings, *self.plan.beside],
             self.plan.unused,
-            self.sketches,
+            {**self.sketches, **self.unread},
             renamed=self.columns.renamed,
             instead=self.plan.instead,
         )
@@ -341,6 +360,36 @@ def rows_in(record: Row, layout: RowLayout, columns: Columns, texts: Collection[
     if texts:
         rows = [decoded(one, texts) for one in rows]
     return rows if layout.unwrap is None else [row for one in rows for row in layout.unwrap(one)]
+
+
+def unread_columns(
+    records: Sequence[Row], layout: RowLayout, columns: Columns, texts: Collection[str], known: Collection[str]
+) -> dict[str, Sketch]:
+    """Columns of nested records without which their rows would be the same; none where records are rows.
+
+    Args:
+        records: the first ones.
+        layout: of them.
+        columns: said by the user.
+        texts: columns whose texts are read as the lists and maps that they are.
+        known: columns of the rows.
+    """
+    if layout.unwrap is None and layout.whole is None:
+        return {}
+
+    def rows(records: Iterable[Row]) -> Any:
+        try:
+            if layout.whole is not None:
+                return list(layout.whole([decoded(one, texts) for one in records]))
+            return [rows_in(one, layout, columns, texts) for one in records]
+        except (TypeError, AttributeError, LookupError, ValueError):
+            return None
+
+    records = records[:_TRIED]
+    whole = rows(records)
+    names = [name for name in dict.fromkeys(key for one in records for key in one) if name not in known]
+    alike = [name for name in names if whole is not None and rows({**one, name: None} for one in records) == whole]
+    return {name: sketches_of({name: one.get(name)} for one in records)[name] for name in alike}
 
 
 def with_names(records: Iterable[Row], columns: Columns) -> Iterator[Row]:

@@ -28,6 +28,15 @@ TEXTS_OF_TESTS = ("test", "test_code", "functional")
 LISTS_OF_TESTS = ("test_cases", "tests", "unit_tests")
 """Columns with such tests as inputs and outputs."""
 
+BESIDE_TESTS = ("entry_point", "fn_name", "metadata", "test_setup_code", "test_imports", "import_prefix", "prompt")
+"""Columns that say how tests are run."""
+SOLUTIONS_OF_TESTS = ("code", "canonical_solution", "solution")
+"""Columns with a program that passes the tests; what it defines says what they call."""
+OF_PROMPTS = ("data_source", "ability", "extra_info", "reward_model")
+"""Columns that every prompt keeps."""
+UNREAD: tuple[Role, ...] = ("model", "person", "weight")
+"""Roles of columns that no command reads."""
+
 ROLES: Mapping[Role, tuple[str, ...]] = {  # the first name that is there counts
     # what was asked
     "prompt": ("prompt", "instruction", "question", "query", "problem", "input", "user_input", "input_prompt"),

@@ -319,7 +319,15 @@ def read_labelled(
         DataError: it cannot be read, a label could be two things, more than a few are not what the others are, no row
             has a label, or it holds comparisons.
     """
-    reading = read(data, columns=columns, stored=stored)
+    return labelled_in(read(data, columns=columns, stored=stored))
+
+
+def labelled_in(reading: DataReading) -> LabelledResponses:
+    """The rows of data that was read.
+
+    Raises:
+        DataError: as `read_labelled`.
+    """
     reading.need_rows()
     reading.need("label")
     column = _label_column(reading)
@@ -333,7 +341,7 @@ def read_labelled(
     labels = [np.nan if value is None else value for value, kept in zip(values, known, strict=True) if kept]
     kept_records = [one for one, kept in zip(records, known, strict=True) if kept]
     if np.isnan(labels).all():
-        raise DataError(f"no row has a label of a person ({column})", where=data, field=column)
+        raise DataError(f"no row has a label of a person ({column})", where=reading.data, field=column)
     return LabelledResponses(reading, kept_records, np.array(labels), list(map(_group, kept_records)), left_out)
 
 
