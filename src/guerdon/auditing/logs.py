@@ -45,7 +45,7 @@ from guerdon.reading.fields import is_beyond_float
 from guerdon.reading.layouts import PLAIN, Row, RowLayout, columns_of, layout_of, names_of
 from guerdon.reading.log_columns import REWARDS, Look
 from guerdon.reading.nested import RESCORED
-from guerdon.reading.reader import USUAL_NAMES, rows_in, unread_columns, with_names
+from guerdon.reading.reader import USUAL_NAMES, looked_at, rows_in, with_names
 from guerdon.reading.roles import named
 from guerdon.reading.values import Sketch
 
@@ -372,20 +372,23 @@ class _Kind:
         parts: with the layout of each.
         first: some of the first rows, with their further rewards.
         texts: columns whose texts are read as lists and maps.
-        unread: columns of nested records of which their rows say nothing.
+        records: columns of the first records, where these are nested.
+        seen: of these, the ones that are looked at where rows are made of them.
     """
 
     name: str
     parts: list[tuple[Part, RowLayout]] = field(default_factory=list)
     first: list[tuple[Row, Row]] = field(default_factory=list)
     texts: frozenset[str] = frozenset()
-    unread: dict[str, Sketch] = field(default_factory=dict)
+    records: dict[str, Sketch] = field(default_factory=dict)
+    seen: frozenset[str] = frozenset()
 
     def add(self, part: Part, first: _First) -> None:
         """Add a file; of many its rows are known by those of the first ones."""
         self.parts.append((part, first.layout))
         self.texts |= first.texts
-        self.unread |= first.unread
+        self.records |= first.records
+        self.seen |= first.seen
         if len(self.first) < _FIRST and len(self.parts) <= _FIRST_FILES:
             self.first += first.rows
 
@@ -525,7 +528,7 @@ class LogReader:
         columns = look.columns(str(self.path), first_rows, all_seen=False)
         for _ in range(_LOOKS):
             look = Look(said, kind.layout, columns.texts)
-            look.unread = kind.unread
+            look.records, look.seen = kind.records, kind.seen
             reader = RowReader(columns, look, sample=self.sample, seed=self.seed)
             for part, layout, those in records(read):
                 reader.read(part, layout, those)
@@ -730,14 +733,16 @@ class _First(NamedTuple):
         names: of columns.
         texts: columns whose texts are read as lists and maps.
         rows: some of them, each with the further rewards that it has in a map of its own.
-        unread: columns of nested records of which their rows say nothing.
+        records: columns of the records, where these are nested.
+        seen: of these, the ones that are looked at where rows are made of them.
     """
 
     layout: RowLayout
     names: dict[str, None]
     texts: frozenset[str]
     rows: list[tuple[Row, Row]]
-    unread: dict[str, Sketch]
+    records: dict[str, Sketch]
+    seen: frozenset[str]
 
 
 def _layout_of(filled: Iterable[str], names: Iterable[str], said: Columns) -> RowLayout:
@@ -800,7 +805,10 @@ def _first_rows(part: Part, said: Columns, most: int) -> _First:
             continue
         rows += [(row, row.get("parts") or {} if layout.unwrap else {}) for row in found]
     own = {name: None for row, _ in rows for name in row}
-    return _First(layout, names | own, texts, rows, unread_columns(kept, layout, said, texts, own))
+    seen = frozenset(looked_at(kept, layout, said, texts))
+    sketches = sketches_of(kept) if layout.unwrap else {}
+    top = {name: sketches[name] for record in kept for name in record if name in sketches}
+    return _First(layout, names | own, texts, rows, top, seen)
 
 
 def _trained_on(path: Path, parts: Sequence[Part], notes: list[str]) -> list[Part]:

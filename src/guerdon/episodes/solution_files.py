@@ -71,9 +71,30 @@ def solution_of(record: Record, plan: Plan) -> Solution:
     """A row as a solution: by its own layout, else by the roles of its columns.
 
     Raises:
+        NoLabelsError: nothing is in a column that it needs; the row is left out and counted.
         DataError: it is none, or its columns could be two things.
     """
-    _check_values(record, plan)
+    empty = _empty_columns(record, plan)
+    if plan.layout.name in _LABELLED and "step_labels" in empty:
+        raise formats.NoLabelsError(record.where, "no_value", f"{empty['step_labels']} is null")
+    try:
+        return _solution_in(record, plan)
+    except formats.LeftOutError:
+        raise
+    except DataError as error:
+        if not empty:
+            raise
+        raise formats.NoLabelsError(record.where, "no_value", f"{', '.join(empty.values())} is null") from error
+
+
+def _empty_columns(record: Record, plan: Plan) -> dict[Role, str]:
+    """The columns of a solution in which nothing is in a row, by role."""
+    there = [role for role in _NEEDED if role in plan.uses]
+    return {role: plan.uses[role].column for role in there if is_empty(record.roles.get(role))}
+
+
+def _solution_in(record: Record, plan: Plan) -> Solution:
+    """As `solution_of`, of a row in which something is in every column."""
     layout = _layout_of(record)
     if layout is PLAIN and record.roles.get("steps") is not None:
         plan.need(record.where, *_NEEDED)
@@ -89,18 +110,6 @@ def solution_of(record: Record, plan: Plan) -> Solution:
             where=record.where,
         )
     return read_row(_with_lists(record, plan) | _said(record, plan, layout), record.where, record.name)
-
-
-def _check_values(record: Record, plan: Plan) -> None:
-    """Refuse a row in which nothing is in a column that its solution needs.
-
-    Raises:
-        NoLabelsError: it is one, which is left out and counted.
-    """
-    needed = ("prompt", "steps", *(["step_labels"] if plan.layout.name in _LABELLED else []))
-    empty = next((role for role in needed if role in plan.uses and is_empty(record.roles.get(role))), None)
-    if empty is not None:
-        raise formats.NoLabelsError(record.where, "no_value", f"{plan.uses[empty].column} is null")
 
 
 def is_solution(record: Record | None) -> bool:

@@ -212,7 +212,7 @@ LAYOUTS: tuple[RowLayout, ...] = (
               {"steps": "completions", "step_labels": "labels"}, shows=nested.has_step_labels),
     RowLayout("PRMBench", "steps", ("modified_process", "error_steps"),
               {"prompt": "modified_question", "steps": "modified_process", "step_labels": "error_steps"},
-              more=("classification", "reason", "modified_steps", "idx", "question")),
+              more=("classification", "reason", "modified_steps", "idx")),
     RowLayout("Math-Shepherd", "steps", ("input", "label"), {"steps": "input", "step_labels": "label"},
               shows=nested.has_step_marks, more=("task", "question_end")),
     RowLayout("ProcessBench", "steps", ("problem", "steps", "label"),

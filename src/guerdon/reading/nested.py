@@ -242,7 +242,7 @@ def shown(record: Row) -> list[Row]:
 def episode(record: Row) -> list[Row]:
     """An episode of a run of guerdon; where success is unknown, the gold reward is the truth."""
     truth = record.get("success") if record.get("success") is not None else record.get("return/gold")
-    returns = {k.removeprefix("return/"): v for k, v in record.items() if k.startswith("return/")}
+    returns = {key.removeprefix("return/"): record[key] for key in record if key.startswith("return/")}
     own = {"step": record.get("step"), "length": record.get("length"), "truth": truth}
     return [{**own, "reward": returns.pop("combined"), "parts": returns}]
 
@@ -341,7 +341,7 @@ def langsmith(record: Row) -> list[Row]:
 def phoenix(record: Row) -> list[Row]:
     """A span of Phoenix; the score of its first evaluation is the reward."""
     asked, said = (record[f"attributes.{side}.value"] for side in ("input", "output"))
-    evaluated = {key: value for key, value in record.items() if key.startswith("eval.") and key.endswith(".score")}
+    evaluated = {key: record[key] for key in record if key.startswith("eval.") and key.endswith(".score")}
     parts = {key.removeprefix("eval.").removesuffix(".score"): value for key, value in evaluated.items()}
     named = {"reward": record["reward"]} if "reward" in record else {}  # as the user said
     return [{**_asked_and_answered(asked, said), **_first({**named, **parts})}]

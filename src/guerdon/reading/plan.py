@@ -49,6 +49,8 @@ from guerdon.reading.roles import (
     UNREAD,
     Role,
     beside,
+    is_spread,
+    may_be_reward,
     named,
     plain_name,
 )
@@ -321,7 +323,11 @@ class _Planner:
         of_steps = OF_SOLUTIONS if self.layout.kind == "steps" or self._has_steps() else ()
         columns = [use.column for use in self.uses.values() if use.coding is not None and use.coding.of_row]
         named_in = [name for pair in beside(self.sketches, (*OUTCOMES, *MODELS)) for name in pair] if columns else []
-        return ("parts", *self.layout.more, *OF_PROMPTS, *of_steps, *named_in)
+        wide = self.layout.parts != "named"
+        logged = "reward" in self.uses or wide
+        parts = [name for name in self.sketches if logged and self._has_numbers(name) and not is_spread(name)]
+        rewards = [name for name in parts if may_be_reward(name, wide=wide)]
+        return ("parts", *self.layout.more, *OF_PROMPTS, *of_steps, *named_in, *rewards)
 
     def _begins_with_prompt(self) -> bool:
         """Whether every better and worse text begins with the prompt."""
@@ -406,7 +412,8 @@ class _Planner:
         self._take_ratings()
         for role in _FURTHER:
             self._take_further(role)
-        for name in named("id", self.sketches)[:1]:  # it may also be the column of groups
+        names = ["id"] if not self.log and self._may_be_prompts() else named("id", self.sketches)
+        for name in [name for name in names if name in self.sketches][:1]:  # it may also be the column of groups
             if "id" not in self.uses and self.sketches[name].filled:
                 self._use("id", name, None, "name")
 
@@ -424,6 +431,8 @@ class _Planner:
     def _take_further(self, role: Role) -> None:
         """A role that no other one depends on."""
         columns = named(role, self._free())
+        if role == "group" and not self.log and not any(one in self.uses for one in _GROUPED) and not self.ratings:
+            return
         if role == "reference":
             own = [name for name in columns if plain_name(name) not in _WEAK_ANSWERS]
             columns = own or columns
@@ -720,6 +729,7 @@ class _Planner:
 
 
 _ANSWERED: tuple[Role, ...] = ("response", "responses", "chosen", "first", "steps")
+_GROUPED: tuple[Role, ...] = ("label", "rating", "reward", "token_rewards")  # of what rows are resampled by their group
 _TEXT_KEYS = ("full_text", "raw", "text", "content", "problem", "question")  # of a question that is a map
 _OF_STEPS = ("answer", "label")  # columns that say something of the steps beside them, and not what is true
 _USUAL: Mapping[Role, Coding] = {"first_score": NUMBER, "second_score": NUMBER}

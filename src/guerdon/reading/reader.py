@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from itertools import islice
@@ -77,7 +78,6 @@ class DataReading:
         rows: how many there are, unwrapped.
         several: whether a record of the data holds more rows than one.
         bad: records that are no rows, by reason.
-        unread: columns of nested records of which their rows say nothing.
 
     Raises:
         DataError: there is no row, or a column that the user said is not there.
@@ -110,8 +110,12 @@ class DataReading:
             if texts == self._texts:
                 break
         plan = plan_of(data, self.sketches, self._layout, self.all_rows, self.columns, stored)
-        self.unread = unread_columns(first, self._layout, self.columns, self._texts, self.sketches)
-        self.plan = replace(plan, unused=(*plan.unused, *self.unread))
+        seen = looked_at(first, self._layout, self.columns, self._texts)
+        nested_rows = self._layout.unwrap is not None or self._layout.whole is not None
+        self._of_records = sketches_of(first) if nested_rows else {}
+        top = dict.fromkeys(name for record in first for name in record) if nested_rows else ()
+        unread = [name for name in top if name not in self.sketches]
+        self.plan = replace(plan, unused=tuple(name for name in (*plan.unused, *unread) if name not in seen))
 
     def _later_layout(self) -> RowLayout:
         """The layout of all columns, whose first cells may be null; one that unwraps rows shows in its first ones."""
@@ -274,7 +278,7 @@ class DataReading:
         return read_as(
             [*self.plan.uses.values(), *ratings, *self.plan.beside],
             self.plan.unused,
-            {**self.sketches, **self.unread},
+            {**self._of_records, **self.sketches},
             renamed=self.columns.renamed,
             instead=self.plan.instead,
         )
@@ -362,34 +366,40 @@ def rows_in(record: Row, layout: RowLayout, columns: Columns, texts: Collection[
     return rows if layout.unwrap is None else [row for one in rows for row in layout.unwrap(one)]
 
 
-def unread_columns(
-    records: Sequence[Row], layout: RowLayout, columns: Columns, texts: Collection[str], known: Collection[str]
-) -> dict[str, Sketch]:
-    """Columns of nested records without which their rows would be the same; none where records are rows.
+class _Watched(dict[str, Any]):
+    """A record that keeps which of its columns were looked at."""
+
+    def __init__(self, record: Row, seen: set[str]) -> None:
+        super().__init__(record)
+        self.seen = seen
+
+    def __getitem__(self, name: str) -> Any:
+        self.seen.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The cell of a column."""
+        self.seen.add(name)
+        return super().get(name, default)
+
+
+def looked_at(records: Iterable[Row], layout: RowLayout, columns: Columns, texts: Collection[str]) -> set[str]:
+    """Columns of nested records that are looked at where their rows are made; none where records are rows.
 
     Args:
         records: the first ones.
         layout: of them.
         columns: said by the user.
         texts: columns whose texts are read as the lists and maps that they are.
-        known: columns of the rows.
     """
-    if layout.unwrap is None and layout.whole is None:
-        return {}
-
-    def rows(records: Iterable[Row]) -> Any:
-        try:
-            if layout.whole is not None:
-                return list(layout.whole([decoded(one, texts) for one in records]))
-            return [rows_in(one, layout, columns, texts) for one in records]
-        except (TypeError, AttributeError, LookupError, ValueError):
-            return None
-
-    records = records[:_TRIED]
-    whole = rows(records)
-    names = [name for name in dict.fromkeys(key for one in records for key in one) if name not in known]
-    alike = [name for name in names if whole is not None and rows({**one, name: None} for one in records) == whole]
-    return {name: sketches_of({name: one.get(name)} for one in records)[name] for name in alike}
+    seen = set[str]()
+    rows = [_Watched(decoded(one, texts), seen) for one in with_names(islice(records, _TRIED), columns)]
+    with suppress(TypeError, AttributeError, LookupError, ValueError):
+        if layout.whole is not None:
+            list(layout.whole(rows))
+        for row in rows if layout.unwrap is not None else ():
+            layout.unwrap(row)
+    return seen
 
 
 def with_names(records: Iterable[Row], columns: Columns) -> Iterator[Row]:

@@ -39,7 +39,7 @@ from guerdon.reading.chats import (
 from guerdon.reading.containers import has_rows
 from guerdon.reading.data_sets import DataPart, Rows, split_and_subset
 from guerdon.reading.plan import Plan
-from guerdon.reading.reader import DataReading, Record, read
+from guerdon.reading.reader import DataReading, NoValueError, Record, read
 from guerdon.reading.roles import ASKED, ROLES, Role, named
 from guerdon.reading.shown import ReadAs, log_reading
 from guerdon.reading.values import is_empty
@@ -396,6 +396,10 @@ def prompts_of_rows(
             unread += not isinstance(error, NoGoldError)
         except LeftOut as error:
             left_out[str(error)] += 1
+        except NoValueError:
+            if not any(reading.plan.has(role) for role in ASKED):
+                raise
+            left_out["no_prompt"] += 1
     total = len(placed) + len(skipped)
     share = unread / max(total, 1)
     prompts = [prompt for _, prompt in placed]
@@ -420,7 +424,7 @@ def _say_skipped(data: str, found: PromptRows) -> None:
     numbers = ", ".join((re.findall(r"\d+$", where) or [where])[-1] for where, _ in found.skipped[:5])
     more = ", ..." if len(found.skipped) > 5 else ""
     log_once(
-        f"{data}: skipped {len(found.skipped)} of {found.rows} rows whose true answer is missing or cannot be read "
+        f"{data}: skipped {len(found.skipped)} of {found.rows} rows whose true answer cannot be read "
         f"(rows {numbers}{more}); the first: {found.skipped[0][1]}"
     )
 
@@ -444,7 +448,7 @@ def prompt_of(record: Record, plan: Plan, data_source: str, ability: str = "", *
 
     Raises:
         UnreadableGoldError: with its place; its true answer is missing, or cannot be read.
-        LeftOut: nothing is in the column of its question.
+        NoValueError: with its place; it has no question.
         DataError: with its place and what is missing.
     """
     where = record.where
@@ -454,8 +458,6 @@ def prompt_of(record: Record, plan: Plan, data_source: str, ability: str = "", *
     if asked is None and not answered and is_preference(plan):
         return _of_responses(record, plan, data_source, ability)
     choices = read_choices(row, where, answered=answered)
-    if is_empty(asked) and any(plan.has(role) for role in ASKED) and (choices is None or choices.question is None):
-        raise LeftOut("no_prompt")
     tools = _tools(roles, where)
     plan.need(where, "solution")
     solution = _solution(row, roles, plan)
@@ -513,7 +515,8 @@ def _answer_of_steps(record: Record, plan: Plan) -> dict[str, Any]:
     """The answer beside the steps of a worked solution, which is the true one where no step is judged."""
     if not plan.has("steps") or plan.has("step_labels") or plan.has("reference"):
         return {}
-    found = (record.row.get(name) for name in named("reference", plan.unused))
+    used = {use.column for use in plan.uses.values()}
+    found = (record.row.get(name) for name in named("reference", record.row) if name not in used)
     return {"reference": next((one for one in found if not is_blank(one)), None)}
 
 
@@ -577,7 +580,8 @@ def _messages(
         asked = [{"role": "user", "content": asked}]
     if not isinstance(asked, list | tuple):
         names, found = ", ".join((*ROLES["prompt"], *ROLES["messages"][:1])), ", ".join(map(str, row))
-        raise DataError(f"no question; expected one of {names}, or columns: prompt=NAME; found {found}", where=where)
+        kind = NoValueError if is_empty(asked) else DataError
+        raise kind(f"no question; expected one of {names}, or columns: prompt=NAME; found {found}", where=where)
     answer: str | None = None
     try:
         messages = chat_messages(asked)
@@ -644,7 +648,8 @@ def _gold(
             return _stated(roles["reference"], where, "answer" if use is None else use.column)
         stated = final_answer(solution) if solution else None
         if stated is None:
-            raise NoGoldError(_no_answer(row, plan), where=where)
+            kind = UnreadableGoldError if solution or "reference" in plan.unclear else NoGoldError
+            raise kind(_no_answer(row, plan), where=where)
         return stated
     except UnreadableGoldError:
         if answered:
