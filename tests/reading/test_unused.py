@@ -20,7 +20,8 @@ from guerdon.reading.containers import good_rows
 from guerdon.reading.reader import read
 from guerdon.tasks.prompt_files import read_prompts
 
-FOR_SOME = ("turn", "winner_tie", "stop_reason", "stop_condition", "answer", "answer_index", "canonical_solution", "metrics")
+FOR_SOME = ("turn", "winner_tie", "stop_reason", "stop_condition", "answer", "answer_index", "canonical_solution", "metrics",
+            "output")  # fmt: skip
 """Columns that are read for the sake of other values than those of the rows: a second turn, an end by length, a tie."""
 IN_ROWS = [name for name, layout in BY_NAME.items() if layout.case.whole is None or layout.name == "OASST"]
 

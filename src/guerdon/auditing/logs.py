@@ -37,6 +37,7 @@ from guerdon.reading.containers import (
     file_rows,
     grown_rows,
     has_rows,
+    other_format,
     parts_of,
     row_ending,
 )
@@ -372,6 +373,7 @@ class _Kind:
         parts: with the layout of each.
         first: some of the first rows, with their further rewards.
         texts: columns whose texts are read as lists and maps.
+        names: columns of each file.
         records: columns of the first records, where these are nested.
         seen: of these, the ones that are looked at where rows are made of them.
     """
@@ -380,6 +382,7 @@ class _Kind:
     parts: list[tuple[Part, RowLayout]] = field(default_factory=list)
     first: list[tuple[Row, Row]] = field(default_factory=list)
     texts: frozenset[str] = frozenset()
+    names: list[set[str]] = field(default_factory=list)
     records: dict[str, Sketch] = field(default_factory=dict)
     seen: frozenset[str] = frozenset()
 
@@ -387,6 +390,7 @@ class _Kind:
         """Add a file; of many its rows are known by those of the first ones."""
         self.parts.append((part, first.layout))
         self.texts |= first.texts
+        self.names.append({*first.names})
         self.records |= first.records
         self.seen |= first.seen
         if len(self.first) < _FIRST and len(self.parts) <= _FIRST_FILES:
@@ -478,6 +482,8 @@ class LogReader:
         curves = self.events.read(files.events)
         shown = self.events.shown
         if kind is None and not (curves or files.metrics):
+            for file in filter(other_format, [path, *path.rglob("*")]):
+                parts_of(file)
             raise DataError(f"no log is recognised{_lacks(skipped)}; looked for {_LOOKED_FOR}", where=path)
         if kind is not None and skipped:
             notes.append(f"not read, since they have no column of rewards: {', '.join(skipped)[:300]}")
@@ -713,7 +719,28 @@ def _kinds(path: Path, parts: Sequence[Part], said: Columns) -> tuple[dict[str, 
             kinds.setdefault(first.layout.name, _Kind(first.layout.name)).add(part, first)
         elif first.names:
             skipped[part.name] = ", ".join(first.names)
-    return kinds, skipped
+    return _merged(kinds, parts), skipped
+
+
+def _merged(kinds: dict[str, _Kind], parts: Sequence[Part]) -> dict[str, _Kind]:
+    """The kinds, where files that lack a column of a tool's layout are of that, if they have all that it reads.
+
+    So are the shards of a run whose later ones have a further column. Where the reward is the sum of the columns of
+    numbers, a further column changes it, and the files stay apart.
+    """
+    plain, others = kinds.get(PLAIN.name), [kind for name, kind in kinds.items() if name != PLAIN.name]
+    if plain is None or len(others) != 1 or others[0].layout.unwrap or others[0].layout.parts == "sum":
+        return kinds
+    (kind,), layout = others, others[0].layout
+    read = {column.partition(":")[0] for column in layout.roles.values()}
+    if not read or not all(read <= names and not names & {*layout.without} for names in plain.names):
+        return kinds
+    order = {part: k for k, part in enumerate(parts)}
+    kind.parts += [(part, layout) for part, _ in plain.parts]
+    kind.parts.sort(key=lambda one: order[one[0]])
+    kind.first = [*kind.first, *plain.first][:_FIRST]
+    kind.texts |= plain.texts
+    return {kind.name: kind}
 
 
 def _has_rewards(columns: Iterable[str], said: Columns) -> bool:

@@ -66,7 +66,12 @@ HALF_WRITTEN = "half-written last line"
 """What is wrong with the last line of a file that is still being written."""
 _END = 100  # bytes by which a file is known again
 _PIECE = 1 << 20  # bytes that are unpacked at a time
+_OTHERS = {"HDF5 files of robomimic or Minari": (".hdf5", ".h5"), "records of RLDS": (".tfrecord",)}
 _DEEP = 6  # maps inside each other in which a list of rows is looked for
+
+
+class NoRowsError(DataError):
+    """An object of JSON without a list of rows, such as a configuration."""
 
 
 @dataclass(frozen=True)
@@ -198,6 +203,11 @@ def has_rows(path: Path) -> bool:
     return bool(row_ending(path.name)) or path.suffix.lower() == ARCHIVE
 
 
+def other_format(path: Path) -> str:
+    """What files of robots' episodes are that are known and not read, by the ending of a name; empty: none of these."""
+    return next((name for name, ends in _OTHERS.items() if any(end in path.name for end in ends)), "")
+
+
 def parts_of(path: Path) -> list[Part]:
     """The parts of a file: itself, or the members of a `.zip` that have rows.
 
@@ -206,6 +216,10 @@ def parts_of(path: Path) -> list[Part]:
     """
     if not path.suffix and not path.exists():
         raise DataError("there is no such file or folder; make it first, or check the path", where=path)
+    if other := other_format(path):
+        raise DataError(
+            f"{other} are not read: write them as a LeRobot data set, which guerdon audit reads", where=path
+        )
     if not has_rows(path):
         ends = f"{', '.join(ROWS)}, each also as {', '.join(PACKED)} or in a .zip"
         raise DataError(f"rows are read from {ends}; convert the file to one of these", where=path)
@@ -422,7 +436,8 @@ def list_inside(found: Mapping[str, Any], where: str) -> tuple[str, ...]:
     """The keys that lead to the list of rows of an object of JSON.
 
     Raises:
-        DataError: there is no list of maps, or several of which none is known.
+        NoRowsError: there is no list of maps.
+        DataError: there are several, of which none is known.
     """
     known = next((keys for keys in _KNOWN_LISTS if _is_list(found, keys)), None)
     if known is not None:
@@ -431,7 +446,9 @@ def list_inside(found: Mapping[str, Any], where: str) -> tuple[str, ...]:
     if len(lists) == 1:
         return next(iter(lists))
     if not lists:
-        raise DataError(f"a JSON object without a list of rows, found {', '.join(map(str, found))[:200]}", where=where)
+        raise NoRowsError(
+            f"a JSON object without a list of rows, found {', '.join(map(str, found))[:200]}", where=where
+        )
     several = "; ".join(f"{'.'.join(keys)} ({len(rows)} rows)" for keys, rows in lists.items())
     raise DataError(f"a JSON object with several lists of rows: {several[:300]}; write one of them alone", where=where)
 

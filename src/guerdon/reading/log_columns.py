@@ -11,7 +11,6 @@ columns.uses["reward"].column, columns.form             # "rewards", "map"
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast

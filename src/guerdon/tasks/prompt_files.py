@@ -56,8 +56,8 @@ from guerdon.tasks.choices import MultipleChoice, is_blank, read_choices
 from guerdon.tasks.code.code_forms import tests_of_row
 from guerdon.tasks.code.code_tests import check_isolation, is_code
 from guerdon.tasks.prompts import (
-    Prompt,
     NoGoldError,
+    Prompt,
     UnreadableGoldError,
     check_contamination,
     hold_out,
