@@ -354,8 +354,8 @@ def read_(
         _say(line)
     for why in reading.plan.unclear.values():
         _say(f"{data}: {why}")
-    for command, use in sorted(uses.items(), key=lambda one: not one[1].what):
-        _say(f"guerdon {command}: {use.what or f'refused, {use.why_not}'}")
+    for name, use in sorted(uses.items(), key=lambda one: not one[1].what):
+        _say(f"guerdon {name}: {use.what or f'refused, {use.why_not}'}")
     return None
 
 

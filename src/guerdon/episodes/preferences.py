@@ -544,6 +544,7 @@ def check_preferences(reading: DataReading) -> None:
     Raises:
         DataError: with what was found, and how columns are named.
     """
+    reading.need_rows()
     reading.need(*_OF_PREFERENCES)
     if is_preference(reading.plan):
         return

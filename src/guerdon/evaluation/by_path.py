@@ -51,9 +51,7 @@ def kind_of(data: str, columns: str | Mapping[str, str] | None = None) -> Kind:
         return "episodes"
     with suppress(DataError):  # said of all rows, if it is so
         return kind_of_rows(read(data, columns=columns, first=FIRST_ROWS))
-    reading = read(data, columns=columns)
-    reading.need_rows()
-    return kind_of_rows(reading)
+    return kind_of_rows(read(data, columns=columns))
 
 
 def kind_of_rows(reading: DataReading) -> Kind:
@@ -62,6 +60,7 @@ def kind_of_rows(reading: DataReading) -> Kind:
     Raises:
         DataError: nothing that is known.
     """
+    reading.need_rows()
     kind = _kind_of_rows(reading)
     if kind is not None:
         return kind

@@ -223,7 +223,7 @@ LAYOUTS: tuple[RowLayout, ...] = (
               more=("labeler", "timestamp", "generation")),
     RowLayout("solutions of guerdon", "steps", ("question", "steps"),
               {"prompt": "question", "steps": "steps", "reference": "ground_truth_answer", "truth": "is_correct"},
-              shows=nested.has_steps),
+              shows=nested.has_own_steps),
     RowLayout("RLHFlow, steps", "steps", ("conversations",), {"steps": "conversations"}, shows=nested.has_signed_turns),
     RowLayout("RLHFlow, steps", "steps", ("messages",), {"steps": "messages"}, shows=nested.has_signed_turns),
     # prompts

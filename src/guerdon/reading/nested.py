@@ -522,6 +522,14 @@ def has_steps(record: Row) -> bool:
     return isinstance(record.get("steps"), list | tuple)
 
 
+def has_own_steps(record: Row) -> bool:
+    """Whether a row is a solution as guerdon writes it: a list of steps, and labels that are numbers or none."""
+    labels = record.get("step_labels")
+    listed = labels if isinstance(labels, list | tuple) else ()
+    numbers = all(one is None or isinstance(one, int | float) for one in listed)
+    return has_steps(record) and numbers and "labels" not in record
+
+
 def has_step_labels(record: Row) -> bool:
     """Whether a row has a list of labels beside its steps."""
     return all(isinstance(record.get(name), list | tuple) for name in ("completions", "labels"))

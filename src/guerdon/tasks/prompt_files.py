@@ -2,8 +2,8 @@
 
 What a column is for is decided by `guerdon.reading` over the whole data; `columns` says what differs. A row that cannot
 be understood is an error with its file and line. A row whose true answer is missing or cannot be read is skipped, and a
-line says how many were; a file where more than 5 % are there and cannot be read is refused. Rows without a question, and
-those with pictures, sound or video, are left out and counted.
+line says how many were; a file where more than 5 % are there and cannot be read is refused. Rows without a question,
+and those with pictures, sound or video, are left out and counted.
 
     train, validation = load_prompts(GSM8KDataSettings(path="data/gsm8k"))
     prompts = read_prompts("train.parquet")
