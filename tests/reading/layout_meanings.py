@@ -79,8 +79,8 @@ NO_COLUMN_ASKS = ("HH-RLHF", "Skywork-Reward", "ms-swift, messages", "OASST", "O
 SEVERAL_TURNS = ("LLaMA-Factory, history", "chats in cells of text", "history")
 CODE = ("HumanEval", "MBPP", "LiveCodeBench")  # their verifier runs tests
 CHOICES = ("MMLU", "MMLU-Pro", "GPQA")  # their options follow the question
-TRUTHS = ("verl", "OpenRLHF", "verifiers", "inspect_ai", "inspect_ai, .eval", "NeMo-Gym", "lm-eval", "reasoning-gym", "Qwen2.5-Math",
-          "question, answer, prediction, score", "ragas")  # fmt: skip
+TRUTHS = ("verl", "OpenRLHF", "verifiers", "inspect_ai", "inspect_ai, .eval", "NeMo-Gym", "lm-eval", "reasoning-gym",
+          "Qwen2.5-Math", "question, answer, prediction, score", "ragas")  # fmt: skip
 """Logs with true answers."""
 BRIEF, HELLO = ["system", "Be brief."], [["user", "Hello."], ["assistant", "Yes?"]]
 BEFORE = {"OpenAI, fine-tuning": [BRIEF], "chats in cells of text": HELLO, "history": [BRIEF, *HELLO],

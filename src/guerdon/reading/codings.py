@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from guerdon.errors import ConfigError
+from guerdon.errors import ConfigError, DataError
 from guerdon.reading.roles import plain_name
 from guerdon.reading.values import FALSE, MISSING, MOST_FIT, TRUE, Sketch, canonical, number_of
 
@@ -272,6 +272,23 @@ def one_sided(sketch: Sketch, role: str) -> list[Coding]:
     word = next(value for value in sketch.values or () if TRUTH.read(value, {}) is not None)
     other = ("0", "2") if word == "1" else ("other", "other")
     return [said(f"{word}/{other[0]}", role), said(f"{other[1]}/{word}", role)]
+
+
+def check_words(data: str, role: str, column: str, sketch: Sketch) -> None:
+    """Refuse numbers that are one word, such as good: nothing says whether there is a better one.
+
+    Raises:
+        DataError: with both readings.
+    """
+    if sketch.words <= sketch.numbers or not has_one_side(sketch):
+        return
+    choices = " or ".join(f"--columns {role}={column}:{one.name}" for one in one_sided(sketch, role))
+    raise DataError(
+        f"{column} holds {sketch.shown_values()}, and no second word to compare it with; say what it means, as "
+        f"BEST/WORST: {choices}",
+        where=data,
+        field=column,
+    )
 
 
 def label_codings(sketch: Sketch, name: str = "") -> list[Coding]:

@@ -512,8 +512,9 @@ def _is_numbered(found: Mapping[str, Any]) -> bool:
 
 def is_of_viewer(rows: Any) -> bool:
     """Whether rows are those of the hub's viewer, each of which holds its row below `row`."""
-    own = {"row_idx", "row"}
-    return isinstance(rows, list) and bool(rows) and all(own <= one.keys() and isinstance(one["row"], dict) for one in rows)
+    if not isinstance(rows, list) or not rows:
+        return False
+    return all("row_idx" in one and isinstance(one.get("row"), dict) for one in rows)
 
 
 def with_rows(found: dict[str, Any], rows: Sequence[Mapping[str, Any]], where: str) -> dict[str, Any]:

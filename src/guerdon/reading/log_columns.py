@@ -15,9 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from guerdon.errors import DataError
 from guerdon.reading.cells import decoded_columns, text_kinds
-from guerdon.reading.codings import NUMBER, TRUTH, has_one_side, one_sided
+from guerdon.reading.codings import NUMBER, TRUTH, check_words
 from guerdon.reading.columns import Columns
 from guerdon.reading.layouts import Row, RowLayout
 from guerdon.reading.plan import Use, plan_of, read_as
@@ -220,7 +219,9 @@ class Look:
         plan = plan_of(data, sketches, self.layout, all_rows, self.said, log=True)
         if all_seen:
             plan.need(data, *(_NEEDED if self.layout.parts != "sum" else TEXTS))
-            _check_words(data, plan.uses.get("reward"), sketches)
+            use = plan.uses.get("reward")
+            if use is not None and use.coding is None and use.column in sketches:
+                check_words(data, "reward", use.column, sketches[use.column])
         uses = {role: use for role, use in plan.uses.items() if role in _USED and use.column in sketches}
         uses |= self._empty_flags(uses)
         uses, maybe_reward = self._of_sums(uses)
@@ -323,24 +324,6 @@ def _inside(cell: Any, key: str) -> Any:
         return cell.get(key)
     is_place = isinstance(cell, list | tuple) and key.isdecimal() and int(key) < len(cell)
     return cell[int(key)] if is_place else None
-
-
-def _check_words(data: str, use: Use | None, sketches: Mapping[str, Sketch]) -> None:
-    """Refuse rewards that are one word, such as good: nothing says whether there is a better one.
-
-    Raises:
-        DataError: with both readings.
-    """
-    sketch = None if use is None or use.coding is not None else sketches.get(use.column)
-    if use is None or sketch is None or sketch.words <= sketch.numbers or not has_one_side(sketch):
-        return
-    choices = " or ".join(f"--columns reward={use.column}:{one.name}" for one in one_sided(sketch, "reward"))
-    raise DataError(
-        f"{use.column} holds {sketch.shown_values()}, and no second word to compare it with; say what it means, as "
-        f"BEST/WORST: {choices}",
-        where=data,
-        field=use.column,
-    )
 
 
 def _coded(uses: Mapping[Role, Use], sketches: Mapping[str, Sketch]) -> dict[Role, Use]:

@@ -517,17 +517,12 @@ STEP_MARK = "ки"
 """What ends a step of Math-Shepherd, after a space."""
 
 
-def has_steps(record: Row) -> bool:
-    """Whether the steps of a row are a list, and not their number."""
-    return isinstance(record.get("steps"), list | tuple)
-
-
 def has_own_steps(record: Row) -> bool:
     """Whether a row is a solution as guerdon writes it: a list of steps, and labels that are numbers or none."""
-    labels = record.get("step_labels")
+    steps, labels = record.get("steps"), record.get("step_labels")
     listed = labels if isinstance(labels, list | tuple) else ()
     numbers = all(one is None or isinstance(one, int | float) for one in listed)
-    return has_steps(record) and numbers and "labels" not in record
+    return isinstance(steps, list | tuple) and numbers and "labels" not in record
 
 
 def has_step_labels(record: Row) -> bool:

@@ -27,7 +27,7 @@ from guerdon.evaluation.metrics import Table, classification_metrics, figure_tab
 from guerdon.evaluation.scoring.responses import scored_responses
 from guerdon.models.scores import failure_line
 from guerdon.reading.chats import ChatError, asked_of
-from guerdon.reading.codings import MEASURED, ends_of
+from guerdon.reading.codings import MEASURED, check_words, ends_of
 from guerdon.reading.plan import Plan, cell_of
 from guerdon.reading.reader import DataReading, Record, read
 from guerdon.reading.shown import shown_record
@@ -267,6 +267,7 @@ class LabelledResponses:
                 where=self.records[0].where,
                 field=column,
             )
+        check_words(self.reading.data, "reward", column, self.reading.sketches[column])
         values = [None if cell is None else MEASURED.read(cell, {}) for cell in cells]
         _refuse_other_than_numbers(column, self.records, cells, values)
         found: list[float | Failure] = []
