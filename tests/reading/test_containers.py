@@ -200,8 +200,9 @@ def delimited(sign, encoding="utf-8", front=""):
 
 
 TABLES = {
-    "semicolons.csv": delimited(";"), "tabs.csv": delimited("\t"), "bars.csv": delimited("|"), "commas.tsv": delimited(","),
-    "sheet.csv": delimited(";", front="sep=;\r\n"), "wide.csv": delimited(";", "utf-16"), "wide.tsv": delimited("\t", "utf-16"),
+    "semicolons.csv": delimited(";"), "tabs.csv": delimited("\t"), "bars.csv": delimited("|"),
+    "commas.tsv": delimited(","), "sheet.csv": delimited(";", front="sep=;\r\n"),
+    "wide.csv": delimited(";", "utf-16"), "wide.tsv": delimited("\t", "utf-16"),
     "marked.csv": delimited(",", "utf-8-sig"), "packed.csv.gz": gzip.compress(delimited(";")),
     "packed.csv.bz2": bz2.compress(delimited("|", "utf-16")),
 }  # fmt: skip
@@ -216,8 +217,9 @@ def test_a_table_is_read_by_the_delimiter_and_the_encoding_of_its_first_line(tmp
 @pytest.mark.hostile("files")
 @pytest.mark.parametrize(
     ("name", "content", "words"),
-    [("a.csv", "a,b\nü,1\n".encode("latin-1"), "its bytes are no UTF-8"), ("a.jsonl", lines(ROWS).decode().encode("utf-16"),
-     "its text is UTF-16; write it in UTF-8"), ("b.csv", b"\xff\xfea", "its bytes are no UTF-16")],
+    [("a.csv", "a,b\nü,1\n".encode("latin-1"), "its bytes are no UTF-8"),
+     ("a.jsonl", lines(ROWS).decode().encode("utf-16"), "its text is UTF-16; write it in UTF-8"),
+     ("b.csv", b"\xff\xfea", "its bytes are no UTF-16")],
 )  # fmt: skip
 def test_text_in_another_encoding_is_refused_with_what_to_do(tmp_path, name, content, words):
     (tmp_path / name).write_bytes(content)

@@ -1,4 +1,4 @@
-"""What is shown as not used is what no command reads: changing its cells changes nothing, and all else changes something."""
+"""What is shown as not used is what no command reads: changing its cells changes nothing, that of others does."""
 
 import json
 from collections import Counter
@@ -20,8 +20,8 @@ from guerdon.reading.containers import good_rows
 from guerdon.reading.reader import read
 from guerdon.tasks.prompt_files import read_prompts
 
-FOR_SOME = ("turn", "winner_tie", "stop_reason", "stop_condition", "answer", "answer_index", "canonical_solution", "metrics",
-            "output")  # fmt: skip
+FOR_SOME = ("turn", "winner_tie", "stop_reason", "stop_condition", "answer", "answer_index", "canonical_solution",
+            "metrics", "output")  # fmt: skip
 """Columns that are read for the sake of other values than those of the rows: a second turn, an end by length, a tie."""
 IN_ROWS = [name for name, layout in BY_NAME.items() if layout.case.whole is None or layout.name == "OASST"]
 
@@ -40,7 +40,8 @@ def labelled(path):
 READERS = {
     "log": lambda path: read_log(Path(path)), "score": scored, "pairs": read_preferences, "labels": labelled,
     "choices": lambda path: read_choices(path)._replace(read_as=None),
-    "trained": lambda path: read_preferences(path, train=True), "steps": lambda path: published_solutions([path], Counter()),
+    "trained": lambda path: read_preferences(path, train=True),
+    "steps": lambda path: published_solutions([path], Counter()),
     "answered": read_prompts, "asked": lambda path: read_prompts(path, answered=False),
 }  # fmt: skip
 SHOWN = ("read_as", "notes", "failure")  # what says the name of a column

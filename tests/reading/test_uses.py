@@ -120,7 +120,8 @@ def test_a_folder_of_test_rows_is_evaluated_and_not_trained_on(tmp_path):
 
 def test_rows_that_cannot_be_read_are_refused_where_all_are_needed(tmp_path):
     path = tmp_path / "rows.jsonl"
-    path.write_text('{"prompt": "p", "response": "r", "reward": 1}\n{"prompt": "q"\n{"prompt": "s", "response": "t", "reward": 0}\n')
+    good = ['{"prompt": "p", "response": "r", "reward": 1}', '{"prompt": "s", "response": "t", "reward": 0}']
+    path.write_text(f'{good[0]}\n{{"prompt": "q"\n{good[1]}\n')
     found = uses(str(path))
     assert found["audit"].what == "the rewards of a log"
     assert "rows.jsonl:2" in found["score"].why_not

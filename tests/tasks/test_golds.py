@@ -1,4 +1,4 @@
-"""Rows whose true answer is missing or cannot be read: skipped and counted; what cannot be read is refused above 5 %."""
+"""Rows whose true answer is missing or unreadable: skipped and counted; above 5 % the unreadable ones are refused."""
 
 import json
 import re

@@ -397,8 +397,8 @@ def looked_at(records: Iterable[Row], layout: RowLayout, columns: Columns, texts
     with suppress(TypeError, AttributeError, LookupError, ValueError):
         if layout.whole is not None:
             list(layout.whole(rows))
-        for row in rows if layout.unwrap is not None else ():
-            layout.unwrap(row)
+        if layout.unwrap is not None:
+            list(map(layout.unwrap, rows))
     return seen
 
 
