@@ -24,6 +24,18 @@ PAGE = Path(__file__).with_name("reading.md")
 BEGIN, END = "<!-- layouts -->\n", "<!-- end of layouts -->\n"
 HEAD = "| layout | columns | coding | files | commands |\n|---|---|---|---|---|\n"
 MOST_COLUMNS = 7
+ROBOTS = (  # name, columns, files, commands
+    (
+        "LeRobot, versions 2 and 3",
+        "`next.reward`, `next.success`, `observation.state`, ...",
+        "a folder",
+        "audit, score",
+    ),
+    ("monitor of Stable-Baselines3", "`r`, `l`, `t`", "monitor.csv", "audit"),
+    ("robomimic, Minari", "", ".hdf5", "refused, with what to do"),
+    ("RLDS", "", ".tfrecord", "refused, with what to do"),
+)
+"""Episodes of robots, which are read as such."""
 
 
 def rows() -> Iterator[str]:
@@ -39,6 +51,8 @@ def rows() -> Iterator[str]:
             yield f"| {case.name} | {columns} | {case.coding.replace('|', '/')} | {case.container} | {found} |"
     for name, row in REFUSED.items():
         yield f"| {name} | {_columns(row)} | | .jsonl | refused, with the reason |"
+    for name, columns, files, found in ROBOTS:
+        yield f"| {name} | {columns} | | {files} | {found} |"
 
 
 def _columns(row: object) -> str:
