@@ -161,10 +161,10 @@ def test_one_value_alone_is_a_label_where_the_name_or_the_word_says_which(name, 
 
 
 def test_labels_of_steps_that_are_all_one_are_refused_unless_they_are_said():
-    rows = [{"problem": f"q{k}", "steps": ["a", "b"], "step_labels": [1, 1]} for k in range(3)]
-    with pytest.raises(DataError, match="step_labels=step_labels:1/0 or --columns step_labels=step_labels:2/1"):
+    rows = [{"problem": f"q{k}", "steps": ["a", "b"], "labels": [1, 1]} for k in range(3)]
+    with pytest.raises(DataError, match="step_labels=labels:1/0 or --columns step_labels=labels:2/1"):
         reading_of(rows).need("step_labels")
-    said = reading_of(rows, "step_labels=step_labels:2/1")
+    said = reading_of(rows, "step_labels=labels:2/1")
     assert [record.roles["step_labels"] for record in said.records()] == [[0, 0]] * 3
 
 

@@ -34,7 +34,7 @@ FIRST_ROWS = 1000
 """Rows that are tried."""
 
 
-class Use(NamedTuple):
+class CommandUse(NamedTuple):
     """What a command can do with a data set.
 
     Attributes:
@@ -46,7 +46,7 @@ class Use(NamedTuple):
     why_not: str = ""
 
 
-def uses_of(data: str, reading: DataReading, columns: str | None = None) -> dict[str, Use]:
+def uses_of(data: str, reading: DataReading, columns: str | None = None) -> dict[str, CommandUse]:
     """What each command can do with a data set.
 
     Args:
@@ -58,9 +58,9 @@ def uses_of(data: str, reading: DataReading, columns: str | None = None) -> dict
     found = {}
     for command, of in _COMMANDS.items():
         try:
-            found[command] = Use(of(asked))
+            found[command] = CommandUse(of(asked))
         except GuerdonError as error:
-            found[command] = Use("", str(error))
+            found[command] = CommandUse("", str(error))
     return found
 
 

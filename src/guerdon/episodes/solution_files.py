@@ -45,8 +45,6 @@ _READERS: Mapping[str, Callable[[Any, str, str], Solution]] = {  # by layout
     "Math-Shepherd": formats.from_math_shepherd, "ProcessBench": formats.from_process_bench,
     "PRM800K": formats.from_prm800k,
 }  # fmt: skip
-_LABELLED = (_TRAINING, *(name for name in _READERS if name != _OWN))
-"""Layouts whose every solution has labels."""
 _NEEDED: tuple[Role, ...] = ("prompt", "steps", "step_labels")
 
 
@@ -75,8 +73,8 @@ def solution_of(record: Record, plan: Plan) -> Solution:
         DataError: it is none, or its columns could be two things.
     """
     empty = _empty_columns(record, plan)
-    if plan.layout.name in _LABELLED and "step_labels" in empty:
-        raise formats.NoLabelsError(record.where, "no_value", f"{empty['step_labels']} is null")
+    if plan.layout.roles.get("step_labels") in empty:  # without a label its readers may take every step for right
+        raise formats.NoLabelsError(record.where, "no_value", f"{plan.layout.roles['step_labels']} is null")
     try:
         return _solution_in(record, plan)
     except formats.LeftOutError:
@@ -84,13 +82,13 @@ def solution_of(record: Record, plan: Plan) -> Solution:
     except DataError as error:
         if not empty:
             raise
-        raise formats.NoLabelsError(record.where, "no_value", f"{', '.join(empty.values())} is null") from error
+        raise formats.NoLabelsError(record.where, "no_value", f"{', '.join(empty)} is null") from error
 
 
-def _empty_columns(record: Record, plan: Plan) -> dict[Role, str]:
-    """The columns of a solution in which nothing is in a row, by role."""
-    there = [role for role in _NEEDED if role in plan.uses]
-    return {role: plan.uses[role].column for role in there if is_empty(record.roles.get(role))}
+def _empty_columns(record: Record, plan: Plan) -> list[str]:
+    """The columns that a solution needs and that a row has with nothing in them; a row of another format has others."""
+    columns = [plan.uses[role].column for role in _NEEDED if role in plan.uses]
+    return [name for name in columns if name in record.row and is_empty(record.row[name])]
 
 
 def _solution_in(record: Record, plan: Plan) -> Solution:

@@ -569,7 +569,8 @@ class _Planner:
         self.all_rows(look)
         if not sketch.filled:
             return
-        is_share = sketch.numbers == sketch.filled and 0 <= sketch.low < 1 and sketch.high <= 1
+        below_1 = sketch.low < 1 or column in OF_SOLUTIONS  # guerdon's own are shares, also where all are 1
+        is_share = sketch.numbers == sketch.filled and sketch.low >= 0 and sketch.high <= 1 and below_1
         self._decide("step_labels", [NUMBER] if is_share else label_codings(sketch), sketch)
 
     def _take_chosen(self) -> bool:
