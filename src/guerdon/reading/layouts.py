@@ -55,8 +55,8 @@ class RowLayout(NamedTuple):
 
 
 OF_SOLUTIONS = (
-    "id", "step_labels", "step_rewards", "is_correct", "ground_truth_answer", "answer", "separator", "meta", "conversation",
-    "tools", "unclosed", "step_ends", "rest", "label_mask", "solution",
+    "id", "step_labels", "step_rewards", "is_correct", "ground_truth_answer", "answer", "separator", "meta",
+    "conversation", "tools", "unclosed", "step_ends", "rest", "label_mask", "solution",
 )  # fmt: skip
 """Columns that a solution in steps may have, in any layout."""
 PLAIN = RowLayout("plain columns", "log", ())
