@@ -108,6 +108,15 @@ def test_a_column_with_two_readings_is_the_reason_until_it_is_said(tmp_path):
     assert uses(path, "winner=winner:0/1")["train"].what == "preferences"
 
 
+def test_steps_whose_labels_have_two_readings_are_scored(tmp_path):
+    rows = [{"question": f"q{k}", "steps": ["a", "b"], "labels": [1, 1]} for k in range(3)]
+    path = written(tmp_path, "rows.jsonl", rows)
+    found = uses(path)
+    assert found["score"].what == "its responses"
+    assert "step_labels=labels:1/0" in found["train"].why_not
+    assert "3 of 3 rows scored, 0 with a missing reward" in scored(path)
+
+
 def test_a_folder_of_test_rows_is_evaluated_and_not_trained_on(tmp_path):
     rows = [{"prompt": f"p{k}", "chosen": f"x{k}", "rejected": f"y{k}"} for k in range(4)]
     written(tmp_path, "test-00000-of-00001.parquet", rows)

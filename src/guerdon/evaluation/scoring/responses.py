@@ -261,7 +261,9 @@ def _of_steps(reading: DataReading, row: _Row, where: str, name: str) -> RowResp
     why: DataError | None = None
     for record in reading.records_in(row, where, name):
         try:
-            return RowResponses([_with_truth(solution_of(record, reading.plan), record)], ("reward",), (None,))
+            return RowResponses(
+                [_with_truth(solution_of(record, reading.plan, labelled=False), record)], ("reward",), (None,)
+            )
         except DataError as error:
             why = why or error
     return RowResponses([Failure("no_value", str(why or "the row has no steps"))], ("reward",), (None,))
