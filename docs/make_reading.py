@@ -17,13 +17,25 @@ sys.path.insert(0, str(ROOT / "tests" / "reading"))
 from layout_files import written  # noqa: E402
 from layout_rows import GROUPS, REFUSED  # noqa: E402
 
+from guerdon.auditing.uses import uses_of  # noqa: E402
 from guerdon.reading.reader import read  # noqa: E402
-from guerdon.reading.shown import commands  # noqa: E402
 
 PAGE = Path(__file__).with_name("reading.md")
 BEGIN, END = "<!-- layouts -->\n", "<!-- end of layouts -->\n"
 HEAD = "| layout | columns | coding | files | commands |\n|---|---|---|---|---|\n"
 MOST_COLUMNS = 7
+ROBOTS = (  # name, columns, files, commands
+    (
+        "LeRobot, versions 2 and 3",
+        "`next.reward`, `next.success`, `observation.state`, ...",
+        "a folder",
+        "audit, score",
+    ),
+    ("monitor of Stable-Baselines3", "`r`, `l`, `t`", "monitor.csv", "audit"),
+    ("robomimic, Minari", "", ".hdf5", "refused, with what to do"),
+    ("RLDS", "", ".tfrecord", "refused, with what to do"),
+)
+"""Episodes of robots, which are read as such."""
 
 
 def rows() -> Iterator[str]:
@@ -34,11 +46,13 @@ def rows() -> Iterator[str]:
             whole = case.whole(made) if case.whole else made
             columns = _columns(whole if isinstance(whole, dict) else whole[0])
             with tempfile.TemporaryDirectory() as folder:
-                reading = read(written(Path(folder), f"rows{case.container}", made, case.whole))
-            found = ", ".join(commands(reading.plan))
+                path = written(Path(folder), f"rows{case.container}", made, case.whole)
+                found = ", ".join(command for command, use in uses_of(path, read(path)).items() if use.what)
             yield f"| {case.name} | {columns} | {case.coding.replace('|', '/')} | {case.container} | {found} |"
     for name, row in REFUSED.items():
         yield f"| {name} | {_columns(row)} | | .jsonl | refused, with the reason |"
+    for name, columns, files, found in ROBOTS:
+        yield f"| {name} | {columns} | | {files} | {found} |"
 
 
 def _columns(row: object) -> str:

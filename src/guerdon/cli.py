@@ -338,20 +338,24 @@ def read_(
     as_json: Annotated[bool, typer.Option("--json", help="Write it as JSON.")] = False,
 ) -> None:
     """Show what the columns of a file are taken for, and which commands could use it."""
+    from guerdon.auditing.uses import uses_of
     from guerdon.reading.reader import read
-    from guerdon.reading.shown import commands, record_lines, shown_record
+    from guerdon.reading.shown import record_lines, shown_record
 
     reading = read(data, columns=columns)
     record = shown_record(reading, used=reading.rows, left_out=reading.bad)
+    uses = uses_of(data, reading, columns)
     if as_json:
-        whole = {**record, "unclear": reading.plan.unclear, "commands": commands(reading.plan)}
+        used = {command: use.what for command, use in uses.items() if use.what}
+        refused = {command: use.why_not for command, use in uses.items() if not use.what}
+        whole = {**record, "unclear": reading.plan.unclear, "commands": used, "refused": refused}
         return _say(json.dumps(whole, ensure_ascii=False))
     for line in record_lines(record):
         _say(line)
     for why in reading.plan.unclear.values():
         _say(f"{data}: {why}")
-    for name, what in commands(reading.plan).items():
-        _say(f"guerdon {name}: {what}")
+    for name, use in sorted(uses.items(), key=lambda one: not one[1].what):
+        _say(f"guerdon {name}: {use.what or f'refused, {use.why_not}'}")
     return None
 
 

@@ -146,6 +146,20 @@ def test_answers_of_another_search_are_not_mixed_in(study):
     assert call(study, "search.n=2", "search.limit=2", "search.batch_size=1")[0] == 0
 
 
+def test_a_search_from_before_a_key_is_resumed_where_that_has_its_default(study):
+    given = ("search.n=2", "search.limit=2")
+    assert call(study, *given)[0] == 0
+    path = next(study.parent.rglob("search.json"))
+    record = json.loads(path.read_text())
+    del record["identity"]["search"]["columns"]
+    path.write_text(json.dumps(record))
+    assert call(study, *given)[0] == 0
+    path.write_text(json.dumps(record))
+    status, said = call(study, *given, "search.columns={prompt: question}")
+    assert status != 0
+    assert "holds answers of another search: search" in said
+
+
 def test_a_model_that_measures_nothing_stops_the_search(study):
     model = "{model_type: 'test_search_study:Ones', modality: text, params: {fails_at: ''}}"
     status, said = call(study, f"search.model={model}", "search.n=20")

@@ -13,6 +13,7 @@ from layout_rows import (
     LABELS,
     LOGS,
     PAIRS,
+    PLAIN_STEPPED,
     PROMPTS,
     RATED,
     RESPONSES,
@@ -20,6 +21,7 @@ from layout_rows import (
     STEPS,
     TEXTS,
     UNANSWERED,
+    UNNUMBERED,
     Case,
 )
 
@@ -56,6 +58,7 @@ LAYOUTS = [
     *(Layout("pairs", case, pairs_of(case)) for case in PAIRS),
     *(Layout("labels", case, [one for one in GOOD if case.nulls or one[2] is not None]) for case in (*LABELS, *RATED)),
     *(Layout("steps", case, [one for one in STEPPED if case.nulls or None not in one[2]]) for case in STEPS),
+    *(Layout("steps", case, [one for one in PLAIN_STEPPED if None not in one[2]]) for case in UNNUMBERED),
     *(Layout("answered", case, ANSWERS) for case in PROMPTS),
     *(Layout("asked", case, ANSWERS) for case in UNANSWERED),
     *(Layout("logs", case, RESPONSES) for case in LOGS),
@@ -65,15 +68,19 @@ BY_NAME = {str(one): one for one in LAYOUTS}
 # What belongs to a layout beside its rows, by hand.
 
 TEST_SETS = ("RewardBench 2", "JudgeBench", "PPE")  # known by their columns: never trained on
-STRICT = ("RewardBench", "RewardBench 2")  # benchmarks, of which no row may lack a text
-NO_QUESTION = ("Math-Shepherd", "RLHFlow, steps", "RLHFlow, steps of ShareGPT")  # it stands in the first step
-NO_COLUMN_ASKS = ("HH-RLHF", "Skywork-Reward", "ms-swift, messages", "OASST", "reasoning-gym")
+NO_QUESTION = (
+    "Math-Shepherd",
+    "RLHFlow, steps",
+    "RLHFlow, steps of ShareGPT",
+    "RLHFlow, steps without numbers",
+)  # it stands in the first step
+NO_COLUMN_ASKS = ("HH-RLHF", "Skywork-Reward", "ms-swift, messages", "OASST", "OASST, trees", "reasoning-gym")
 """What was asked stands in the responses, or in several rows of a record; of the first three it goes with a null."""
 SEVERAL_TURNS = ("LLaMA-Factory, history", "chats in cells of text", "history")
 CODE = ("HumanEval", "MBPP", "LiveCodeBench")  # their verifier runs tests
 CHOICES = ("MMLU", "MMLU-Pro", "GPQA")  # their options follow the question
-TRUTHS = ("verl", "OpenRLHF", "verifiers", "inspect_ai", "NeMo-Gym", "lm-eval", "reasoning-gym", "Qwen2.5-Math",
-          "question, answer, prediction, score", "ragas")  # fmt: skip
+TRUTHS = ("verl", "OpenRLHF", "verifiers", "inspect_ai", "inspect_ai, .eval", "NeMo-Gym", "lm-eval", "reasoning-gym",
+          "Qwen2.5-Math", "question, answer, prediction, score", "ragas")  # fmt: skip
 """Logs with true answers."""
 BRIEF, HELLO = ["system", "Be brief."], [["user", "Hello."], ["assistant", "Yes?"]]
 BEFORE = {"OpenAI, fine-tuning": [BRIEF], "chats in cells of text": HELLO, "history": [BRIEF, *HELLO],
@@ -155,11 +162,9 @@ def commands_of(layout):
 
 
 def refusal(layout, command):
-    """The words with which a command refuses a layout that `guerdon read` names it for; None: it reads it."""
+    """The words with which a command refuses a layout that others of its kind are read from; None: it reads it."""
     if command == "train" and layout.name in TEST_SETS:
         return f"is the test set of {layout.name}"
-    if command == "evaluate" and layout.name in STRICT:
-        return "has no chosen"
     if command == "search" and layout.name in SEVERAL_TURNS:
         return "takes questions of one user's turn"
     return None

@@ -133,6 +133,15 @@ def oasst(rows):
     return found
 
 
+def oasst_tree(prompt, first, second, verdict):
+    """A tree with its replies inside: a prompt and two ranked answers."""
+    ranks = {"first": (0, 1), "second": (1, 0), "tie": (None, None), None: (None, None)}[verdict]
+    replies = [{"message_id": f"{side}-{prompt}", "text": text, "role": "assistant", "rank": rank, "replies": []}
+               for side, text, rank in zip("ab", (first, second), ranks, strict=True)]  # fmt: skip
+    return {"message_tree_id": prompt, "tree_state": "ready_for_export", "prompt": {
+        "message_id": prompt, "text": prompt, "role": "prompter", "replies": replies}}  # fmt: skip
+
+
 SIGNS = sides(-2, 2, 0)
 PAIRS = [
     Case("HH-RLHF", chosen(lambda p, a, b: {"chosen": none_or(a, hh(p, a)), "rejected": none_or(b, hh(p, b))}),
@@ -241,6 +250,7 @@ PAIRS = [
     Case("Label Studio, JSON_MIN", lambda p, a, b, v: {"id": 1, "prompt": p, "answer1": a, "answer2": b,
          "comparison": {"selected": sides("left", "right")[v]}, "annotator": 1}, "left/right", ".json"),
     Case("OASST", lambda p, a, b, v: (p, a, b, v), "rank from 0", whole=oasst),
+    Case("OASST, trees", lambda p, a, b, v: oasst_tree(p, a, b, v), "rank from 0"),
     Case("scores of both", chosen(lambda p, a, b: {"prompt": p, "chosen": a, "rejected": b, "score_chosen": 8.0,
          "score_rejected": 5.0}), container=".csv"),
     Case("chats in cells", chosen(lambda p, a, b: {
@@ -307,6 +317,9 @@ LOGS = [
     Case("inspect_ai", lambda p, r, reward, ref: {"id": 1, "epoch": 1, "input": p, "target": ref,
          "messages": talk(p, r), "output": {"choices": [{"message": assistant(r), "stop_reason": "stop"}]},
          "scores": {"match": {"value": "C" if reward else "I"}}}, "C/I", ".json", whole=sampled),
+    Case("inspect_ai, .eval", lambda p, r, reward, ref: {"id": 1, "epoch": 1, "input": p, "target": ref,
+         "messages": talk(p, r), "output": {"choices": [{"message": assistant(r), "stop_reason": "stop"}]},
+         "scores": {"match": {"value": "C" if reward else "I"}}}, "C/I", ".eval"),
     Case("traces of prime-rl", lambda p, r, reward, ref: {"run": {"work": {"step": 3}}, "traces": [
          trace(p, r, reward)]}),
     Case("traces of verifiers", lambda p, r, reward, ref: trace(p, r, reward)),
@@ -393,10 +406,10 @@ def first_wrong(labels, start=0):
     return [k for k, label in enumerate(labels, start) if label == 0]
 
 
-def signed(prompt, steps, labels, names=("role", "content", "user", "assistant")):
+def signed(prompt, steps, labels, names=("role", "content", "user", "assistant"), between=" "):
     """A conversation of RLHFlow: steps of the user, signs of the assistant."""
     who, what, asks, says = names
-    texts = [f"{prompt} {steps[0]}", *steps[1:]]
+    texts = [f"{prompt}{between}{steps[0]}", *steps[1:]]
     turns = zip(texts, labels, strict=True)
     return [{who: one, what: said} for text, label in turns
             for one, said in ((asks, text), (says, "+" if label else "-"))]  # fmt: skip
@@ -431,6 +444,12 @@ STEPS = [
          columns="prompt=problem,steps=steps,step_labels=step_labels"),
 ]  # fmt: skip
 """Solutions with labels of their steps."""
+UNNUMBERED = [
+    Case("RLHFlow, steps without numbers", lambda q, steps, labels: None if None in labels else {
+         "conversations": signed(q, steps, labels, between="\n")}, "+/-", nulls=False,
+         columns="conversations=conversations"),
+]  # fmt: skip
+"""The same, whose steps do not say which they are."""
 
 
 def options(answer):
@@ -518,9 +537,11 @@ STEPPED = [
     ("Add 3 and 4.", ["Step 1: 3+4=7.", "Step 2: That is odd.", "Step 3: It is 8."], [1, 1, 0]),
     ("Add 0 and 0.", ["Step 1: 0+0=0.", "Step 2: It is 0."], [1, None]),
 ]
+PLAIN_STEPPED = [(asked, [step.partition(": ")[2] for step in steps], labels) for asked, steps, labels in STEPPED]
 ANSWERS = [("What is 2+2?", "4"), ("Which agent is it?", "007"), ("What is 5-5?", "0"), ("Is it (A) or (B)?", "7")]
 GROUPS = (
     (STEPS, [one for one in STEPPED if None not in one[2]]),
+    (UNNUMBERED, [one for one in PLAIN_STEPPED if None not in one[2]]),
     (PROMPTS, ANSWERS),
     (UNANSWERED, ANSWERS),
     (PAIRS, [(prompt, *TEXTS[prompt], verdict) for prompt, verdict in ASKED[:4]]),

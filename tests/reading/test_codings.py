@@ -44,6 +44,8 @@ A, B = ("response_a", "response_b"), ("response_1", "response_2")
         (["A>B", "B>A", "A=B", "A>>B"], A, [-1, 1, 0, -1]), (["first", "second"], A, [-1, 1]),
         ([-3, -1, 0, 2], B, [-1, -1, 0, 1]), (["-1", "1", "0"], B, [-1, 1, 0]),
         ([1, 2, 3, 4, 5], B, ["1..5", "5..1"]), ([1.0, 1.4, 1.9], B, ["1..1.9", "1.9..1"]),
+        ([2, 2], A, ["1/2", "2/1"]), ([2], B, [1]), ([4, 4], B, ["1..4", "4..1"]), ([1.5], B, ["1..2", "2..1"]),
+        ([0.7], A, ["0..1", "1..0"]), ([-2], A, [-1]), (["A"], A, [-1]), (["B", "B"], B, [1, 1]), (["tie"], A, [0]),
         (["x", "y"], A, []), (["A", None, "B"], A, [-1, None, 1]), (["A", "B"] * 20 + ["?"], A, [-1, 1] * 20 + [None]),
         (["A", "B", "?"], A, []), (["answer1", "answer2"], ("answer1", "answer2"), [-1, 1]),
     ],
@@ -58,6 +60,8 @@ def test_winners(cells, names, wanted):
         ([True, False], [1, 0]), ([1, 0, 1], [1, 0, 1]), ([1, -1], [1, 0]), (["yes", "no"], [1, 0]),
         (["True", "false"], [1, 0]), (["1", "0"], [1, 0]), (["good", "bad", None], [1, 0, None]),
         (["thumbs_up", "thumbs_down"], [1, 0]), ([1, 2], ["2/1", "1/2"]), (["1", "2"], ["2/1", "1/2"]),
+        ([1, 1], ["1/0", "2/1"]), (["1"], ["1/0", "2/1"]), ([2], ["2/1", "1/2"]), ([0, 0], [0, 0]), ([True], [1]),
+        (["true"], [1]), (["good"], ["good/other", "other/good"]), (["no"] * 3, ["no/other", "other/no"]), ([-1], [0]),
         ([3, 7], ["7/3", "3/7"]), ([1, 2, 3], []), (["red", "blue"], []), ([0.5, 0.7], ["0.7/0.5", "0.5/0.7"]),
     ],
 )  # fmt: skip
@@ -140,6 +144,28 @@ def test_both_readings_are_named_with_what_to_say():
         reading = reading_of(rows, f"winner=winner:{coding}")
         reading.need("winner")
         assert next(reading.records()).roles["winner"] == sign
+
+
+@cases(
+    ("name", "cells", "wanted"),
+    [("is_good", [1, 1], True), ("is_safe", [1], True), ("desirable", ["yes"], True), ("label", [1, 1], None),
+     ("label", ["yes", "yes"], None), ("label", [True], True), ("feedback", ["thumbs_up"], True)],
+)  # fmt: skip
+def test_one_value_alone_is_a_label_where_the_name_or_the_word_says_which(name, cells, wanted):
+    reading = reading_of([{"prompt": f"q{k}", "response": "r", name: cell} for k, cell in enumerate(cells)])
+    if wanted is None:
+        with pytest.raises(DataError, match=r"say which: --columns label=\S+ or --columns label=\S+"):
+            reading.need("label")
+    else:
+        assert all(record.roles["label"] == wanted for record in reading.records())
+
+
+def test_labels_of_steps_that_are_all_one_are_refused_unless_they_are_said():
+    rows = [{"problem": f"q{k}", "steps": ["a", "b"], "labels": [1, 1]} for k in range(3)]
+    with pytest.raises(DataError, match="step_labels=labels:1/0 or --columns step_labels=labels:2/1"):
+        reading_of(rows).need("step_labels")
+    said = reading_of(rows, "step_labels=labels:2/1")
+    assert [record.roles["step_labels"] for record in said.records()] == [[0, 0]] * 3
 
 
 def test_two_columns_for_one_role_are_refused_and_one_that_holds_the_other_is_not():

@@ -2,6 +2,7 @@
 
 import bz2
 import contextlib
+import csv
 import gzip
 import io
 import json
@@ -13,8 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from guerdon.auditing.logs import read_log
 from guerdon.errors import DataError
+from guerdon.evaluation.scoring.rewritten import write_rows
 from guerdon.reading.containers import Part, file_rows, good_rows, parts_of
+from guerdon.reading.data_sets import data_parts
 
 ROWS = [{"prompt": "q", "n": 1, "chat": [{"role": "user", "content": "a"}]}, {"prompt": "r", "n": None, "chat": []}]
 TEXTS = [{"a": "007", "b": "x,y"}, {"a": None, "b": "NA"}]  # what a table of text can hold
@@ -182,3 +186,89 @@ def test_what_is_no_file_of_rows_is_said(tmp_path):
     assert "no file with rows" in refused(archive(tmp_path / "model.zip", {"policy.pth": b"x"}))
     two = archive(tmp_path / "two.zip", {"b.csv": b"x\n1\n", "a.jsonl": b"{}"})
     assert [part.member for part in parts_of(two)] == ["b.csv", "a.jsonl"]
+
+
+NAMED = [{"prompt": "q;1", "response": "a,b"}, {"prompt": "r", "response": "x\ty"}]
+
+
+def delimited(sign, encoding="utf-8", front=""):
+    text = io.StringIO()
+    out = csv.DictWriter(text, ["prompt", "response"], delimiter=sign)
+    out.writeheader()
+    out.writerows(NAMED)
+    return f"{front}{text.getvalue()}".encode(encoding)
+
+
+TABLES = {
+    "semicolons.csv": delimited(";"), "tabs.csv": delimited("\t"), "bars.csv": delimited("|"),
+    "commas.tsv": delimited(","), "sheet.csv": delimited(";", front="sep=;\r\n"),
+    "wide.csv": delimited(";", "utf-16"), "wide.tsv": delimited("\t", "utf-16"),
+    "marked.csv": delimited(",", "utf-8-sig"), "packed.csv.gz": gzip.compress(delimited(";")),
+    "packed.csv.bz2": bz2.compress(delimited("|", "utf-16")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_is_read_by_the_delimiter_and_the_encoding_of_its_first_line(tmp_path, name):
+    (tmp_path / name).write_bytes(TABLES[name])
+    assert [row for _, row in good_rows(tmp_path / name)] == NAMED
+
+
+@pytest.mark.hostile("files")
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [("a.csv", "a,b\nü,1\n".encode("latin-1"), "its bytes are no UTF-8"),
+     ("a.jsonl", lines(ROWS).decode().encode("utf-16"), "its text is UTF-16; write it in UTF-8"),
+     ("b.csv", b"\xff\xfea", "its bytes are no UTF-16")],
+)  # fmt: skip
+def test_text_in_another_encoding_is_refused_with_what_to_do(tmp_path, name, content, words):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=words):
+        list(good_rows(tmp_path / name))
+
+
+def frames(rows):
+    """The ways in which pandas writes a table as JSON, and the hub's viewer shows it."""
+    names = list(rows[0])
+    return {
+        "split": {"columns": names, "index": [0, 1], "data": [list(row.values()) for row in rows]},
+        "columns": {name: {str(k): row[name] for k, row in enumerate(rows)} for name in names},
+        "index": {str(k): row for k, row in enumerate(rows)},
+        "table": {"schema": {"fields": [{"name": name, "type": "string"} for name in names]}, "data": rows},
+        "viewer": {"features": [{"name": name} for name in names], "num_rows_total": 2,
+                   "rows": [{"row_idx": k, "row": row, "truncated_cells": []} for k, row in enumerate(rows)]},
+        "instances": {"task": "x", "instances": rows, "sizes": [1, 2]},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", frames(NAMED))
+def test_tables_of_pandas_and_of_the_viewer_are_rows_and_are_written_as_such(tmp_path, kind):
+    (tmp_path / "rows.json").write_text(json.dumps(frames(NAMED)[kind]))
+    assert [row for _, row in good_rows(tmp_path / "rows.json")] == NAMED
+    scored = [{**row, "reward": 0.5} for row in NAMED]
+    write_rows(tmp_path / "scored.json", tmp_path / "rows.json", scored, [2], ["reward"])
+    assert [row for _, row in good_rows(tmp_path / "scored.json")] == scored
+    assert json.loads((tmp_path / "scored.json").read_text()).keys() == (
+        {*frames(NAMED)[kind], "reward"} if kind == "columns" else frames(NAMED)[kind].keys()
+    )
+
+
+@pytest.mark.parametrize(
+    "found", [{}, {"a": {}}, {"a": {"b": 1}, "c": {"d": 2}}, {"model": {"name": "x"}, "data": {"path": "y"}}]
+)
+def test_an_object_that_is_a_configuration_has_no_rows(tmp_path, found):
+    (tmp_path / "config.json").write_text(json.dumps(found))
+    with pytest.raises(DataError, match="without a list of rows"):
+        list(good_rows(tmp_path / "config.json"))
+
+
+@pytest.mark.parametrize("name", ["demo.hdf5", "main_data.h5", "x.tfrecord-00000-of-00001"])
+def test_episodes_of_other_tools_are_refused_with_what_to_do(tmp_path, name):
+    (tmp_path / name).write_bytes(b"x")
+    for call in (
+        lambda: list(good_rows(tmp_path / name)),
+        lambda: data_parts(str(tmp_path)),
+        lambda: read_log(tmp_path),
+    ):
+        with pytest.raises(DataError, match="write them as a LeRobot data set"):
+            call()

@@ -106,8 +106,10 @@ class Said:
 def check_read(layout, said):
     found = said.json
     assert found["unclear"] == {}
-    named = [one for words in found["commands"] for one in words.split(", ")]
-    assert sorted(named) == sorted(set(commands_of(layout)) - {"read"})
+    named = list(found["commands"])
+    read_by = [one for one in commands_of(layout) if one != "read" and refusal(layout, one) is None]
+    assert sorted(named) == sorted(read_by)
+    assert sorted([*named, *found["refused"]]) == sorted(set(CHECKS) - {"read"})
     assert found["used"] == found["rows"]
 
 

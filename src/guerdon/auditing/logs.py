@@ -37,6 +37,7 @@ from guerdon.reading.containers import (
     file_rows,
     grown_rows,
     has_rows,
+    other_format,
     parts_of,
     row_ending,
 )
@@ -45,8 +46,9 @@ from guerdon.reading.fields import is_beyond_float
 from guerdon.reading.layouts import PLAIN, Row, RowLayout, columns_of, layout_of, names_of
 from guerdon.reading.log_columns import REWARDS, Look
 from guerdon.reading.nested import RESCORED
-from guerdon.reading.reader import USUAL_NAMES, rows_in, with_names
+from guerdon.reading.reader import USUAL_NAMES, looked_at, rows_in, with_names
 from guerdon.reading.roles import named
+from guerdon.reading.values import Sketch
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Logs without texts: LeRobot data sets, monitor files of Stable-Baselines3, scalars of TensorBoard and of runs.
@@ -371,17 +373,26 @@ class _Kind:
         parts: with the layout of each.
         first: some of the first rows, with their further rewards.
         texts: columns whose texts are read as lists and maps.
+        names: columns of each file.
+        records: columns of the first records, where these are nested.
+        seen: of these, the ones that are looked at where rows are made of them.
     """
 
     name: str
     parts: list[tuple[Part, RowLayout]] = field(default_factory=list)
     first: list[tuple[Row, Row]] = field(default_factory=list)
     texts: frozenset[str] = frozenset()
+    names: list[set[str]] = field(default_factory=list)
+    records: dict[str, Sketch] = field(default_factory=dict)
+    seen: frozenset[str] = frozenset()
 
     def add(self, part: Part, first: _First) -> None:
         """Add a file; of many its rows are known by those of the first ones."""
         self.parts.append((part, first.layout))
         self.texts |= first.texts
+        self.names.append({*first.names})
+        self.records |= first.records
+        self.seen |= first.seen
         if len(self.first) < _FIRST and len(self.parts) <= _FIRST_FILES:
             self.first += first.rows
 
@@ -422,15 +433,22 @@ class LogReader:
         columns: as `read_log`.
         sample: as `read_log`.
         seed: as `read_log`.
+        most: records of each file that are read; None: all.
 
     Raises:
         ConfigError: as `read_log`.
     """
 
     def __init__(
-        self, path: Path, *, columns: str | Mapping[str, str] | None = None, sample: int = 50_000, seed: int = 0
+        self,
+        path: Path,
+        *,
+        columns: str | Mapping[str, str] | None = None,
+        sample: int = 50_000,
+        seed: int = 0,
+        most: int | None = None,
     ) -> None:
-        self.path, self.sample, self.seed = path, sample, seed
+        self.path, self.sample, self.seed, self.most = path, sample, seed, most
         self.given = self.said = said_columns(columns, usual=USUAL_NAMES)
         self.events = EventFiles(path)
         self._all: _Read | None = None
@@ -464,6 +482,8 @@ class LogReader:
         curves = self.events.read(files.events)
         shown = self.events.shown
         if kind is None and not (curves or files.metrics):
+            for file in filter(other_format, [path, *path.rglob("*")]):
+                parts_of(file)
             raise DataError(f"no log is recognised{_lacks(skipped)}; looked for {_LOOKED_FOR}", where=path)
         if kind is not None and skipped:
             notes.append(f"not read, since they have no column of rewards: {', '.join(skipped)[:300]}")
@@ -501,7 +521,8 @@ class LogReader:
                 return ((part, PLAIN, rows) for part, rows in monitor_records(files.monitors))
             if self.events.shown and not kind.parts:
                 return [(Part(files.events[0]), PLAIN, enumerate(self.events.shown))]
-            return into.new_records(kind.parts)
+            found = into.new_records(kind.parts)
+            return found if self.most is None else ((part, of, islice(rows, self.most)) for part, of, rows in found)
 
         def first_rows(holds: Callable[[Row], bool]) -> bool:
             return all(holds({**parts, **row}) for row, parts in kind.first)
@@ -513,6 +534,7 @@ class LogReader:
         columns = look.columns(str(self.path), first_rows, all_seen=False)
         for _ in range(_LOOKS):
             look = Look(said, kind.layout, columns.texts)
+            look.records, look.seen = kind.records, kind.seen
             reader = RowReader(columns, look, sample=self.sample, seed=self.seed)
             for part, layout, those in records(read):
                 reader.read(part, layout, those)
@@ -697,7 +719,28 @@ def _kinds(path: Path, parts: Sequence[Part], said: Columns) -> tuple[dict[str, 
             kinds.setdefault(first.layout.name, _Kind(first.layout.name)).add(part, first)
         elif first.names:
             skipped[part.name] = ", ".join(first.names)
-    return kinds, skipped
+    return _merged(kinds, parts), skipped
+
+
+def _merged(kinds: dict[str, _Kind], parts: Sequence[Part]) -> dict[str, _Kind]:
+    """The kinds, where files that lack a column of a tool's layout are of that, if they have all that it reads.
+
+    So are the shards of a run whose later ones have a further column. Where the reward is the sum of the columns of
+    numbers, a further column changes it, and the files stay apart.
+    """
+    plain, others = kinds.get(PLAIN.name), [kind for name, kind in kinds.items() if name != PLAIN.name]
+    if plain is None or len(others) != 1 or others[0].layout.unwrap or others[0].layout.parts == "sum":
+        return kinds
+    (kind,), layout = others, others[0].layout
+    read = {column.partition(":")[0] for column in layout.roles.values()}
+    if not read or not all(read <= names and not names & {*layout.without} for names in plain.names):
+        return kinds
+    order = {part: k for k, part in enumerate(parts)}
+    kind.parts += [(part, layout) for part, _ in plain.parts]
+    kind.parts.sort(key=lambda one: order[one[0]])
+    kind.first = [*kind.first, *plain.first][:_FIRST]
+    kind.texts |= plain.texts
+    return {kind.name: kind}
 
 
 def _has_rewards(columns: Iterable[str], said: Columns) -> bool:
@@ -717,12 +760,16 @@ class _First(NamedTuple):
         names: of columns.
         texts: columns whose texts are read as lists and maps.
         rows: some of them, each with the further rewards that it has in a map of its own.
+        records: columns of the records, where these are nested.
+        seen: of these, the ones that are looked at where rows are made of them.
     """
 
     layout: RowLayout
     names: dict[str, None]
     texts: frozenset[str]
     rows: list[tuple[Row, Row]]
+    records: dict[str, Sketch]
+    seen: frozenset[str]
 
 
 def _layout_of(filled: Iterable[str], names: Iterable[str], said: Columns) -> RowLayout:
@@ -784,7 +831,11 @@ def _first_rows(part: Part, said: Columns, most: int) -> _First:
         except (TypeError, AttributeError, LookupError, ValueError):  # counted when all rows are read
             continue
         rows += [(row, row.get("parts") or {} if layout.unwrap else {}) for row in found]
-    return _First(layout, names | {name: None for row, _ in rows for name in row}, texts, rows)
+    own = {name: None for row, _ in rows for name in row}
+    seen = frozenset(looked_at(kept, layout, said, texts))
+    sketches = sketches_of(kept) if layout.unwrap else {}
+    top = {name: sketches[name] for record in kept for name in record if name in sketches}
+    return _First(layout, names | own, texts, rows, top, seen)
 
 
 def _trained_on(path: Path, parts: Sequence[Part], notes: list[str]) -> list[Part]:

@@ -216,7 +216,7 @@ def _better_and_worse(record: Record, *, with_prompt: bool) -> Given:
     """A better and a worse one, or lists of each; the prompt may be their common beginning."""
     roles = record.roles
     both = [roles["chosen"], roles["rejected"]]
-    if any(one is None for one in both):
+    if any(map(is_nothing, both)):
         raise LeftOut("no_value")
     chosen, rejected = (
         responses_of(one, f"{record.where}: {name}") for one, name in zip(both, ("chosen", "rejected"), strict=True)
@@ -346,6 +346,11 @@ def _single(record: Record, plan: Plan, found: Given) -> JudgedRow:
     )
 
 
+def is_nothing(cell: Any) -> bool:
+    """Whether a cell of responses has none: it is null, not a number, or an empty list or map."""
+    return cell is None or cell != cell or (isinstance(cell, list | tuple | Mapping) and not cell)
+
+
 def responses_of(given: Any, where: str) -> list[Any]:
     """The responses of a column: texts, or lists of messages.
 
@@ -435,7 +440,7 @@ def is_preference(plan: Plan) -> bool:
     return (plan.has("response") or plan.has("messages")) and rated
 
 
-class _Source(NamedTuple):
+class PreferenceSource(NamedTuple):
     """What a file, a folder or a hub data set holds, before votes are counted."""
 
     data: str
@@ -466,7 +471,7 @@ def read_preferences(
         DataError: the data cannot be read, a row has no known layout, or no row can be used.
     """
     paths = (data,) if isinstance(data, str) else tuple(data)
-    sources = [_source(path, columns=columns, stored=stored, train=train) for path in paths]
+    sources = [source_in(read(path, columns=columns, stored=stored, train=train)) for path in paths]
     votes = counted_votes([one for source in sources for one in source.comparisons])
     kept: list[Comparison] = []
     start = 0
@@ -483,34 +488,51 @@ def read_preferences(
         if read_as is not None:
             read_as.append(log_reading(source.reading, used=len(own), left_out=source.left_out))
         if not source.comparisons:
-            raise _none_usable(source.left_out, source.data)
+            raise none_usable(source.left_out, source.data)
     left_out = sum((source.left_out for source in sources), Counter[str]())
     if not kept:
-        raise _none_usable(left_out, ", ".join(paths))
+        raise none_usable(left_out, ", ".join(paths))
     benchmarks = {source.data: source.benchmark for source in sources if source.benchmark is not None}
     return Preferences(tuple(kept), dict(left_out), votes, benchmarks)
 
 
-def _source(
-    data: str, *, columns: str | Mapping[str, str] | None, stored: Mapping[str, str] | None, train: bool
-) -> _Source:
-    """The comparisons of one file, folder or hub data set."""
-    reading = read(data, columns=columns, stored=stored, train=train)
+def source_in(reading: DataReading) -> PreferenceSource:
+    """The comparisons of data that was read.
+
+    Raises:
+        DataError: it holds no preferences, or a column could be two things.
+    """
     check_preferences(reading)
     found: list[Comparison] = []
     left_out: Counter[str] = Counter(reading.bad)
     benchmark = None
     for record in reading.records():
-        benchmark = benchmark or benchmark_of(data, record.row)
+        benchmark = benchmark or benchmark_of(reading.data, record.row)
         one = comparison(record, reading.plan)
         if isinstance(one, str):
             left_out[one] += 1
         else:
             found.append(one)
-    return _Source(data, reading, found, left_out, benchmark)
+    return PreferenceSource(reading.data, reading, found, left_out, benchmark)
 
 
-def _none_usable(left_out: Mapping[str, int], where: str) -> DataError:
+def refuse_test_sets(benchmarks: Mapping[str, str]) -> None:
+    """Refuse to train on files that are the test set of a benchmark.
+
+    Args:
+        benchmarks: whose each is, by file.
+
+    Raises:
+        DataError: there is one.
+    """
+    for path, benchmark in benchmarks.items():
+        raise DataError(
+            f"{path} is the test set of {benchmark}, which means nothing for a model trained on it: train on "
+            "other preferences and name it in evaluate.pairs; if it is something else, rename it"
+        )
+
+
+def none_usable(left_out: Mapping[str, int], where: str) -> DataError:
     """That no row can be used, with the reasons."""
     why = f": {', '.join(f'{n} {reason}' for reason, n in left_out.items())}" if left_out else ""
     return DataError(f"there is no comparison that can be used{why}", where=where)
@@ -522,6 +544,7 @@ def check_preferences(reading: DataReading) -> None:
     Raises:
         DataError: with what was found, and how columns are named.
     """
+    reading.need_rows()
     reading.need(*_OF_PREFERENCES)
     if is_preference(reading.plan):
         return

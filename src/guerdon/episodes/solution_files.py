@@ -29,7 +29,7 @@ from guerdon.reading.plan import Plan
 from guerdon.reading.reader import DataReading, Record, read
 from guerdon.reading.roles import ROLES, Role
 from guerdon.reading.shown import ReadAs, log_reading
-from guerdon.reading.values import number_of
+from guerdon.reading.values import is_empty, number_of
 
 Format = Literal["seed", "training", "trl", "prm800k", "math_shepherd", "process_bench", "prmbench"]
 
@@ -65,16 +65,45 @@ class WrittenSolutions:
     left_out: Mapping[str, int]
 
 
-def solution_of(record: Record, plan: Plan) -> Solution:
+def solution_of(record: Record, plan: Plan, *, labelled: bool = True) -> Solution:
     """A row as a solution: by its own layout, else by the roles of its columns.
 
+    Args:
+        record: of a reading.
+        plan: of the same.
+        labelled: whether its labels are wanted, where the roles of columns say what they are.
+
     Raises:
+        NoLabelsError: nothing is in a column that it needs; the row is left out and counted.
         DataError: it is none, or its columns could be two things.
     """
+    empty = _empty_columns(record, plan)
+    if plan.layout.roles.get("step_labels") in empty:  # without a label its readers may take every step for right
+        raise formats.NoLabelsError(record.where, "no_value", f"{plan.layout.roles['step_labels']} is null")
+    try:
+        return _solution_in(record, plan, labelled=labelled)
+    except formats.LeftOutError:
+        raise
+    except DataError as error:
+        if not empty:
+            raise
+        raise formats.NoLabelsError(record.where, "no_value", f"{', '.join(empty)} is null") from error
+
+
+def _empty_columns(record: Record, plan: Plan) -> list[str]:
+    """The columns that a solution needs and that a row has with nothing in them; a row of another format has others."""
+    columns = [plan.uses[role].column for role in _NEEDED if role in plan.uses]
+    return [name for name in columns if name in record.row and is_empty(record.row[name])]
+
+
+def _solution_in(record: Record, plan: Plan, *, labelled: bool) -> Solution:
+    """As `solution_of`, of a row in which something is in every column."""
     layout = _layout_of(record)
     if layout is PLAIN and record.roles.get("steps") is not None:
-        plan.need(record.where, *_NEEDED)
-        return formats.from_roles(record.roles, record.where, record.name)
+        wanted = [role for role in _NEEDED if labelled or role != "step_labels"]
+        plan.need(record.where, *wanted)
+        roles = record.roles if labelled else {**record.roles, "step_labels": None}
+        return formats.from_roles(roles, record.where, record.name)
     if layout.name == _SIGNED:
         return formats.from_signed_turns(record.row, record.where, record.name, plan.step_mark)
     read_row = _READERS.get(layout.name)

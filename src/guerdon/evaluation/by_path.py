@@ -50,10 +50,16 @@ def kind_of(data: str, columns: str | Mapping[str, str] | None = None) -> Kind:
     if (Path(data) / "meta" / "info.json").is_file():
         return "episodes"
     with suppress(DataError):  # said of all rows, if it is so
-        kind = _kind_of_rows(read(data, columns=columns, first=FIRST_ROWS))
-        if kind is not None:
-            return kind
-    reading = read(data, columns=columns)
+        return kind_of_rows(read(data, columns=columns, first=FIRST_ROWS))
+    return kind_of_rows(read(data, columns=columns))
+
+
+def kind_of_rows(reading: DataReading) -> Kind:
+    """What rows hold.
+
+    Raises:
+        DataError: nothing that is known.
+    """
     reading.need_rows()
     kind = _kind_of_rows(reading)
     if kind is not None:
@@ -63,7 +69,7 @@ def kind_of(data: str, columns: str | Mapping[str, str] | None = None) -> Kind:
         f"no known layout, found {found[:200]}; known are steps of solutions (docs/labels.md), labels of people, "
         "episodes (a LeRobot folder), and preferences: chosen and rejected, two responses and a winner, or several "
         "with ranks or scores (docs/reading.md). Name other columns: --columns ROLE=NAME,...",
-        where=data,
+        where=reading.data,
     )
 
 

@@ -15,7 +15,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from guerdon.errors import ConfigError
+from guerdon.errors import ConfigError, DataError
+from guerdon.reading.roles import plain_name
 from guerdon.reading.values import FALSE, MISSING, MOST_FIT, TRUE, Sketch, canonical, number_of
 
 Row = Mapping[str, Any]
@@ -161,7 +162,7 @@ def winner_codings(sketch: Sketch, responses: tuple[str, str]) -> list[Coding]:
     if numbers and numbers <= {"true", "false"}:
         return [pair("true", "false"), pair("false", "true")]
     if numbers and numbers <= {"1", "2"}:
-        return [pair("1", "2")]
+        return [pair("1", "2")] if ends == ("1", "2") or numbers != {"2"} else [pair("1", "2"), pair("2", "1")]
     return _scales(sketch, numbers)
 
 
@@ -176,7 +177,10 @@ def _scales(sketch: Sketch, numbers: Collection[str]) -> list[Coding]:
         return []
     if sketch.low < 0:
         return [SIGNED]
-    scales = [scale(sketch.low, sketch.high), scale(sketch.high, sketch.low)]
+    low, high = sketch.low, sketch.high
+    if low == high:  # one number, which says nothing of the ends: those of a usual scale with it in it
+        low, high = float(high > 1), max(high, 2.0 if high > 1 else 1.0)
+    scales = [scale(low, high), scale(high, low)]
     tie = next((tie for tie in ("0", "3") if numbers == {"1", "2", tie}), "")
     return [said(f"1/2/{tie}", "winner"), *scales] if tie else scales
 
@@ -250,13 +254,58 @@ def measured_coding(sketch: Sketch) -> Coding:
     return TRUTH if values and all(TRUTH.read(value, {}) is not None for value in values) else MEASURED
 
 
-def label_codings(sketch: Sketch) -> list[Coding]:
-    """The codings that a column may have which says whether a response is good: none, one, or two opposite ones."""
+def has_one_side(sketch: Sketch) -> bool:
+    """Whether a column has words for true and none for false, or the other way, and they may be of a longer scale.
+
+    Without a second value nothing says whether `good` is the best: true and false are the only words without a third.
+    """
+    found = {value: TRUTH.read(value, {}) for value in sketch.values or ()}
+    known = {value: truth for value, truth in found.items() if truth is not None}
+    return len({*known.values()}) == 1 and not known.keys() & _ALONE
+
+
+_ALONE = {"true", "false", "0", "thumbs_up", "thumbs up", "thumbs_down", "thumbs down"}
+
+
+def one_sided(sketch: Sketch, role: str) -> list[Coding]:
+    """The two codings of a column that `has_one_side`."""
+    word = next(value for value in sketch.values or () if TRUTH.read(value, {}) is not None)
+    other = ("0", "2") if word == "1" else ("other", "other")
+    return [said(f"{word}/{other[0]}", role), said(f"{other[1]}/{word}", role)]
+
+
+def check_words(data: str, role: str, column: str, sketch: Sketch) -> None:
+    """Refuse numbers that are one word, such as good: nothing says whether there is a better one.
+
+    Raises:
+        DataError: with both readings.
+    """
+    if sketch.words <= sketch.numbers or not has_one_side(sketch):
+        return
+    choices = " or ".join(f"--columns {role}={column}:{one.name}" for one in one_sided(sketch, role))
+    raise DataError(
+        f"{column} holds {sketch.shown_values()}, and no second word to compare it with; say what it means, as "
+        f"BEST/WORST: {choices}",
+        where=data,
+        field=column,
+    )
+
+
+def label_codings(sketch: Sketch, name: str = "") -> list[Coding]:
+    """The codings that a column may have which says whether a response is good: none, one, or two opposite ones.
+
+    Args:
+        sketch: of the column.
+        name: of the column; that of one that `is_good` says what a single value means.
+    """
+    named = plain_name(name).startswith("is") or name.strip().casefold() in TRUE
     if fits(TRUTH, sketch):
-        return [TRUTH]
+        return [TRUTH] if named or not has_one_side(sketch) else one_sided(sketch, "label")
     if fits(MINUS, sketch):
         return [MINUS]
     numbers = sorted(value for value in sketch.values or () if value not in MISSING)
+    if numbers == ["2"]:
+        numbers = ["1", "2"]
     if len(numbers) == 2 and sketch.numbers >= MOST_FIT * sketch.filled:
         return [said(f"{numbers[1]}/{numbers[0]}", "label"), said(f"{numbers[0]}/{numbers[1]}", "label")]
     return []

@@ -18,14 +18,16 @@ Each also as `.gz`, `.zst` or `.bz2`, or inside a `.zip`.
 from __future__ import annotations
 
 import bz2
+import csv
 import gzip
 import io
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 from guerdon.errors import DataError, boundary
 from guerdon.files.arrow_bounds import arrow_rows
@@ -50,6 +52,10 @@ from guerdon.files.parquet_bounds import BoundedParquet
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # how text in UTF-16 begins
+_HEAD = 1 << 16  # bytes by which the form of a table is seen
+_DELIMITERS = (",", "\t", ";", "|")
+_SAID_DELIMITER = re.compile(r"sep=(.)", re.IGNORECASE)
 _LINES = (".jsonl", ".ndjson")
 _TABLES = {".csv": ",", ".tsv": "\t"}
 ROWS = (*_LINES, ".json", *_TABLES, ".parquet", ".arrow", ".eval")
@@ -66,7 +72,12 @@ HALF_WRITTEN = "half-written last line"
 """What is wrong with the last line of a file that is still being written."""
 _END = 100  # bytes by which a file is known again
 _PIECE = 1 << 20  # bytes that are unpacked at a time
+_OTHERS = {"HDF5 files of robomimic or Minari": (".hdf5", ".h5"), "records of RLDS": (".tfrecord",)}
 _DEEP = 6  # maps inside each other in which a list of rows is looked for
+
+
+class NoRowsError(DataError):
+    """An object of JSON without a list of rows, such as a configuration."""
 
 
 @dataclass(frozen=True)
@@ -198,6 +209,11 @@ def has_rows(path: Path) -> bool:
     return bool(row_ending(path.name)) or path.suffix.lower() == ARCHIVE
 
 
+def other_format(path: Path) -> str:
+    """What files of robots' episodes are that are known and not read, by the ending of a name; empty: none of these."""
+    return next((name for name, ends in _OTHERS.items() if any(end in path.name for end in ends)), "")
+
+
 def parts_of(path: Path) -> list[Part]:
     """The parts of a file: itself, or the members of a `.zip` that have rows.
 
@@ -206,6 +222,10 @@ def parts_of(path: Path) -> list[Part]:
     """
     if not path.suffix and not path.exists():
         raise DataError("there is no such file or folder; make it first, or check the path", where=path)
+    if other := other_format(path):
+        raise DataError(
+            f"{other} are not read: write them as a LeRobot data set, which guerdon audit reads", where=path
+        )
     if not has_rows(path):
         ends = f"{', '.join(ROWS)}, each also as {', '.join(PACKED)} or in a .zip"
         raise DataError(f"rows are read from {ends}; convert the file to one of these", where=path)
@@ -269,6 +289,8 @@ def _unpacked(raw: BinaryIO, ending: str) -> Iterator[Any]:
 
 def _json_lines(part: Part, kept: bool) -> Iterator[tuple[int, Any]]:
     with part.opened() as file:
+        if cast(io.BufferedReader, file).peek(2)[:2] in _UTF_16:
+            raise DataError("its text is UTF-16; write it in UTF-8", where=part.where)
         for number, line in enumerate(bounded_lines(file), start=1):
             if isinstance(line, Unparsed):
                 yield number, BadRecord(str(line), line.why, where=part.place(number))
@@ -346,9 +368,12 @@ def _row_of(line: bytes, part: Part, number: int) -> Any:
 def _table(part: Part, kept: bool) -> Iterator[tuple[int, Any]]:
     """Rows of a table whose first line names the columns; a cell is the text that it is, and an empty one None."""
     kind = part.ending[1:].upper()
-    with boundary(DataError, f"{part.where}: cannot be read as {kind} in UTF-8"), part.opened() as stream:
-        file = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
-        rows = table_rows(file, _TABLES[part.ending])
+    with boundary(DataError, f"{part.where}: cannot be read as {kind}"), part.opened() as stream:
+        form = _form_of(stream, part)
+        file = io.TextIOWrapper(stream, encoding=form.encoding, newline="")
+        rows = _decoded_rows(table_rows(file, form.delimiter), part.where, form.encoding)
+        if form.says_delimiter:
+            next(rows)
         names = _names(next(rows, []), part.where)
         for number, cells in enumerate(rows):
             where = f"{part.where}: row {number}"
@@ -359,6 +384,52 @@ def _table(part: Part, kept: bool) -> Iterator[tuple[int, Any]]:
                 yield number, BadRecord(more, "more cells than columns", where=where)
             elif any(cells):
                 yield number, {name: cell or None for name, cell in zip(names, cells, strict=False)}
+
+
+class TableForm(NamedTuple):
+    """How a table of text is written.
+
+    Attributes:
+        encoding: of its text.
+        delimiter: between cells.
+        says_delimiter: whether the line in front of the names says it, as spreadsheets write it: `sep=;`.
+    """
+
+    encoding: str
+    delimiter: str
+    says_delimiter: bool = False
+
+
+def table_form(part: Part) -> TableForm:
+    """How a table of text is written, by its first line."""
+    with part.opened() as stream:
+        return _form_of(stream, part)
+
+
+def _form_of(stream: BinaryIO, part: Part) -> TableForm:
+    """As `table_form`; the delimiter is that of the ending, if there are several names between such."""
+    head = cast(io.BufferedReader, stream).peek(_HEAD)[:_HEAD]
+    encoding = "utf-16" if head[:2] in _UTF_16 else "utf-8-sig"
+    line = head.decode(encoding, "replace").partition("\n")[0].rstrip("\r")
+    said = _SAID_DELIMITER.fullmatch(line)
+    if said is not None:
+        return TableForm(encoding, said[1], says_delimiter=True)
+    usual = _TABLES[part.ending]
+    counts = {sign: len(next(csv.reader([line], delimiter=sign), [])) for sign in (usual, *_DELIMITERS)}
+    return TableForm(encoding, usual if counts[usual] > 1 else max(counts, key=lambda sign: counts[sign]))
+
+
+def _decoded_rows(rows: Iterator[Any], where: str, encoding: str) -> Iterator[Any]:
+    """The rows of a table.
+
+    Raises:
+        DataError: its bytes are no text of the encoding.
+    """
+    try:
+        yield from rows
+    except UnicodeDecodeError as error:
+        usual = encoding.removesuffix("-sig").upper()
+        raise DataError(f"its bytes are no {usual} ({error.reason}); write it in UTF-8", where=where) from error
 
 
 def _names(names: list[str] | Unparsed, where: str) -> list[str]:
@@ -409,21 +480,76 @@ def rows_inside(found: Any, where: str) -> Sequence[Any]:
         )
     if isinstance(found.get("columns"), list) and isinstance(found.get("data"), list):
         return [dict(zip(map(str, found["columns"]), row, strict=False)) for row in found["data"]]
+    if is_frame(found):
+        by_column = _is_numbered(next(iter(found.values())))
+        if not by_column:
+            return list(found.values())
+        return [{name: cells[key] for name, cells in found.items()} for key in next(iter(found.values()))]
     place = list_inside(found, where)
     rows: Any = found
     for key in place:
         rows = rows[key]
+    if is_of_viewer(rows):
+        return [one["row"] for one in rows]
     if place == ("responses",) and "step" in found:  # responses that guerdon shows
         return [{**row, "step": found["step"]} for row in rows]
     return list(rows)
+
+
+def is_frame(found: Mapping[str, Any]) -> bool:
+    """Whether an object of JSON is a table as pandas writes it: columns of numbered cells, or numbered rows."""
+    maps = list(found.values())
+    if not maps or not all(isinstance(one, Mapping) and one for one in maps):
+        return False
+    alike = all(one.keys() == maps[0].keys() for one in maps)
+    return alike and _is_numbered(found) != _is_numbered(maps[0])
+
+
+def _is_numbered(found: Mapping[str, Any]) -> bool:
+    """Whether the keys of a map are whole numbers."""
+    return all(str(key).isdecimal() for key in found)
+
+
+def is_of_viewer(rows: Any) -> bool:
+    """Whether rows are those of the hub's viewer, each of which holds its row below `row`."""
+    if not isinstance(rows, list) or not rows:
+        return False
+    return all("row_idx" in one and isinstance(one.get("row"), dict) for one in rows)
+
+
+def with_rows(found: dict[str, Any], rows: Sequence[Mapping[str, Any]], where: str) -> dict[str, Any]:
+    """An object of JSON with other rows in the place of its own, as `rows_inside` finds them.
+
+    Raises:
+        DataError: as `rows_inside`.
+    """
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    if isinstance(found.get("columns"), list) and isinstance(found.get("data"), list):
+        return {**found, "columns": names, "data": [[row.get(name) for name in names] for row in rows]}
+    if is_frame(found):
+        keys = next(iter(found.values()))
+        if _is_numbered(keys):
+            return {name: {key: row.get(name) for key, row in zip(keys, rows, strict=True)} for name in names}
+        return dict(zip(found, rows, strict=True))
+    *outer, last = list_inside(found, where)
+    holder = found
+    for key in outer:
+        holder = holder[key]
+    own = holder[last]
+    new = [{**one, "row": row} for one, row in zip(own, rows, strict=True)] if is_of_viewer(own) else list(rows)
+    holder[last] = new
+    return found
 
 
 def list_inside(found: Mapping[str, Any], where: str) -> tuple[str, ...]:
     """The keys that lead to the list of rows of an object of JSON.
 
     Raises:
-        DataError: there is no list of maps, or several of which none is known.
+        NoRowsError: there is no list of maps.
+        DataError: there are several, of which none is known.
     """
+    if _is_list(found, ("schema", "fields")) and _is_list(found, ("data",)):  # a table of pandas
+        return ("data",)
     known = next((keys for keys in _KNOWN_LISTS if _is_list(found, keys)), None)
     if known is not None:
         return known
@@ -431,7 +557,9 @@ def list_inside(found: Mapping[str, Any], where: str) -> tuple[str, ...]:
     if len(lists) == 1:
         return next(iter(lists))
     if not lists:
-        raise DataError(f"a JSON object without a list of rows, found {', '.join(map(str, found))[:200]}", where=where)
+        raise NoRowsError(
+            f"a JSON object without a list of rows, found {', '.join(map(str, found))[:200]}", where=where
+        )
     several = "; ".join(f"{'.'.join(keys)} ({len(rows)} rows)" for keys, rows in lists.items())
     raise DataError(f"a JSON object with several lists of rows: {several[:300]}; write one of them alone", where=where)
 

@@ -19,7 +19,17 @@ from guerdon.errors import DataError, boundary, needs
 from guerdon.files.bounds import read_json
 from guerdon.network.hub import check_data_set
 from guerdon.processes.progress import log_once
-from guerdon.reading.containers import ARCHIVE, SAVED, Part, has_rows, is_hidden, parts_of, row_ending
+from guerdon.reading.containers import (
+    ARCHIVE,
+    SAVED,
+    NoRowsError,
+    Part,
+    has_rows,
+    is_hidden,
+    other_format,
+    parts_of,
+    row_ending,
+)
 
 SPLITS = {  # word in the name of a file or folder, or in a column `split`: the split that it means
     "train": "train", "training": "train",
@@ -205,8 +215,24 @@ def _folder_parts(folder: Path) -> list[DataPart]:
     """
     files = [path for path in sorted(folder.rglob("*")) if _belongs(path, folder)]
     if not files:
+        for file in filter(other_format, folder.rglob("*")):
+            parts_of(file)
         raise DataError(f"there is no file with rows in it ({', '.join(SAVED)}, also packed)", where=folder)
-    return [_placed(part, file.relative_to(folder).parts[:-1]) for file in files for part in parts_of(file)]
+    found = [(file, part) for file in files for part in parts_of(file)]
+    without = [one for one in found if len(found) > 1 and not _holds_rows(one[1])]
+    if without and len(without) < len(found):
+        log_once(f"{folder}: without a list of rows, and not read: {', '.join(part.name for _, part in without)[:200]}")
+        found = [one for one in found if one not in without]
+    return [_placed(part, file.relative_to(folder).parts[:-1]) for file, part in found]
+
+
+def _holds_rows(part: Part) -> bool:
+    """Whether a file is none of JSON that holds an object alone, such as a configuration."""
+    try:
+        next(iter(part.rows() if part.ending == ".json" else ()), None)
+    except NoRowsError:
+        return False
+    return True
 
 
 def _belongs(path: Path, folder: Path) -> bool:

@@ -36,6 +36,7 @@ class RowLayout(NamedTuple):
         rescored: a record with new rewards of its rows; None: they are a column of the record.
         refused: why it is not read.
         maps: columns of lists or maps that are called like texts; as texts of these they are decoded.
+        more: further columns that are read, and have no role.
     """
 
     name: str
@@ -50,8 +51,14 @@ class RowLayout(NamedTuple):
     rescored: Callable[[Row, Sequence[float | None]], Row] | None = None
     refused: str = ""
     maps: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()
 
 
+OF_SOLUTIONS = (
+    "id", "step_labels", "step_rewards", "is_correct", "ground_truth_answer", "answer", "separator", "meta",
+    "conversation", "tools", "unclosed", "step_ends", "rest", "label_mask", "solution",
+)  # fmt: skip
+"""Columns that a solution in steps may have, in any layout."""
 PLAIN = RowLayout("plain columns", "log", ())
 """Of rows that no layout of the table has: their columns are found by their names."""
 
@@ -159,8 +166,9 @@ LAYOUTS: tuple[RowLayout, ...] = (
               {"winner": "better_response_id:0/1"}),
     RowLayout("Chatbot Arena", "pairs", ("conversation_a", "conversation_b", "winner"),
               {"first": "conversation_a", "second": "conversation_b"}),
-    RowLayout("PPE", "pairs", ("response_1", "response_2", "winner", "conv_metadata")),
-    RowLayout("PPE, best of K", "pairs", ("response_1", "response_2", "scores"), unwrap=nested.numbered),
+    RowLayout("PPE", "pairs", ("response_1", "response_2", "winner", "conv_metadata"), more=("language",)),
+    RowLayout("PPE, best of K", "pairs", ("response_1", "response_2", "scores"), unwrap=nested.numbered,
+              more=("language",)),
     RowLayout("LMSYS on Kaggle", "pairs",
               ("prompt", "response_a", "response_b", "winner_model_a", "winner_model_b", "winner_tie"),
               unwrap=nested.lmsys),
@@ -198,20 +206,24 @@ LAYOUTS: tuple[RowLayout, ...] = (
     RowLayout("CJE", "log", ("judge_score", "oracle_label"), {"reward": "judge_score", "truth": "oracle_label"}),
     # steps
     RowLayout("training rows of guerdon", "steps", ("input_text", "target_text"),
-              {"steps": "input_text", "step_labels": "target_text"}),
+              {"steps": "input_text", "step_labels": "target_text"},
+              more=("reward_value",)),
     RowLayout("TRL, steps", "steps", ("prompt", "completions", "labels"),
               {"steps": "completions", "step_labels": "labels"}, shows=nested.has_step_labels),
     RowLayout("PRMBench", "steps", ("modified_process", "error_steps"),
-              {"prompt": "modified_question", "steps": "modified_process", "step_labels": "error_steps"}),
+              {"prompt": "modified_question", "steps": "modified_process", "step_labels": "error_steps"},
+              more=("classification", "reason", "modified_steps", "idx")),
     RowLayout("Math-Shepherd", "steps", ("input", "label"), {"steps": "input", "step_labels": "label"},
-              shows=nested.has_step_marks),
+              shows=nested.has_step_marks, more=("task", "question_end")),
     RowLayout("ProcessBench", "steps", ("problem", "steps", "label"),
-              {"prompt": "problem", "steps": "steps", "step_labels": "label", "truth": "final_answer_correct"}),
+              {"prompt": "problem", "steps": "steps", "step_labels": "label", "truth": "final_answer_correct"},
+              more=("generator",)),
     RowLayout("PRM800K", "steps", ("question.problem", "label.steps"),
-              {"prompt": "question.problem", "steps": "label.steps", "reference": "question.ground_truth_answer"}),
+              {"prompt": "question.problem", "steps": "label.steps", "reference": "question.ground_truth_answer"},
+              more=("labeler", "timestamp", "generation")),
     RowLayout("solutions of guerdon", "steps", ("question", "steps"),
               {"prompt": "question", "steps": "steps", "reference": "ground_truth_answer", "truth": "is_correct"},
-              shows=nested.has_steps),
+              shows=nested.has_own_steps),
     RowLayout("RLHFlow, steps", "steps", ("conversations",), {"steps": "conversations"}, shows=nested.has_signed_turns),
     RowLayout("RLHFlow, steps", "steps", ("messages",), {"steps": "messages"}, shows=nested.has_signed_turns),
     # prompts

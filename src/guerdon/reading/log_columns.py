@@ -11,17 +11,16 @@ columns.uses["reward"].column, columns.form             # "rewards", "map"
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from guerdon.reading.cells import decoded_columns, text_kinds
-from guerdon.reading.codings import NUMBER, TRUTH
+from guerdon.reading.codings import NUMBER, TRUTH, check_words
 from guerdon.reading.columns import Columns
 from guerdon.reading.layouts import Row, RowLayout
 from guerdon.reading.plan import Use, plan_of, read_as
-from guerdon.reading.roles import ASKED, ROLES, Role, named, roles_of
+from guerdon.reading.roles import ASKED, ROLES, Role, is_spread, may_be_reward, named, roles_of
 from guerdon.reading.values import Sketch, is_empty, nested
 
 TEXTS: tuple[Role, ...] = (*ASKED, "response")
@@ -38,9 +37,6 @@ _NEEDED: tuple[Role, ...] = (*TEXTS, "reference", "truth")  # that may not be tw
 _TOTALS = (*ROLES["reward"], "total")  # keys of a map of rewards that are the reward
 _MOST_ITEMS = 16  # of a list of rewards that have a name
 _MOST_NAMES = 900  # columns that are looked at
-_REWARD = re.compile(r"reward|score|judge|rating|grade|return", re.IGNORECASE)
-_SPREAD = re.compile(r"(^|[/_.\s-])(std|stddev|var|min|max)$", re.IGNORECASE)  # of a reward, over a step
-_COUNT = re.compile(r"^(num_|n_|__)|turns|index|time|seed|_id$", re.IGNORECASE)  # numbers that are no rewards
 Form = Literal["", "number", "map", "list"]
 
 
@@ -115,9 +111,8 @@ class LogColumns:
     def further(self, names: tuple[str, ...], parts: Row | None) -> list[str]:
         """Which columns of a row with these names are further rewards; with a map `parts` they are in it."""
         taken = {use.column for role, use in self.uses.items() if not self._is_also_reward(role, use)}
-        kept = [n for n in names if n not in taken and not _SPREAD.search(n)] if parts is None else list(parts)
-        wide = parts is not None or self.parts != "named"
-        return [n for n in kept if _REWARD.search(n) or (wide and not _COUNT.search(n))]
+        kept = [n for n in names if n not in taken and not is_spread(n)] if parts is None else list(parts)
+        return [n for n in kept if may_be_reward(n, wide=parts is not None or self.parts != "named")]
 
     def _is_also_reward(self, role: Role, use: Use) -> bool:
         """Whether the truth is a reward, too: in sums, where a user says so, or where it may be one."""
@@ -131,7 +126,7 @@ class LogColumns:
     @staticmethod
     def may_be_text(column: str) -> bool:
         """Whether a further reward may be a number written as text, as verl writes numpy's."""
-        return _REWARD.search(column) is not None
+        return may_be_reward(column, wide=False)
 
 
 class Look:
@@ -144,10 +139,16 @@ class Look:
         said: what the user said.
         layout: of the rows.
         texts: columns whose texts were read as the lists and maps that they are.
+
+    Attributes:
+        records: columns of the first records, where these are nested.
+        seen: of these, the ones that are looked at where rows are made of them.
     """
 
     def __init__(self, said: Columns, layout: RowLayout, texts: frozenset[str] = frozenset()) -> None:
         self.said, self.layout, self.texts = said, layout, texts
+        self.records: Mapping[str, Sketch] = {}
+        self.seen: frozenset[str] = frozenset()
         self.sketches: dict[str, Sketch] = {}
         self._open: dict[str, Sketch] = {}
         self._roles: dict[str, str] = {}  # `coded`, `chat`, `text` or nothing, by column
@@ -218,6 +219,9 @@ class Look:
         plan = plan_of(data, sketches, self.layout, all_rows, self.said, log=True)
         if all_seen:
             plan.need(data, *(_NEEDED if self.layout.parts != "sum" else TEXTS))
+            use = plan.uses.get("reward")
+            if use is not None and use.coding is None and use.column in sketches:
+                check_words(data, "reward", use.column, sketches[use.column])
         uses = {role: use for role, use in plan.uses.items() if role in _USED and use.column in sketches}
         uses |= self._empty_flags(uses)
         uses, maybe_reward = self._of_sums(uses)
@@ -250,7 +254,7 @@ class Look:
         """Columns of maps with numbers in them that are called like rewards: parts of the reward beside them."""
         taken = {use.column.partition(".")[0] for use in uses.values()}
         maps = [name for name, sketch in self.sketches.items() if sketch.kind == "map" and name not in taken]
-        return tuple(name for name in maps if _REWARD.search(name) and not self._is_key(name))
+        return tuple(name for name in maps if may_be_reward(name, wide=False) and not self._is_key(name))
 
     def _empty_flags(self, uses: Mapping[Role, Use]) -> dict[Role, Use]:
         """Columns of flags in which nothing is: they say of every row that it did not fail, or was not cut off."""
@@ -295,7 +299,9 @@ class Look:
         unused = [name for name in self.sketches if name not in used and not self._is_key(name)]
         rest = [{**one, "role": "further reward"} for one in read_as(others, (), self.sketches)]
         of_roles = read_as(own, (), self.sketches, instead=columns.instead)
-        return (*of_roles, *rest, *read_as((), unused, self.sketches))
+        unused += [name for name in self.records if name not in self.sketches]
+        unread = [name for name in unused if name not in self.seen]
+        return (*of_roles, *rest, *read_as((), unread, {**self.records, **self.sketches}))
 
     def _is_key(self, name: str) -> bool:
         """Whether a name is that of a key of a map in a column."""

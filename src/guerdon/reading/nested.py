@@ -242,7 +242,7 @@ def shown(record: Row) -> list[Row]:
 def episode(record: Row) -> list[Row]:
     """An episode of a run of guerdon; where success is unknown, the gold reward is the truth."""
     truth = record.get("success") if record.get("success") is not None else record.get("return/gold")
-    returns = {k.removeprefix("return/"): v for k, v in record.items() if k.startswith("return/")}
+    returns = {key.removeprefix("return/"): record[key] for key in record if key.startswith("return/")}
     own = {"step": record.get("step"), "length": record.get("length"), "truth": truth}
     return [{**own, "reward": returns.pop("combined"), "parts": returns}]
 
@@ -341,7 +341,7 @@ def langsmith(record: Row) -> list[Row]:
 def phoenix(record: Row) -> list[Row]:
     """A span of Phoenix; the score of its first evaluation is the reward."""
     asked, said = (record[f"attributes.{side}.value"] for side in ("input", "output"))
-    evaluated = {key: value for key, value in record.items() if key.startswith("eval.") and key.endswith(".score")}
+    evaluated = {key: record[key] for key in record if key.startswith("eval.") and key.endswith(".score")}
     parts = {key.removeprefix("eval.").removesuffix(".score"): value for key, value in evaluated.items()}
     named = {"reward": record["reward"]} if "reward" in record else {}  # as the user said
     return [{**_asked_and_answered(asked, said), **_first({**named, **parts})}]
@@ -517,9 +517,12 @@ STEP_MARK = "ки"
 """What ends a step of Math-Shepherd, after a space."""
 
 
-def has_steps(record: Row) -> bool:
-    """Whether the steps of a row are a list, and not their number."""
-    return isinstance(record.get("steps"), list | tuple)
+def has_own_steps(record: Row) -> bool:
+    """Whether a row is a solution as guerdon writes it: a list of steps, and labels that are numbers or none."""
+    steps, labels = record.get("steps"), record.get("step_labels")
+    listed = labels if isinstance(labels, list | tuple) else ()
+    numbers = all(one is None or isinstance(one, int | float) for one in listed)
+    return isinstance(steps, list | tuple) and numbers and "labels" not in record
 
 
 def has_step_labels(record: Row) -> bool:

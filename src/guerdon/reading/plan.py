@@ -22,25 +22,35 @@ from guerdon.reading.codings import (
     TRUE_TIE,
     Coding,
     by_columns,
+    has_one_side,
     label_codings,
     measured_coding,
     named_by_row,
     of_two_words,
+    one_sided,
     said,
     winner_codings,
 )
 from guerdon.reading.columns import NOTHING, Columns
-from guerdon.reading.layouts import Row, RowLayout
+from guerdon.reading.layouts import OF_SOLUTIONS, Row, RowLayout
 from guerdon.reading.nested import has_signed_turns, mark_of_steps
+from guerdon.reading.option_columns import columns_of_choices
 from guerdon.reading.roles import (
     ALL_ROLES,
     ASKED,
+    BESIDE_TESTS,
     MODELS,
     NUMBER_KEYS,
+    OF_PROMPTS,
     OUTCOMES,
+    ROLES,
     SCORES,
+    SOLUTIONS_OF_TESTS,
+    UNREAD,
     Role,
     beside,
+    is_spread,
+    may_be_reward,
     named,
     plain_name,
 )
@@ -74,7 +84,8 @@ class Plan:
         uses: by role.
         ratings: further columns of ratings by name.
         unclear: roles that could be two things, each with both in words.
-        unused: columns without a role.
+        unused: columns that nothing reads.
+        beside: further columns of options, of their answers and of tests, which are read with the first.
         listed: whether each of several responses has its rank or score in itself.
         with_prompt: whether every better and worse text begins with the prompt, which is then cut off.
         instead: further columns of a role, of which the first filled one counts where its own column is empty.
@@ -86,6 +97,7 @@ class Plan:
     ratings: tuple[str, ...] = ()
     unclear: Mapping[Role, str] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
+    beside: tuple[Use, ...] = ()
     listed: bool = False
     with_prompt: bool = False
     instead: Mapping[Role, tuple[str, ...]] = field(default_factory=dict)
@@ -277,14 +289,45 @@ class _Planner:
         if self.columns.function is None:
             self._take_named()
         ratings = tuple(self.ratings) or tuple(filter(self._has_numbers, named("rating", self._free())))
-        columns = [use.column for use in self.uses.values()]
+        further = self._beside_first()
+        columns = [use.column for use in (*self.uses.values(), *further)]
         taken = {*columns, *(column.partition(".")[0] for column in columns), *chain(*self.instead.values())}
-        unused = tuple(n for n in self.sketches if n not in taken and n not in ratings and not self._is_inner(n))
+        taken |= {*ratings, *self._without_role()}
+        unused = tuple(name for name in self.sketches if name not in taken and not self._is_inner(name))
         several = self.uses.get("responses")
         listed = several is not None and bool(self.sketches[several.column].item_keys & {*NUMBER_KEYS})
         begins = self._begins_with_prompt()
         mark = mark_of_steps(self.all_rows) if self.layout.shows is has_signed_turns else ""
-        return Plan(self.layout, self.uses, ratings, self.unclear, unused, listed, begins, self.instead, mark)
+        return Plan(self.layout, self.uses, ratings, self.unclear, unused, further, listed, begins, self.instead, mark)
+
+    def _beside_first(self) -> tuple[Use, ...]:
+        """The further columns of options, of their answers, and of tests."""
+        if self.log or not self._may_be_prompts():
+            return ()
+        taken = {use.column for use in self.uses.values()}
+        there = [name for name, sketch in self.sketches.items() if sketch.filled and "." not in name]
+        options, answers = columns_of_choices(there)
+        tests = [name for name in there if name in ROLES["tests"]]
+        with_tests = [name for name in there if name in (*BESIDE_TESTS, *SOLUTIONS_OF_TESTS)] if tests else []
+        found: tuple[tuple[Role, list[str]], ...] = (
+            ("options", options), ("reference", answers), ("tests", [*tests, *with_tests])
+        )  # fmt: skip
+        return tuple(Use(role, name, None, "name") for role, names in found for name in names if name not in taken)
+
+    def _may_be_prompts(self) -> bool:
+        """Whether rows are questions, and not what was answered."""
+        return any(role in self.uses for role in ASKED) and not any(role in self.uses for role in _ANSWERED)
+
+    def _without_role(self) -> tuple[str, ...]:
+        """Columns that are read, although they have no role."""
+        of_steps = OF_SOLUTIONS if self.layout.kind == "steps" or self._has_steps() else ()
+        columns = [use.column for use in self.uses.values() if use.coding is not None and use.coding.of_row]
+        named_in = [name for pair in beside(self.sketches, (*OUTCOMES, *MODELS)) for name in pair] if columns else []
+        wide = self.layout.parts != "named"
+        logged = "reward" in self.uses or wide
+        parts = [name for name in self.sketches if logged and self._has_numbers(name) and not is_spread(name)]
+        rewards = [name for name in parts if may_be_reward(name, wide=wide)]
+        return ("parts", *self.layout.more, *OF_PROMPTS, *of_steps, *named_in, *rewards)
 
     def _begins_with_prompt(self) -> bool:
         """Whether every better and worse text begins with the prompt."""
@@ -306,6 +349,10 @@ class _Planner:
                     where=self.data,
                     field=said_column.column,
                 )
+            if role in UNREAD:
+                raise DataError(
+                    f"--columns {role}={said_column.column}: no command reads a {role}; remove it", where=self.data
+                )
             self._use(role, said_column.column, said_column.coding, "given")
         nested_rows = self.layout.unwrap is not None or self.layout.whole is not None  # whose columns are others
         for name, column in self.columns.renamed.items():
@@ -313,7 +360,7 @@ class _Planner:
                 near = did_you_mean(column, self.sketches)
                 raise DataError(f"columns: {name}={column}: no such column{near}", where=self.data, field=column)
         for role, stored in self.stored.uses.items():
-            if role not in self.uses and stored.column in self.sketches:
+            if role not in self.uses and role not in UNREAD and stored.column in self.sketches:
                 self._use(role, stored.column, stored.coding, "model")
 
     def _take_layout(self) -> None:
@@ -322,20 +369,22 @@ class _Planner:
             if role not in self.uses and not name:
                 self.ignored += named(role, self.sketches)
             elif role not in self.uses and name in self.sketches:
-                self._use(role, name, self._coding_of_layout(role, name, coding), "layout")
+                self._use(role, name, said(coding, role) if coding else _USUAL.get(role), "layout")
+                if role == "label" and coding == NUMBER.name:
+                    self._code_measured(self.sketches[name])
 
-    def _coding_of_layout(self, role: Role, column: str, coding: str) -> Coding | None:
-        """The coding that a layout names; its labels that may be any number are good or bad where all are 0 and 1."""
-        if role == "label" and coding == NUMBER.name:
-            return measured_coding(self.sketches[column])
-        return said(coding, role) if coding else _USUAL.get(role)
+    def _code_measured(self, sketch: Sketch) -> None:
+        """The coding of labels that may be any number: good or bad where all are 0 and 1, or words for these."""
+        lone = sketch.words > sketch.numbers and has_one_side(sketch)
+        self._decide("label", one_sided(sketch, "label") if lone else [measured_coding(sketch)])
 
     def _take_roles(self) -> None:
         """Rows that a function made: their keys are roles."""
         taken = {use.column for use in self.uses.values()}
         for name in self.sketches:
             role = ALL_ROLES.get(name)
-            if role is None or role in self.uses or name in taken or (self.log and role in _JUDGED):
+            unread = role in UNREAD or (self.log and role in _JUDGED)
+            if role is None or role in self.uses or name in taken or unread:
                 continue
             self._use(role, name, SIGNED if role == "winner" else None, "layout")
         self._code("winner", "label")
@@ -363,7 +412,8 @@ class _Planner:
         self._take_ratings()
         for role in _FURTHER:
             self._take_further(role)
-        for name in named("id", self.sketches)[:1]:  # it may also be the column of groups
+        names = ["id"] if not self.log and self._may_be_prompts() else named("id", self.sketches)
+        for name in [name for name in names if name in self.sketches][:1]:  # it may also be the column of groups
             if "id" not in self.uses and self.sketches[name].filled:
                 self._use("id", name, None, "name")
 
@@ -381,6 +431,8 @@ class _Planner:
     def _take_further(self, role: Role) -> None:
         """A role that no other one depends on."""
         columns = named(role, self._free())
+        if role == "group" and not self.log and not any(one in self.uses for one in _GROUPED) and not self.ratings:
+            return
         if role == "reference":
             own = [name for name in columns if plain_name(name) not in _WEAK_ANSWERS]
             columns = own or columns
@@ -517,8 +569,9 @@ class _Planner:
         self.all_rows(look)
         if not sketch.filled:
             return
-        is_share = sketch.numbers == sketch.filled and sketch.low >= 0 and sketch.high <= 1
-        self._decide("step_labels", [NUMBER] if is_share else label_codings(sketch))
+        below_1 = sketch.low < 1 or column in OF_SOLUTIONS  # guerdon's own are shares, also where all are 1
+        is_share = sketch.numbers == sketch.filled and sketch.low >= 0 and sketch.high <= 1 and below_1
+        self._decide("step_labels", [NUMBER] if is_share else label_codings(sketch), sketch)
 
     def _take_chosen(self) -> bool:
         """A better and a worse response, by name."""
@@ -598,15 +651,21 @@ class _Planner:
                 found = self._winner_codings(use.column, *(pair if len(pair) == 2 else ("first", "second")))
                 self._decide(role, found or of_two_words(sketch))
             else:
-                self._decide(role, label_codings(sketch))
+                self._decide(role, label_codings(sketch, use.column))
 
-    def _decide(self, role: Role, codings: Sequence[Coding]) -> None:
-        """The one coding of a column; of none or two its role is unclear."""
+    def _decide(self, role: Role, codings: Sequence[Coding], sketch: Sketch | None = None) -> None:
+        """The one coding of a column; of none or two its role is unclear.
+
+        Args:
+            role: of the column.
+            codings: that it may have.
+            sketch: of its values, where these are lists.
+        """
         use = self.uses[role]
         if len(codings) == 1:
             self.uses[role] = use._replace(coding=codings[0])
             return
-        values = self.sketches[use.column].shown_values()
+        values = (sketch or self.sketches[use.column]).shown_values()
         if codings:
             choices = " or ".join(f"--columns {role}={use.column}:{one.name}" for one in codings)
             meaning = " or ".join(_meaning(role, one) for one in codings)
@@ -642,7 +701,8 @@ class _Planner:
         if "label" in self.uses:
             self._code("label")
         elif not named("reward", self._free()):
-            coded = {n: codings for n in named("label", self._free()) if (codings := label_codings(self.sketches[n]))}
+            named_so = named("label", self._free())
+            coded = {n: codings for n in named_so if (codings := label_codings(self.sketches[n], n))}
             if self._take_one("label", list(coded)):
                 self._decide("label", coded[self.uses["label"].column])
 
@@ -669,6 +729,8 @@ class _Planner:
         return "prompt" in self.uses and self.all_rows(same) and (not self.log or rows > len(answers))
 
 
+_ANSWERED: tuple[Role, ...] = ("response", "responses", "chosen", "first", "steps")
+_GROUPED: tuple[Role, ...] = ("label", "rating", "reward", "token_rewards")  # of what rows are resampled by their group
 _TEXT_KEYS = ("full_text", "raw", "text", "content", "problem", "question")  # of a question that is a map
 _OF_STEPS = ("answer", "label")  # columns that say something of the steps beside them, and not what is true
 _USUAL: Mapping[Role, Coding] = {"first_score": NUMBER, "second_score": NUMBER}
@@ -691,7 +753,7 @@ _ONE_ALONE: tuple[Role, ...] = (
 _FURTHER: tuple[Role, ...] = (
     "system", "tools", "images", "videos", "audio", "turn", "margin", "steps", "step_labels", "reward", "truth",
     "reference", "tests", "rubric", "solution", "options", "token_rewards", "advantage", "step", "group", "tokens",
-    "length", "truncated", "failed", "split", "subset", "model", "person", "weight",
+    "length", "truncated", "failed", "split", "subset",
 )  # fmt: skip
 _EXAMPLES = {"winner": "A/B/tie", "label": "yes/no", "rating": "1..5"}
 

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from copy import copy
+from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -26,7 +29,12 @@ from guerdon.reading.values import MISSING, Sketch, canonical, is_empty
 
 USUAL_NAMES = frozenset(name for layout in LAYOUTS for name in names_of(layout)) | PAIRS_OF_NAMES
 _LOOKED_AT = 100  # rows from whose columns a first layout is taken
+_TRIED = 5  # records by which it is seen which columns unwrapping them reads
 _LOOKS = 3  # at all rows, until all of them say which of their texts are lists and maps
+
+
+class NoValueError(DataError):
+    """A row that lacks what is needed of it, and is left out."""
 
 
 class Record(NamedTuple):
@@ -101,7 +109,13 @@ class DataReading:
             texts, self._texts = self._texts, self._texts_by_all(said)
             if texts == self._texts:
                 break
-        self.plan = plan_of(data, self.sketches, self._layout, self.all_rows, self.columns, stored)
+        plan = plan_of(data, self.sketches, self._layout, self.all_rows, self.columns, stored)
+        seen = looked_at(first, self._layout, self.columns, self._texts)
+        nested_rows = self._layout.unwrap is not None or self._layout.whole is not None
+        self._of_records = sketches_of(first) if nested_rows else {}
+        top = dict.fromkeys(name for record in first for name in record) if nested_rows else ()
+        unread = [name for name in top if name not in self.sketches]
+        self.plan = replace(plan, unused=tuple(name for name in (*plan.unused, *unread) if name not in seen))
 
     def _later_layout(self) -> RowLayout:
         """The layout of all columns, whose first cells may be null; one that unwraps rows shows in its first ones."""
@@ -176,6 +190,12 @@ class DataReading:
             bad[f"a row that is not like {layout.name}"] += 1
             return []
 
+    def first(self, most: int) -> DataReading:
+        """The same of about so many of its first rows, of which all rows say what the columns are for."""
+        found = copy(self)
+        found.parts = [part.first(max(most // len(self.parts), 1)) for part in self.parts]
+        return found
+
     def records_in(self, row: Row, where: str, name: str) -> list[Record]:
         """What stands in one row of the data: itself, or those that it unwraps to; none where a function gives None.
 
@@ -185,10 +205,13 @@ class DataReading:
             name: of its records.
 
         Raises:
+            NoValueError: nothing is in a column that its layout needs.
             DataError: it is not like the layout of the data.
         """
         layout = self.plan.layout
-        with boundary(DataError, f"{where}: not like {layout.name}"):
+        null = [key for key in layout.keys if row.get(key.partition(".")[0]) is None]
+        said = f"{', '.join(null)} is null" if null else f"not like {layout.name}"
+        with boundary(NoValueError if null else DataError, f"{where}: {said}"):
             rows = rows_in(row, layout, self.columns, self._texts)
         found = ((one, *self._roles(one)) for one in rows)
         return [Record(where, one, roles, name, left_out=left_out) for one, roles, left_out in found]
@@ -253,9 +276,9 @@ class DataReading:
         """As the function `read_as`."""
         ratings = [Use("rating", name, None, "name") for name in self.plan.ratings]
         return read_as(
-            [*self.plan.uses.values(), *ratings],
+            [*self.plan.uses.values(), *ratings, *self.plan.beside],
             self.plan.unused,
-            self.sketches,
+            {**self._of_records, **self.sketches},
             renamed=self.columns.renamed,
             instead=self.plan.instead,
         )
@@ -341,6 +364,42 @@ def rows_in(record: Row, layout: RowLayout, columns: Columns, texts: Collection[
     if texts:
         rows = [decoded(one, texts) for one in rows]
     return rows if layout.unwrap is None else [row for one in rows for row in layout.unwrap(one)]
+
+
+class _Watched(dict[str, Any]):
+    """A record that keeps which of its columns were looked at."""
+
+    def __init__(self, record: Row, seen: set[str]) -> None:
+        super().__init__(record)
+        self.seen = seen
+
+    def __getitem__(self, name: str) -> Any:
+        self.seen.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The cell of a column."""
+        self.seen.add(name)
+        return super().get(name, default)
+
+
+def looked_at(records: Iterable[Row], layout: RowLayout, columns: Columns, texts: Collection[str]) -> set[str]:
+    """Columns of nested records that are looked at where their rows are made; none where records are rows.
+
+    Args:
+        records: the first ones.
+        layout: of them.
+        columns: said by the user.
+        texts: columns whose texts are read as the lists and maps that they are.
+    """
+    seen = set[str]()
+    rows = [_Watched(decoded(one, texts), seen) for one in with_names(islice(records, _TRIED), columns)]
+    with suppress(TypeError, AttributeError, LookupError, ValueError):
+        if layout.whole is not None:
+            list(layout.whole(rows))
+        if layout.unwrap is not None:
+            list(map(layout.unwrap, rows))
+    return seen
 
 
 def with_names(records: Iterable[Row], columns: Columns) -> Iterator[Row]:

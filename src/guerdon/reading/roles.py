@@ -9,6 +9,7 @@ things; of most roles the first name of the table counts, and the others are fur
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Literal, get_args
@@ -27,6 +28,15 @@ TEXTS_OF_TESTS = ("test", "test_code", "functional")
 """Columns with the tests of a programming task as a program."""
 LISTS_OF_TESTS = ("test_cases", "tests", "unit_tests")
 """Columns with such tests as inputs and outputs."""
+
+BESIDE_TESTS = ("entry_point", "fn_name", "metadata", "test_setup_code", "test_imports", "import_prefix", "prompt")
+"""Columns that say how tests are run."""
+SOLUTIONS_OF_TESTS = ("code", "canonical_solution", "solution")
+"""Columns with a program that passes the tests; what it defines says what they call."""
+OF_PROMPTS = ("data_source", "ability", "extra_info", "reward_model")
+"""Columns that every prompt keeps."""
+UNREAD: tuple[Role, ...] = ("model", "person", "weight")
+"""Roles of columns that no command reads."""
 
 ROLES: Mapping[Role, tuple[str, ...]] = {  # the first name that is there counts
     # what was asked
@@ -121,6 +131,21 @@ PAIRS_OF_NAMES = frozenset(
     f"{stem}{sign}{end}" for stem in _STEMS for sign in ("_", "") for ends in _ENDS for end in ends[:2]
 )
 """Names of columns about one of two responses, as they are usually written."""
+
+
+_REWARD = re.compile(r"reward|score|judge|rating|grade|return", re.IGNORECASE)
+_SPREAD = re.compile(r"(^|[/_.\s-])(std|stddev|var|min|max)$", re.IGNORECASE)  # of a reward, over a step
+_COUNT = re.compile(r"^(num_|n_|__)|turns|index|time|seed|_id$", re.IGNORECASE)  # numbers that are no rewards
+
+
+def may_be_reward(name: str, *, wide: bool) -> bool:
+    """Whether a column of numbers in a log may be a further reward: it is called like one, or `wide` and not else."""
+    return _REWARD.search(name) is not None or (wide and not _COUNT.search(name))
+
+
+def is_spread(name: str) -> bool:
+    """Whether a column has how far rewards of a step differ."""
+    return _SPREAD.search(name) is not None
 
 
 def is_side(name: str) -> bool:

@@ -11,13 +11,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from guerdon.processes.progress import log_once
-from guerdon.reading.plan import Plan
 from guerdon.reading.reader import DataReading
-from guerdon.reading.roles import Role
 
-_JUDGMENTS: tuple[Role, ...] = ("winner", "label", "step_labels")
-_ANSWERED: tuple[Role, ...] = ("reference", "tests", "options", "solution")
-_PREFERENCES = "preferences"
 _SOURCES = {"given": ", as you said", "model": ", as in the data that the model was trained on"}
 
 
@@ -94,47 +89,3 @@ def _column_line(one: Mapping[str, Any]) -> str:
 def shown_lines(reading: DataReading, *, used: int, left_out: Mapping[str, int], rows: int | None = None) -> list[str]:
     """The lines of `shown_record`, which a command writes to standard error."""
     return record_lines(shown_record(reading, used=used, left_out=left_out, rows=rows))
-
-
-def commands(plan: Plan) -> dict[str, str]:
-    """The commands that could use such rows, and what of them."""
-    answers = plan.has("response") or plan.has("chosen", "rejected") or plan.has("first", "second")
-    answers = answers or plan.has("responses") or plan.has("messages")
-    judged = _judged(plan)
-    asks = plan.has("prompt") or plan.has("messages") or judged.startswith(_PREFERENCES)
-    rewarded = plan.has("reward") or plan.has("token_rewards") or plan.layout.parts == "sum"
-    found = {
-        "audit": "the rewards of a log" if rewarded else "",
-        "score": "its responses" if answers or plan.has("steps") else "",
-        "evaluate": judged,
-        "train": judged,
-        "run, search": "its prompts" if asks else "",
-        "label": _labelled(plan),
-    }
-    return {command: what for command, what in found.items() if what}
-
-
-def _labelled(plan: Plan) -> str:
-    """What `guerdon label` could take: solutions in steps, or questions whose true answers are known."""
-    if plan.has("steps") or plan.layout.kind == "steps":
-        return "its steps"
-    answered = any(plan.has(role) for role in _ANSWERED)
-    return "its questions and true answers" if plan.has("prompt") and answered else ""
-
-
-def _judged(plan: Plan) -> str:
-    """What the rows say of responses, and what has to be said first; empty: nothing."""
-    unclear = next((role for role in _JUDGMENTS if role in plan.unclear), None)
-    first = f", after --columns says what {plan.uses[unclear].column} means" if unclear else ""
-    found = _judgments(plan)
-    return found + first if found else ""
-
-
-def _judgments(plan: Plan) -> str:
-    if plan.has("steps", "step_labels") or plan.layout.kind == "steps":
-        return "labels of steps"
-    compared = plan.has("winner") or plan.has("first_score", "second_score")
-    ranked = plan.has("responses") and (plan.listed or plan.has("ranks") or plan.has("scores"))
-    if plan.has("chosen", "rejected") or (plan.has("first", "second") and compared) or ranked:
-        return _PREFERENCES
-    return "labels of responses" if plan.has("label") or plan.has("rating") or plan.ratings else ""

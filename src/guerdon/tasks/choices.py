@@ -27,9 +27,22 @@ from string import ascii_uppercase
 from typing import Any, NamedTuple
 
 from guerdon.errors import DataError
-from guerdon.reading.option_columns import AGREEING, FAMILIES, INNER, LISTS, OTHERS, PASSAGES, QUESTIONS, WRONG
+from guerdon.reading.option_columns import (
+    AGREEING,
+    FAMILIES,
+    FEWEST,
+    INNER,
+    LISTS,
+    NUMBERED_WRONG,
+    OTHERS,
+    PASSAGES,
+    QUESTIONS,
+    RIGHT_FIRST,
+    WRONG,
+    option_name,
+)
 from guerdon.tasks.answers import final_answer
-from guerdon.tasks.prompts import UnreadableGoldError
+from guerdon.tasks.prompts import NoGoldError, UnreadableGoldError
 
 _NO_OPTIONS = re.compile(  # columns whose lists are not options
     r"\w*(?:tag|topic|keyword|step|categor|subject|skill|concept|domain|source|response|solution|message|hint|fact|author"
@@ -96,7 +109,7 @@ def read_choices(row: Mapping[str, Any], where: str, *, answered: bool = True, s
         seed: of the order.
 
     Raises:
-        UnreadableGoldError: the answer is missing, or names no option.
+        UnreadableGoldError: the answer is missing (`NoGoldError`), or names no option.
         DataError: its columns look like options, and fit no layout.
     """
     cells = _cells(row)
@@ -114,7 +127,7 @@ def read_choices(row: Mapping[str, Any], where: str, *, answered: bool = True, s
     _check(options.texts, where)
     place = _answer(cells, options, where)
     if place is None and answered:
-        raise UnreadableGoldError(f"no true answer to a question with options, found {', '.join(row)}", where=where)
+        raise NoGoldError(f"no true answer to a question with options, found {', '.join(row)}", where=where)
     letter = "" if place is None else ascii_uppercase[place]
     return MultipleChoice(question, tuple(options.texts), letter, shuffled=False)
 
@@ -131,16 +144,12 @@ def _drawn(
     texts = [text for text in (right, *wrong) if text]
     _check(texts, where)
     if answered and not right:
-        raise UnreadableGoldError("the right answer is missing", where=where)
+        raise NoGoldError("the right answer is missing", where=where)
     if answered and right in wrong:
         raise UnreadableGoldError("the right answer is among the wrong ones", where=where)
     texts.sort(key=lambda text: hashlib.sha256(f"{seed}/{question}/{text}".encode("utf-8", "replace")).digest())
     letter = ascii_uppercase[texts.index(right)] if right else ""
     return MultipleChoice(question, tuple(texts), letter, shuffled=True)
-
-
-def _name(key: Any) -> str:
-    return re.sub(r"[^a-z0-9]+", "_", str(key).lower()).strip("_")
 
 
 def _is_empty(value: Any) -> bool:
@@ -159,7 +168,7 @@ def _cells(row: Mapping[str, Any]) -> dict[str, Any]:
         *((part, False) for part in map(row.get, INNER)),
     ]:
         for key, value in part.items() if isinstance(part, Mapping) else ():
-            name = _name(key)
+            name = option_name(key)
             if not _is_empty(value) and (whole or name in LISTS or _LIKE_OPTIONS.fullmatch(name)):
                 cells.setdefault(name, value)
     if isinstance(inner, Mapping):  # ARC's and CommonsenseQA's own files
@@ -198,7 +207,7 @@ def _right_first(cells: Mapping[str, Any], where: str) -> tuple[str, list[str]] 
     if isinstance(targets, Mapping):
         return _of_truthful_qa(targets, where)
     wrong = _listed_wrong(cells)
-    names = ["correct_answer", "best_answer"]
+    names = [*RIGHT_FIRST]
     apart = any("distractor" in key or key in WRONG[1:] for key in cells)
     if apart:
         names += ["correct", "answer"]
@@ -224,8 +233,7 @@ def _of_truthful_qa(targets: Mapping[str, Any], where: str) -> tuple[str, list[s
 
 def _listed_wrong(cells: Mapping[str, Any]) -> list[Any]:
     """The wrong answers of a row: of numbered columns, else of the first column that lists them."""
-    numbered = re.compile(r"(?:incorrect_answer|distractor)_?\d+")
-    wrong = [value for key, value in sorted(cells.items()) if numbered.fullmatch(key)]
+    wrong = [value for key, value in sorted(cells.items()) if NUMBERED_WRONG.fullmatch(key)]
     if wrong:
         return wrong
     lists = (list(cells[key]) for key in WRONG if isinstance(cells.get(key), list | tuple))
@@ -247,7 +255,7 @@ def _in_one_column(cells: Mapping[str, Any]) -> _Options | None:
 
 def _in_columns(row: Mapping[str, Any], cells: Mapping[str, Any]) -> _Options | None:
     """The options of a row that has a column for each."""
-    fewest = {"A": 3, "sol": 2 if "goal" in cells else 99, "answer": 2 if "label" in cells else 99}
+    fewest = {**FEWEST, "sol": 2 if "goal" in cells else 99, "answer": 2 if "label" in cells else 99}
     for pattern, first in FAMILIES.items():
         prefix, start = pattern[:-1].split("{")
         texts = _family(cells if prefix else row, prefix, start)
@@ -310,7 +318,7 @@ def _check_columns(row: Mapping[str, Any], where: str) -> None:
 
 def _may_be_options(key: Any, value: Any) -> bool:
     names = _LIKE_OPTIONS if isinstance(value, str | int | float) else _ANY_OPTIONS
-    return names.fullmatch(_name(key)) is not None
+    return names.fullmatch(option_name(key)) is not None
 
 
 def _cells_within(row: Mapping[str, Any]) -> list[tuple[Any, Any]]:
@@ -325,7 +333,7 @@ def _cells_within(row: Mapping[str, Any]) -> list[tuple[Any, Any]]:
 
 
 def _is_unknown_list(key: Any, value: Any, place: int, *, words: bool) -> bool:
-    found = None if isinstance(value, str) or _NO_OPTIONS.fullmatch(_name(key)) else _listed(value)
+    found = None if isinstance(value, str) or _NO_OPTIONS.fullmatch(option_name(key)) else _listed(value)
     if found is None or not 0 <= place < len(found.texts) <= 10:
         return False
     return all(len(text) <= _LONGEST and (not words or re.search("[A-Za-z]{2}", text)) for text in found.texts)

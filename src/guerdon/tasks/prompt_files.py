@@ -2,8 +2,8 @@
 
 What a column is for is decided by `guerdon.reading` over the whole data; `columns` says what differs. A row that cannot
 be understood is an error with its file and line. A row whose true answer is missing or cannot be read is skipped, and a
-line says how many were; a file where these are more than 5 % is refused. Rows with pictures, sound or video are left
-out and counted.
+line says how many were; a file where more than 5 % are there and cannot be read is refused. Rows without a question,
+and those with pictures, sound or video, are left out and counted.
 
     train, validation = load_prompts(GSM8KDataSettings(path="data/gsm8k"))
     prompts = read_prompts("train.parquet")
@@ -39,9 +39,10 @@ from guerdon.reading.chats import (
 from guerdon.reading.containers import has_rows
 from guerdon.reading.data_sets import DataPart, Rows, split_and_subset
 from guerdon.reading.plan import Plan
-from guerdon.reading.reader import DataReading, Record, read
+from guerdon.reading.reader import DataReading, NoValueError, Record, read
 from guerdon.reading.roles import ASKED, ROLES, Role, named
 from guerdon.reading.shown import ReadAs, log_reading
+from guerdon.reading.values import is_empty
 from guerdon.settings.data import (
     VERIFIERS,
     DataSettings,
@@ -55,6 +56,7 @@ from guerdon.tasks.choices import MultipleChoice, is_blank, read_choices
 from guerdon.tasks.code.code_forms import tests_of_row
 from guerdon.tasks.code.code_tests import check_isolation, is_code
 from guerdon.tasks.prompts import (
+    NoGoldError,
     Prompt,
     UnreadableGoldError,
     check_contamination,
@@ -213,7 +215,8 @@ def read_prompts(
         read_as: receives what the data was read as.
 
     Raises:
-        DataError: the file is missing or of another kind, a row cannot be understood, or more than 5 % are skipped.
+        DataError: the file is missing or of another kind, a row cannot be understood, or more than 5 % of the true
+            answers cannot be read.
     """
     reading = read(str(path), columns=columns, train=train)
     source = reading.parts[0].name if Path(path).is_file() else Path(path).stem
@@ -317,9 +320,61 @@ def prompts_in(
     Raises:
         DataError: as `read_prompts`.
     """
+    found = prompts_of_rows(reading, source, ability, answered=answered, data=data)
+    if found.skipped:
+        _say_skipped(reading.data, found)
+    if reading.rows:
+        known = log_reading(reading, used=len(found.prompts), left_out=found.left_out)
+        if read_as is not None:
+            read_as.append(known)
+    found.check(reading.data)
+    return with_unique_ids(found.prompts)
+
+
+class PromptRows(NamedTuple):
+    """What the rows of a data set ask.
+
+    Attributes:
+        prompts: in order.
+        left_out: rows without one, by reason.
+        skipped: place and reason of the rows whose true answer is missing or cannot be read.
+        rows: those with a prompt, and these.
+    """
+
+    prompts: list[Prompt]
+    left_out: Counter[str]
+    skipped: list[tuple[str, str]]
+    rows: int
+
+    def check(self, data: str) -> None:
+        """Refuse data without a prompt.
+
+        Raises:
+            DataError: it has none.
+        """
+        if self.prompts:
+            return
+        if self.skipped:
+            raise DataError(f"{self.skipped[0][1]}; no row has a true answer that can be read")
+        why = ", ".join(f"{n} {reason}" for reason, n in sorted(self.left_out.items()))
+        why = f": left out were {why}" if why else "; give a file with a row per question"
+        raise DataError(f"{data}: there is no prompt in it{why}")
+
+
+def prompts_of_rows(
+    reading: DataReading, source: str, ability: str = "", *, answered: bool = True, data: ReadDataSettings | None = None
+) -> PromptRows:
+    """The prompts of one data set, and what is left out of them.
+
+    Args: see `prompts_in`.
+
+    Raises:
+        DataError: as `read_prompts`, but for data without a prompt.
+    """
     placed: list[tuple[str, Prompt]] = []
     skipped: list[tuple[str, str]] = []  # place and reason
     left_out: Counter[str] = Counter()
+    unread = 0
     last: tuple[str, Any] | None = None
     reading.need(*ASKED, "tools", "rubric")
     for record in reading.records(bad=True):
@@ -338,10 +393,15 @@ def prompts_in(
             placed.append((record.where, prompt_of(record, reading.plan, source, ability, answered=answered)))
         except UnreadableGoldError as error:
             skipped.append((record.where, str(error)))
+            unread += not isinstance(error, NoGoldError)
         except LeftOut as error:
             left_out[str(error)] += 1
+        except NoValueError:
+            if not any(reading.plan.has(role) for role in ASKED):
+                raise
+            left_out["no_prompt"] += 1
     total = len(placed) + len(skipped)
-    share = len(skipped) / max(total, 1)
+    share = unread / max(total, 1)
     prompts = [prompt for _, prompt in placed]
     if data is not None:
         _check_code_rows(data, prompts)
@@ -350,34 +410,22 @@ def prompts_in(
         share += found.share * len(prompts) / max(total, 1)
         prompts = [prompt for i, prompt in enumerate(prompts) if i not in found.reasons]
     if skipped:
-        _say_skipped(reading.data, skipped, total, share)
         left_out["no_true_answer"] = len(skipped)
-    if reading.rows:
-        known = log_reading(reading, used=len(prompts), left_out=left_out)
-        if read_as is not None:
-            read_as.append(known)
-    if not prompts:
-        raise DataError(f"{reading.data}: there is no prompt in it; give a file with a row per question")
-    return with_unique_ids(prompts)
-
-
-def _say_skipped(data: str, skipped: Sequence[tuple[str, str]], total: int, share: float) -> None:
-    """Log how many of all rows are skipped, each with its place and why.
-
-    Raises:
-        DataError: their share is more than a file may have.
-    """
-    first = skipped[0][1]
     if share > MOST_SKIPPED:
         raise DataError(
-            f"{first}; {len(skipped)} of {total} rows have no true answer that can be read, and more than "
+            f"{skipped[0][1]}; {len(skipped)} of {total} rows have no true answer that can be read, and more than "
             f"{MOST_SKIPPED:.0%} of a file are not skipped: correct each or leave it out"
         )
-    numbers = ", ".join((re.findall(r"\d+$", where) or [where])[-1] for where, _ in skipped[:5])
-    more = ", ..." if len(skipped) > 5 else ""
+    return PromptRows(prompts, left_out, skipped, total)
+
+
+def _say_skipped(data: str, found: PromptRows) -> None:
+    """Log how many of all rows are skipped, with the places of the first and why."""
+    numbers = ", ".join((re.findall(r"\d+$", where) or [where])[-1] for where, _ in found.skipped[:5])
+    more = ", ..." if len(found.skipped) > 5 else ""
     log_once(
-        f"{data}: skipped {len(skipped)} of {total} rows whose true answer cannot be read "
-        f"(rows {numbers}{more}); the first: {first}"
+        f"{data}: skipped {len(found.skipped)} of {found.rows} rows whose true answer cannot be read "
+        f"(rows {numbers}{more}); the first: {found.skipped[0][1]}"
     )
 
 
@@ -399,7 +447,8 @@ def prompt_of(record: Record, plan: Plan, data_source: str, ability: str = "", *
         answered: a row must have a true answer.
 
     Raises:
-        UnreadableGoldError: with its place; its true answer is missing.
+        UnreadableGoldError: with its place; its true answer is missing, or cannot be read.
+        NoValueError: with its place; it has no question.
         DataError: with its place and what is missing.
     """
     where = record.where
@@ -466,7 +515,8 @@ def _answer_of_steps(record: Record, plan: Plan) -> dict[str, Any]:
     """The answer beside the steps of a worked solution, which is the true one where no step is judged."""
     if not plan.has("steps") or plan.has("step_labels") or plan.has("reference"):
         return {}
-    found = (record.row.get(name) for name in named("reference", plan.unused))
+    used = {use.column for use in plan.uses.values()}
+    found = (record.row.get(name) for name in named("reference", record.row) if name not in used)
     return {"reference": next((one for one in found if not is_blank(one)), None)}
 
 
@@ -530,7 +580,8 @@ def _messages(
         asked = [{"role": "user", "content": asked}]
     if not isinstance(asked, list | tuple):
         names, found = ", ".join((*ROLES["prompt"], *ROLES["messages"][:1])), ", ".join(map(str, row))
-        raise DataError(f"no question; expected one of {names}, or columns: prompt=NAME; found {found}", where=where)
+        kind = NoValueError if is_empty(asked) else DataError
+        raise kind(f"no question; expected one of {names}, or columns: prompt=NAME; found {found}", where=where)
     answer: str | None = None
     try:
         messages = chat_messages(asked)
@@ -597,7 +648,8 @@ def _gold(
             return _stated(roles["reference"], where, "answer" if use is None else use.column)
         stated = final_answer(solution) if solution else None
         if stated is None:
-            raise UnreadableGoldError(_no_answer(row, plan), where=where)
+            kind = UnreadableGoldError if solution or "reference" in plan.unclear else NoGoldError
+            raise kind(_no_answer(row, plan), where=where)
         return stated
     except UnreadableGoldError:
         if answered:
@@ -629,7 +681,7 @@ def _no_answer(row: Mapping[str, Any], plan: Plan) -> str:
 def _as_text(value: Any, where: str) -> str:
     missing = is_blank(value) or (isinstance(value, float) and not math.isfinite(value))
     if missing or isinstance(value, bool) or not isinstance(value, str | int | float):
-        kind = UnreadableGoldError if missing else DataError
+        kind = DataError if not missing else NoGoldError if is_blank(value) else UnreadableGoldError
         raise kind(f"{where} must be text or a number, this is {str(value)[:80]!r}")
     return str(value).strip()
 

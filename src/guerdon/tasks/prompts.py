@@ -17,13 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from guerdon.errors import CheckpointError, DataError
+from guerdon.errors import CheckpointError, ConfigError, DataError
 from guerdon.reading.chats import asked_key, context_of
 from guerdon.types import Message, Tool
 
 
 class UnreadableGoldError(DataError):
     """A row whose true answer is missing or cannot be read: it is skipped and counted."""
+
+
+class NoGoldError(UnreadableGoldError):
+    """A row without a true answer: nothing is in its column, or there is no such column."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,20 @@ def shared_system_prompt(prompts: Sequence[Prompt]) -> tuple[bool, str | None]:
     turns = {tuple(m["role"] for m in p.messages if m["role"] != "system") for p in prompts}
     same = len(systems) == 1 and turns == {("user",)}
     return same, systems.pop() if same else None
+
+
+def system_prompt_of(prompts: Sequence[Prompt]) -> str | None:
+    """The system prompt of questions that a search answers; None: they have none.
+
+    Raises:
+        ConfigError: one has several turns, tools, or another system prompt.
+    """
+    single, system_prompt = shared_system_prompt(prompts)
+    if not single or any(prompt.tools for prompt in prompts):
+        raise ConfigError(
+            "guerdon search takes questions of one user's turn without tools, all with the same system prompt, if any"
+        )
+    return system_prompt
 
 
 def question_hash(messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from guerdon.compute import distributed
-from guerdon.episodes.preferences import Comparison, Votes, read_preferences, split_prompts
+from guerdon.episodes.preferences import Comparison, Votes, read_preferences, refuse_test_sets, split_prompts
 from guerdon.errors import DataError
 from guerdon.models.images.quality import auroc
 from guerdon.models.text.sequence_classifier import PreferenceModel
@@ -133,11 +133,7 @@ def read_preference_data(settings: PreferenceTrainSettings) -> PreferenceData:
     """
     read_as: list[ReadAs] = []
     data = read_preferences(settings.data_paths, columns=settings.columns, train=True, read_as=read_as)
-    for path, benchmark in data.benchmarks.items():
-        raise DataError(
-            f"{path} is the test set of {benchmark}, which means nothing for a model trained on it: train on "
-            "other preferences and name it in evaluate.pairs; if it is something else, rename it"
-        )
+    refuse_test_sets(data.benchmarks)
     found, left_out = data.comparisons, Counter(data.left_out)
     kinds = Counter(_kind(one, settings) for one in found)
     wanted = _wanted(kinds, settings)

@@ -27,7 +27,7 @@ from guerdon.evaluation.metrics import Table, classification_metrics, figure_tab
 from guerdon.evaluation.scoring.responses import scored_responses
 from guerdon.models.scores import failure_line
 from guerdon.reading.chats import ChatError, asked_of
-from guerdon.reading.codings import MEASURED, ends_of
+from guerdon.reading.codings import MEASURED, check_words, ends_of
 from guerdon.reading.plan import Plan, cell_of
 from guerdon.reading.reader import DataReading, Record, read
 from guerdon.reading.shown import shown_record
@@ -267,6 +267,7 @@ class LabelledResponses:
                 where=self.records[0].where,
                 field=column,
             )
+        check_words(self.reading.data, "reward", column, self.reading.sketches[column])
         values = [None if cell is None else MEASURED.read(cell, {}) for cell in cells]
         _refuse_other_than_numbers(column, self.records, cells, values)
         found: list[float | Failure] = []
@@ -319,7 +320,15 @@ def read_labelled(
         DataError: it cannot be read, a label could be two things, more than a few are not what the others are, no row
             has a label, or it holds comparisons.
     """
-    reading = read(data, columns=columns, stored=stored)
+    return labelled_in(read(data, columns=columns, stored=stored))
+
+
+def labelled_in(reading: DataReading) -> LabelledResponses:
+    """The rows of data that was read.
+
+    Raises:
+        DataError: as `read_labelled`.
+    """
     reading.need_rows()
     reading.need("label")
     column = _label_column(reading)
@@ -333,7 +342,7 @@ def read_labelled(
     labels = [np.nan if value is None else value for value, kept in zip(values, known, strict=True) if kept]
     kept_records = [one for one, kept in zip(records, known, strict=True) if kept]
     if np.isnan(labels).all():
-        raise DataError(f"no row has a label of a person ({column})", where=data, field=column)
+        raise DataError(f"no row has a label of a person ({column})", where=reading.data, field=column)
     return LabelledResponses(reading, kept_records, np.array(labels), list(map(_group, kept_records)), left_out)
 
 

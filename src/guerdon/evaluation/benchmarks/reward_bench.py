@@ -37,6 +37,7 @@ from guerdon.episodes.preferences import (
     check_preferences,
     comparison,
     counted_votes,
+    is_nothing,
     is_tied,
     read_response,
     responses_of,
@@ -130,14 +131,22 @@ def read_choices(
     """
     parts = data_parts(data)
     parts = [one for one in parts if one.name == "filtered"] or parts
-    reading = read(data, columns=columns, stored=stored, parts=parts)
+    return choices_in(read(data, columns=columns, stored=stored, parts=parts))
+
+
+def choices_in(reading: DataReading) -> ReadChoices:
+    """The prompts of data that was read.
+
+    Raises:
+        DataError: as `read_choices`.
+    """
     reading.need_rows()
     left_out = Counter(reading.bad)
     choices = _choices_of(reading, left_out)
     choices, votes = _as_voted(choices, left_out)
     counted = ", ".join(f"{n} {reason}" for reason, n in sorted(left_out.items()))
     if not choices:
-        raise DataError(f"there is no comparison that can be used: {counted}", where=data)
+        raise DataError(f"there is no comparison that can be used: {counted}", where=reading.data)
     read_as = shown_record(reading, used=len(choices), left_out=left_out)
     return ReadChoices(choices, left_out, votes, read_as)
 
@@ -413,8 +422,7 @@ def choices_from_rows(
         left_out: counts the rows that cannot be used, by reason.
 
     Raises:
-        DataError: rows have no known layout, one of a benchmark lacks a response or what was asked, or a response is
-            neither text nor messages.
+        DataError: rows have no known layout, or a response is neither text nor messages.
     """
     held = [(f"{path}{': ' * bool(path)}row {number + 1}", row) for number, row in enumerate(rows)]
     reading = read(path, parts=[held_part(held, path or "rows", "rows", subset)])
@@ -452,27 +460,19 @@ def _benchmark_of(record: Record, reading: DataReading) -> str:
 
 
 def _listed_choice(record: Record, benchmark: str) -> PreferenceChoice | str:
-    """A row of a benchmark with one or several responses in each of `chosen` and `rejected`; or why it is left out.
-
-    Raises:
-        DataError: a row of a benchmark lacks one of these, or what was asked.
-    """
+    """A row of a benchmark with one or several responses in each of `chosen` and `rejected`; or why it is left out."""
     roles = record.roles
     seen = next((role for role in _BESIDE_TEXT if roles.get(role)), None)
     if seen is not None:
         return f"has_{seen}"
-    missing = [role for role in ("chosen", "rejected") if roles.get(role) is None]
+    if any(is_nothing(roles.get(role)) for role in ("chosen", "rejected")):
+        return "no_value"
     try:
         prompt = turns_of(asked_of(roles))
     except ChatError as error:
         return error.reason
-    if prompt is None and not missing and not _are_conversations(record):
-        missing = ["prompt"]
-    if missing:
-        raise DataError(
-            f"{record.where} has no {missing[0]}; RewardBench rows have prompt, chosen, rejected, subset",
-            field=missing[0],
-        )
+    if prompt is None and not _are_conversations(record):
+        return "no_prompt"
     name = record.name if roles.get("id") is None else str(roles["id"])
 
     def responses(role: str) -> tuple[Solution | Failure, ...]:

@@ -21,7 +21,7 @@ from guerdon.reading.chats import ChatError, asked_of, is_answered, turns_of
 from guerdon.reading.layouts import RowLayout
 from guerdon.reading.nested import RESCORED
 from guerdon.reading.plan import Plan
-from guerdon.reading.reader import DataReading, Record
+from guerdon.reading.reader import DataReading, NoValueError, Record
 from guerdon.reading.roles import ASKED, Role, named
 from guerdon.types import Failure
 
@@ -149,7 +149,10 @@ def _single(record: Record, plan: Plan) -> Solution | Failure:
 
 def _of_comparison(reading: DataReading, row: _Row, where: str, name: str) -> RowResponses:
     """A better and a worse response, two of them or a list; several records of a row one behind the other."""
-    each = [_compared(record, reading.plan) for record in reading.records_in(row, where, name)]
+    try:
+        each = [_compared(record, reading.plan) for record in reading.records_in(row, where, name)]
+    except NoValueError as error:
+        return RowResponses([Failure("no_value", str(error))], ("rewards",), (None,))
     if not each:
         return RowResponses([_NO_ROW], ("rewards",), (None,))
     if len(each) == 1:
@@ -209,7 +212,10 @@ def _of_log(reading: DataReading, row: _Row, where: str, name: str, *, several: 
     if missing:
         why = f"the row has no {', '.join(missing)}, and {reading.plan.layout.name} has them"
         return RowResponses([Failure("unlike_the_others", why)], ("reward",), (None,))
-    records = reading.records_in(row, where, name)
+    try:
+        records = reading.records_in(row, where, name)
+    except NoValueError as error:
+        return RowResponses([Failure("no_value", str(error))], (RESCORED,), (None,))
     found = [_logged(one._replace(name=f"{name}-{k}"), reading.plan) for k, one in enumerate(records)]
     if several:
         return RowResponses(found, (RESCORED,), (len(found),))
@@ -255,7 +261,9 @@ def _of_steps(reading: DataReading, row: _Row, where: str, name: str) -> RowResp
     why: DataError | None = None
     for record in reading.records_in(row, where, name):
         try:
-            return RowResponses([_with_truth(solution_of(record, reading.plan), record)], ("reward",), (None,))
+            return RowResponses(
+                [_with_truth(solution_of(record, reading.plan, labelled=False), record)], ("reward",), (None,)
+            )
         except DataError as error:
             why = why or error
     return RowResponses([Failure("no_value", str(why or "the row has no steps"))], ("reward",), (None,))

@@ -22,7 +22,7 @@ from guerdon.files.atomic import write_bytes
 from guerdon.files.bounds import Unpacked, read_json, zip_members
 from guerdon.files.json_files import json_line
 from guerdon.files.parquet_bounds import BoundedParquet
-from guerdon.reading.containers import ARCHIVE, Part, eval_members, is_sample, list_inside, parts_of
+from guerdon.reading.containers import ARCHIVE, Part, eval_members, is_sample, parts_of, table_form, with_rows
 from guerdon.reading.nested import FAILURE
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _as_bytes(part: Part, rows: Rows, new: Sequence[str]) -> bytes:
     if ending == ".json":
         return _as_json(part, rows)
     if ending in (".csv", ".tsv"):
-        return _as_table(rows, new, delimiter="," if ending == ".csv" else "\t").encode()
+        return _as_table(rows, new, delimiter=table_form(part).delimiter).encode()
     if ending == ".parquet":
         return _as_parquet(part, rows, new)
     if ending == ".arrow":
@@ -107,16 +107,7 @@ def _as_json(part: Part, rows: Rows) -> bytes:
         found = read_json(file, part.where)
     if isinstance(found, list):
         return (json.dumps(list(rows), ensure_ascii=False, indent=1, allow_nan=False) + "\n").encode()
-    if isinstance(found.get("columns"), list) and isinstance(found.get("data"), list):
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        found |= {"columns": names, "data": [[row.get(name) for name in names] for row in rows]}
-        return json.dumps(found, ensure_ascii=False, indent=1).encode()
-    *outer, last = list_inside(found, part.where)
-    holder = found
-    for key in outer:
-        holder = holder[key]
-    holder[last] = list(rows)
-    return json.dumps(found, ensure_ascii=False, indent=1).encode()
+    return json.dumps(with_rows(found, rows, part.where), ensure_ascii=False, indent=1).encode()
 
 
 def _as_table(rows: Rows, new: Sequence[str], *, delimiter: str) -> str:

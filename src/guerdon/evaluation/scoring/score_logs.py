@@ -23,6 +23,7 @@ from guerdon.evaluation.scoring.responses import NothingToScoreError
 from guerdon.evaluation.scoring.score_file import check_files, load_any_text_model, score_file
 from guerdon.files.append_log import AppendLog
 from guerdon.files.atomic import write_json, write_parquet
+from guerdon.files.bounds import TooLarge
 from guerdon.files.parquet_bounds import BoundedParquet
 from guerdon.models.load import is_factory, kind_at, load_reward_model
 from guerdon.models.scores import score_episodes
@@ -169,12 +170,19 @@ def score_path(path: Path, model: RewardModel, out: Path, **how: Any) -> str:
 
 def _score_if_any(file: Path, model: RewardModel, target: Path, **how: Any) -> list[str]:
     """What was done with a file of a folder; nothing with one that has no responses, or no rows at its beginning."""
+    why = "it has no responses"
     try:
-        if isinstance(next((row for _, row in file_rows(file)), None), Mapping):
+        first = next((row for _, row in file_rows(file)), None)
+    except TooLarge:
+        raise
+    except DataError as error:  # such as a configuration beside the rows
+        first, why = None, str(error)
+    try:
+        if isinstance(first, Mapping):
             return [score_file(file, model, target, **how)]
     except NothingToScoreError:
         pass
-    log_line(f"{file}: left out, it has no responses")
+    log_line(f"{file}: left out, {why}")
     return []
 
 

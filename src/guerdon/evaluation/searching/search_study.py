@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import BaseModel
 
 from guerdon.collect.text import chat_lengths
 from guerdon.endpoints.completions import weights_hash
@@ -43,7 +44,7 @@ from guerdon.settings.search import SearchSettings
 from guerdon.settings.study import Study
 from guerdon.tasks.answers import final_answer
 from guerdon.tasks.prompt_files import load_prompts, prompted, read_prompts
-from guerdon.tasks.prompts import Prompt, question_hash, shared_system_prompt
+from guerdon.tasks.prompts import Prompt, question_hash, system_prompt_of
 from guerdon.tasks.reasoning import family_of, is_generated
 from guerdon.tasks.verifier import OwnVerifier, Verifier, VerifierResult, outcome, verifier_from
 from guerdon.types import Failure, RewardModel
@@ -197,12 +198,7 @@ def questions_of(settings: SearchSettings, data: DataSettings) -> tuple[tuple[Pr
         rows = read_prompts(settings.questions, answered=False, data=readable, columns=settings.columns)
         rows = rows[: settings.limit]
         prompts = tuple(prompted(row, data) for row in rows)
-    single, system_prompt = shared_system_prompt(prompts)
-    if not single or any(prompt.tools for prompt in prompts):
-        raise ConfigError(
-            "guerdon search takes questions of one user's turn without tools, all with the same system prompt, if any"
-        )
-    return prompts, system_prompt
+    return prompts, system_prompt_of(prompts)
 
 
 def check_identity(folder: Path, study: Study, prompts: Sequence[Prompt], policy: TextPolicy, *, written: bool) -> None:
@@ -227,7 +223,8 @@ def check_identity(folder: Path, study: Study, prompts: Sequence[Prompt], policy
     path = folder / "search.json"
     if path.is_file():
         before = json.loads(path.read_text(encoding="utf-8"))["identity"]
-        changed = [key for key in identity if before.get(key) != identity[key]]
+        given = {"search": settings, "data": study.data}
+        changed = [key for key in identity if not _is_same(before.get(key), identity[key], given.get(key))]
         if changed and written:
             raise ConfigError(
                 f"{folder} holds answers of another search: {', '.join(changed)} differ; choose another "
@@ -238,6 +235,14 @@ def check_identity(folder: Path, study: Study, prompts: Sequence[Prompt], policy
     elif written:
         raise ConfigError(f"{folder}/answers.jsonl is there without search.json: choose another search.save_dir")
     write_json(path, {"identity": identity})
+
+
+def _is_same(before: Any, now: Any, section: BaseModel | None) -> bool:
+    """Whether a part of an identity is as it was; a key that there was none of is, where it has its default."""
+    if section is None or not isinstance(before, Mapping):
+        return bool(before == now)
+    set_now = section.model_dump(mode="json", exclude_defaults=True)
+    return bool(before == {key: value for key, value in now.items() if key in before or key in set_now})
 
 
 class _Searcher:

@@ -27,13 +27,11 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from guerdon.reading.roles import LISTS_OF_TESTS, ROLES, TEXTS_OF_TESTS
+from guerdon.reading.roles import BESIDE_TESTS, LISTS_OF_TESTS, ROLES, SOLUTIONS_OF_TESTS, TEXTS_OF_TESTS
 
 _OUTPUT = 1 << 18  # bytes that an output may have too much
 _MODULES = {"bisect", "collections", "copy", "datetime", "functools", "heapq", "itertools", "json", "math", "operator",
             "random", "re", "statistics", "string", "sys", "time", "typing"}  # fmt: skip
-_BESIDE = ("entry_point", "fn_name", "metadata", "test_setup_code", "test_imports", "import_prefix", "prompt")
-_SOLUTIONS = ("code", "canonical_solution", "solution")
 _COMPRESSED = re.compile(r"\s*(?:eJ|H4sI|gAS)[A-Za-z0-9+/_=\s-]{40,}")
 _PACKED = (
     "they are a compressed pickle, which guerdon does not open: decode them once with the data set's own loader and "
@@ -74,13 +72,13 @@ def tests_of_row(row: Mapping[str, Any]) -> str | None:
         found["private_test_cases"] = row["private_test_cases"]
     if isinstance(model, Mapping) or not found:
         return None
-    beside = {key: row[key] for key in _BESIDE if row.get(key)}
+    beside = {key: row[key] for key in BESIDE_TESTS if row.get(key)}
     return json.dumps({**found, **beside, **_names_in_solution(row)}, default=_listed)
 
 
 def _names_in_solution(row: Mapping[str, Any]) -> dict[str, list[str]]:
     """What the solution of a row defines, and which of it are classes; nothing without a solution."""
-    solution = next((text for key in _SOLUTIONS if isinstance(text := row.get(key), str)), "")
+    solution = next((text for key in SOLUTIONS_OF_TESTS if isinstance(text := row.get(key), str)), "")
     defined = _defined(solution)
     return {"defines": sorted(defined), "classes": _classes(solution)} if defined else {}
 
