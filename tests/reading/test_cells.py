@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layout_files import written
-from layout_rows import GROUPS, LABELS, LOGS, PAIRS, PROMPTS, STEPS, talk
+from layout_rows import GROUPS, LABELS, LOGS, PAIRS, PROMPTS, STEPS, UNNUMBERED, talk
 
 from guerdon.auditing.logs import read_log
 from guerdon.episodes.preferences import read_preferences
@@ -47,7 +47,7 @@ def understood(case, path):
     """What the reader of a case's kind takes a file for."""
     if case in LOGS:
         return logged(path)
-    if case in STEPS:
+    if case in (*STEPS, *UNNUMBERED):
         return steps(path)
     return pairs(path) if case in (*PAIRS, *LABELS) else prompts(path, answered=case in PROMPTS)
 

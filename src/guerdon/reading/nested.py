@@ -486,12 +486,11 @@ def _path_to(name: Any, known: Mapping[Any, Row]) -> list[Row]:
 
 
 def oasst_tree(record: Row) -> list[Row]:
-    """A tree of OASST with its replies inside."""
-    rows, waiting = list[Row](), [(record["prompt"], None)]
-    while waiting:
-        node, parent = waiting.pop()
+    """A tree of OASST with its replies inside; answers to a prompt are in the order of the tree."""
+    rows, nodes = list[Row](), [(record["prompt"], None)]
+    for node, parent in nodes:  # which become more
         rows.append({**node, "parent_id": parent})
-        waiting += [(reply, node["message_id"]) for reply in node.get("replies") or ()]
+        nodes += [(reply, node["message_id"]) for reply in node.get("replies") or ()]
     return list(oasst(rows))
 
 
