@@ -20,7 +20,14 @@ from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.models.load import load_source_model
 from guerdon.policies.language.generate_vllm import check_vllm
 from guerdon.policies.language.text import TextPolicy, add_policy, reference
-from guerdon.policies.language.text_files import check_disk, load_policy, outline, save_policy, written_bytes
+from guerdon.policies.language.text_files import (
+    check_disk,
+    check_form,
+    load_policy,
+    outline,
+    save_policy,
+    written_bytes,
+)
 from guerdon.rewards.prime import PrimeReward
 from guerdon.rewards.source import GroundTruth, RewardSource, SourceTerms
 from guerdon.rewards.text_sources import ExactReward, TextReward
@@ -126,6 +133,7 @@ def check_text(study: Study) -> None:
         DataError: prompts cannot be read, or the model has no room for one.
         MissingDependencyError: a model or the data are not on this machine.
     """
+    check_form(study.text_policy)
     data = run_prompts(study.data)
     check_here(data)
     try:
@@ -175,6 +183,7 @@ def build_learning(study: Study, *, fresh: bool) -> Learning:
     assert study.data is not None
     algorithm, runner = study.text_algorithm, study.runner
     torch.set_num_threads(runner.threads)
+    check_form(study.text_policy)
     torch.manual_seed(runner.seed)  # of dropout, where a model has any: only gradient steps draw from it
     kl_in_reward, critic = bool(algorithm.kl_coef) and algorithm.kl_in == "reward", algorithm.needs.critic
     heads = (*_learned(study), *((KL,) if kl_in_reward else ()))

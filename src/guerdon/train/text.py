@@ -44,7 +44,7 @@ from guerdon.network.hub import check_model, reading
 from guerdon.plan.stages import loaded
 from guerdon.policies.language.shared_base import SharedBase
 from guerdon.policies.language.text import TextPolicy, add_policy
-from guerdon.policies.language.text_files import check_disk, give_template, load_policy
+from guerdon.policies.language.text_files import check_disk, check_form, give_template, load_policy
 from guerdon.policies.pretrained.reading import read_tokenizer
 from guerdon.processes.progress import doing, log_line
 from guerdon.reading.data_sets import RECORDS
@@ -423,6 +423,7 @@ def train_text_model(
         ConfigError: resuming with other settings or data than the training started with, or the disk has no room.
         CheckpointError: the language model cannot be read.
     """
+    check_form(settings.start(study.text_default))
     found: TrainingData = data or loaded(settings.data).read(settings, study.label)
     if found.left_out:
         log_line(f"left out {found.rows_left_out}: {_counted(found.left_out)}")
@@ -504,6 +505,7 @@ def check_training(settings: TextTrainSettings, study: Study) -> None:
         CheckpointError: the model's configuration or tokenizer cannot be read.
         MissingDependencyError: the model is not on this machine.
     """
+    check_form(settings.start(study.text_default))
     paths = data_paths(settings, study.label)
     there = all(Path(path).exists() for path in paths)
     found: TrainingData | None = loaded(settings.data).read(settings, study.label) if there else None

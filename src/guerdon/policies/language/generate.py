@@ -97,6 +97,7 @@ def supports(policy: TextPolicy) -> bool:
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
     return (
         type(model).__name__ in _MODELS
+        and ((form := getattr(model, "stored_form", None)) is None or form.floats)
         and policy.base.plain_head
         and config.hidden_act == "silu"
         and rope.get("rope_type", "default") in _FIXED_ANGLES

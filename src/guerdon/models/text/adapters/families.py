@@ -348,7 +348,7 @@ def read_strictly(kind: Any, path: str, device: str | torch.device = "auto") -> 
     Raises:
         CheckpointError: it cannot be read, lacks weights, or has some that the class does not.
     """
-    return placed(read_classifier(kind, path, "the reward model", exact=True), device)
+    return placed(read_classifier(kind, path, "the reward model"), device)
 
 
 def placed(model: Any, device: str | torch.device = "auto") -> Any:
@@ -360,7 +360,7 @@ def placed(model: Any, device: str | torch.device = "auto") -> Any:
     return model
 
 
-def read_base(path: str, tokenizer: Any, device: str | torch.device = "auto") -> SharedBase:
+def read_base(path: str, tokenizer: Any, device: str | torch.device = "auto", *, start: bool = False) -> SharedBase:
     """A language model for reading, strictly loaded.
 
     Args:
@@ -371,7 +371,8 @@ def read_base(path: str, tokenizer: Any, device: str | torch.device = "auto") ->
     Raises:
         CheckpointError: it cannot be read, lacks weights, or was saved as another kind of model.
     """
-    model, _ = read_model(path)
+        start: whether it is no reward model itself but a reference, see `read_pretrained`.
+    model, _ = read_model(path, start=start)
     saved_as = [str(a) for a in model.config.architectures or ()]
     if saved_as and not any(a.endswith(("ForCausalLM", "LMHeadModel")) for a in saved_as):
         raise CheckpointError(f"{path!r} was saved as {saved_as[0]}, which is not a language model")
@@ -440,6 +441,8 @@ class Qwen2ForProcessRewardModel(Qwen2PreTrainedModel):  # type: ignore[misc]
         super().__init__(config)
         self.model = Qwen2Model(config)
         width = config.hidden_size
+    _keys_to_ignore_on_load_unexpected = (r"^lm_head\.",)  # in the published files, without a use
+
         self.score = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2))
         self.post_init()
 
@@ -451,6 +454,8 @@ class Qwen2ForPrmModel(Qwen2PreTrainedModel):  # type: ignore[misc]
         super().__init__(config)
         self.model = Qwen2Model(config)
         self.v_head = nn.ModuleDict({"summary": nn.Linear(config.hidden_size, 1)})
+    _keys_to_ignore_on_load_unexpected = (r"^lm_head\.",)  # in the published files, without a use
+
         self.post_init()
 
 
@@ -688,7 +693,8 @@ def load_implicit(path: str, micro_batch_size: int, device: str | torch.device =
     theirs = checked_tokenizer(origin, chat=False).get_vocab()
     if any(ours[token] != theirs[token] for token in ours.keys() & theirs.keys()):
         raise CheckpointError(f"the tokens of {path!r} have other ids than those of its reference {origin!r}")
-    policy, reference = (TextPolicy(read_base(folder, tokenizer, device), trainable=False) for folder in (path, origin))
+    policy = TextPolicy(read_base(path, tokenizer, device), trainable=False)
+    reference = TextPolicy(read_base(origin, tokenizer, device, start=True), trainable=False)
     rooms = [room for one in (policy, reference) if (room := room_of(one.base.model)) is not None]
 
     def form(
