@@ -67,6 +67,11 @@ class Layout:
     mask: Tensor | None = None
     attention: str | None = None
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return self.ids.shape[1] if self.positions is None else int(self.positions.max()) + 1
+
 
 def lay_out(batch: TokenBatch, *, pad_id: int, packed: bool, device: torch.device, eager: bool = False) -> Layout:
     """Put the sequences of a batch into padded rows or into one packed row.

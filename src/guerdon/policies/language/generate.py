@@ -333,6 +333,7 @@ class HFDecoder:
         base = self._base
         with (
             base.adapter(self._policy.adapter),
+            base.ropes.side(),
             base.attention("eager" if base.settings.attention == "eager" else base.fused),
             torch.autocast(base.device.type, torch.bfloat16, enabled=base.bf16),
         ):
@@ -535,6 +536,8 @@ class LocalEngine:
         if (rng is None) != greedy:
             raise ValueError("give a generator to sample with, or greedy=True")
         self._check(prompts, max_new_tokens)
+        longest = max((len(p) for p in prompts), default=0) + max_new_tokens
+        self.policy.base.ropes.decide(longest, "what is generated")
         with self.policy.base.whole(), torch.inference_mode():
             found = self._generate(prompts, n_per_prompt, max_new_tokens, rng)
         return found if self._version is None else replace(found, versions_B=np.full(len(found.batch), self._version))

@@ -28,6 +28,7 @@ from guerdon.policies.batches import packing, prompt_sharing
 from guerdon.policies.batches.packing import Layout
 from guerdon.policies.batches.passes import token_limit
 from guerdon.policies.batches.precision import halve_linear, product_of_cast, uses_bf16
+from guerdon.policies.batches.ropes import Ropes
 from guerdon.policies.batches.tokens import TokenBatch, check_vocabulary
 from guerdon.policies.pretrained.adapters import (
     adapter_layers,
@@ -67,6 +68,7 @@ class SharedBase:
         weights: the modules with weights of their own, and the names that these have in a folder without adapters.
         fused: the attention for long sequences: `sdpa`, or `eager` where the model has no other (soft-capped scores).
         width: of the last hidden states.
+        ropes: its rotary positions, where they depend on the length of rows.
         plain_head: whether logits are the output embedding of the last hidden state, with nothing after it.
         shards: where the weights are spread over several processes (`guerdon.compute.sharding`); None: they are all
             here.
@@ -83,6 +85,7 @@ class SharedBase:
         self.peft: Any = None
         self._lock = threading.RLock()  # held while adapter, attention or mode are switched
         self.weights = stored_weights(model)
+        self.ropes = Ropes(model)
         self._own: dict[str, list[nn.Parameter]] = {}  # the weights of each adapter
         self._carriers: dict[nn.Module, list[Any]] = {}  # the layers of peft on each module
         self.shards = None
@@ -155,6 +158,17 @@ class SharedBase:
         """Most tokens that the model has positions for; None: no limit."""
         room = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         return None if room is None else int(room)
+
+    def reach(self, longest: int) -> None:
+        """Decide which rotary frequencies all rows of a run have; sampling, evaluation and references must agree.
+
+        Args:
+            longest: tokens of the longest prompt and response together that there may be.
+
+        Raises:
+            ConfigError: as `Ropes.decide`.
+        """
+        self.ropes.decide(min(longest, self.positions or longest), "this run")
 
     @property
     def window(self) -> int | None:
@@ -345,6 +359,8 @@ class SharedBase:
             layout: the sequences.
             dropout: where gradients are wanted, draw the dropout of the model and of its adapters.
         """
+        if self.ropes.most is not None or self.ropes.long is False:
+            self.ropes.check(layout.longest)
         options: dict[str, Any] = {"input_ids": layout.ids, "use_cache": False}
         if layout.packing is not None:
             options |= {"position_ids": layout.positions, "packing": layout.packing}
@@ -353,7 +369,8 @@ class SharedBase:
         gradients = torch.is_grad_enabled()
         attention = layout.attention or self._padded_attention(layout.ids.shape[1])
         attention = attention if layout.mask is None else self.fused
-        with self.attention(attention), torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+        half = torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
+        with self.attention(attention), half, self.ropes.side():
             self._set_mode(gradients and dropout, checkpointing=gradients)
             out: Tensor = self.decoder(**options).last_hidden_state
         return out.flatten(0, 1)
