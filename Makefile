@@ -94,6 +94,9 @@ SUITES = policies rl models train labels evaluate serve
 test-device: env  ## the suites that use tensors, with a simulated GPU: finds tensors on the wrong device
 	PYTHONPATH=tests $(BIN)/python -m pytest $(PARALLEL) -p pretend_cuda --pretend-cuda -m "not slow" $(addprefix tests/,$(SUITES))
 
+test-families: env  ## every family of language models, tiny, against transformers and peft: 15 minutes at most
+	$(BIN)/python -m pytest $(PARALLEL) tests/policies/test_zoo.py
+
 OUT ?= build/gpu_check.json
 env-gpu: env  # what gpu-check compares with
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[smollm,bench]"

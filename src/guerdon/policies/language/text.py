@@ -244,7 +244,7 @@ class TextPolicy:
         if self.adapter is not None:
             own = self.base.adapter_parameters(self.adapter)
         elif self.trainable:
-            own = dict(self.base.model.named_parameters())
+            own = {name: p for name, p in self.base.model.named_parameters() if name not in self.base.outside}
         head = {} if self.value_head is None else self.value_head.named_parameters()
         return own | {VALUE_PREFIX + name: p for name, p in dict(head).items()}
 

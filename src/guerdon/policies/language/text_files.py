@@ -27,7 +27,7 @@ from guerdon.compute.finite import load_weights, refuse_to_write, save_weights
 from guerdon.compute.packaged import local_model
 from guerdon.errors import CheckpointError, ConfigError, MissingDependencyError, boundary
 from guerdon.files.atomic import COMPLETE, sealed_folder, verify_folder
-from guerdon.network.hub import ADAPTER, CONFIG, adapter_config, base_of, model_folder, quietly
+from guerdon.network.hub import ADAPTER, CONFIG, PICTURES, adapter_config, base_of, model_folder, quietly
 from guerdon.policies.language.shared_base import SharedBase
 from guerdon.policies.language.text import TextPolicy, add_policy
 from guerdon.policies.language.tiny_text import build_model, build_tokenizer
@@ -122,9 +122,7 @@ def _outlined(path: str) -> Any:
         return model
     if folder is None:
         raise MissingDependencyError(f"{path} is not on this machine")
-    from transformers import AutoModelForCausalLM
-
-    model = meta_model(AutoModelForCausalLM, path, _WHAT, buffers=False)
+    model = meta_model(language_class(path), path, _WHAT, buffers=False)
     mark(model, form_of(model.config, f"{_WHAT} {path!r}"))
     return model
 
@@ -144,9 +142,20 @@ def _mapped(path: str, *, start: bool = True) -> tuple[Any, dict[str, torch.Tens
     if (folder / ADAPTER).is_file():
         found = _mapped(base_of(folder), start=True)
         return None if found is None else _with_adapter(*found, folder)
-    from transformers import AutoModelForCausalLM
+    return map_pretrained(language_class(path), path, _WHAT, start=start)
 
-    return map_pretrained(AutoModelForCausalLM, path, _WHAT, start=start)
+
+def language_class(path: str) -> Any:
+    """The class of transformers for a language model: of a model of several inputs the whole, its towers too.
+
+    So the towers are in what is written, and text is read by its `get_decoder()`.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+    config = read_config(path, _WHAT)
+    of_several = hasattr(config, "vision_config") and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return AutoModelForImageTextToText if of_several else AutoModelForCausalLM
 
 
 def _with_adapter(
@@ -220,8 +229,6 @@ def read_model(path: str, *, template: bool = True, start: bool = True) -> tuple
     Raises:
         CheckpointError: it cannot be read, was altered, lacks weights, or no part of the model takes one.
     """
-    from transformers import AutoModelForCausalLM
-
     path = local_model(path)
     folder = Path(path)
     if (folder / COMPLETE).is_file():
@@ -229,7 +236,7 @@ def read_model(path: str, *, template: bool = True, start: bool = True) -> tuple
     if (folder / ADAPTER).is_file():
         model, tokenizer = read_under(folder, template=template)
         return merge(model, folder), tokenizer
-    model = read_pretrained(AutoModelForCausalLM, path, _WHAT, start=start)
+    model = read_pretrained(language_class(path), path, _WHAT, start=start)
     return model, read_tokenizer(path, template=template)
 
 
@@ -394,6 +401,17 @@ def _write_model(policy: TextPolicy, folder: Path) -> None:
         )
     model.save_pretrained(folder, state_dict=weights)
     check_written(type(model), folder)
+    _copy_inputs(policy.base, folder)
+
+
+def _copy_inputs(base: SharedBase, folder: Path) -> None:
+    """Copy how other inputs become numbers, where the model has towers for them."""
+    home = None if base.settings.path is None or not base.outside else model_folder(local_model(base.settings.path))
+    while home is not None and (home / ADAPTER).is_file():
+        home = model_folder(local_model(base_of(home)))
+    for file in () if home is None else (home / name for name in PICTURES):
+        if file.is_file():
+            shutil.copyfile(file, folder / file.name)
 
 
 def check_written(kind: Any, folder: Path) -> None:
