@@ -17,7 +17,7 @@ PARALLEL ?= -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 export MUJOCO_GL ?= egl
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-libero test-libero test-ray libero-table env-maniskill test-maniskill demo demo-text demo-prm demo-smollm demo-vla prm-exact prm-continued quickstart doctor test test-slow test-all test-device env-gpu gpu-check soak lint format check bench docs docs-images test-wheel clean
+.PHONY: help env env-libero test-libero test-ray libero-table env-maniskill test-maniskill demo demo-text demo-prm demo-smollm demo-vla prm-exact prm-continued quickstart doctor test test-slow test-all test-device test-families env-gpu gpu-check soak lint format check bench docs docs-images test-wheel clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'

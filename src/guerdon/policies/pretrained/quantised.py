@@ -23,7 +23,7 @@ from guerdon.policies.pretrained.unused import BFLOAT16
 
 
 @dataclass(frozen=True)
-class Form:
+class StoredForm:
     """How weights are stored.
 
     Attributes:
@@ -52,13 +52,13 @@ class Form:
 
 
 FORMS = (
-    Form("fp8", "FineGrainedFP8Config", trains=True),
-    Form("mxfp8", "FineGrainedFP8Config", trains=True),
-    Form("mxfp4", "Mxfp4Config", trains=True),
-    Form("compressed-tensors", "CompressedTensorsConfig", "compressed_tensors", "compressed-tensors"),
-    Form("bitsandbytes", None, "bitsandbytes", "bitsandbytes"),
-    Form("gptq", None, "gptqmodel", "gptqmodel optimum", floats=False),
-    Form("awq", None, "gptqmodel", "gptqmodel", floats=False),
+    StoredForm("fp8", "FineGrainedFP8Config", trains=True),
+    StoredForm("mxfp8", "FineGrainedFP8Config", trains=True),
+    StoredForm("mxfp4", "Mxfp4Config", trains=True),
+    StoredForm("compressed-tensors", "CompressedTensorsConfig", "compressed_tensors", "compressed-tensors"),
+    StoredForm("bitsandbytes", None, "bitsandbytes", "bitsandbytes"),
+    StoredForm("gptq", None, "gptqmodel", "gptqmodel optimum", floats=False),
+    StoredForm("awq", None, "gptqmodel", "gptqmodel", floats=False),
 )
 
 
@@ -71,7 +71,7 @@ def quantization_of(config: Any) -> dict[str, Any] | None:
     return None
 
 
-def form_of(config: Any, where: str) -> Form | None:
+def form_of(config: Any, where: str) -> StoredForm | None:
     """How the weights of a model are stored; None: as floats.
 
     Args:
@@ -102,7 +102,7 @@ def form_of(config: Any, where: str) -> Form | None:
     return form
 
 
-def check_trains(form: Form | None, *, adapter: bool, where: str) -> None:
+def check_trains(form: StoredForm | None, *, adapter: bool, where: str) -> None:
     """Refuse to train all weights of a model that are stored in a form that is read for scoring and adapters.
 
     Args:
@@ -120,6 +120,6 @@ def check_trains(form: Form | None, *, adapter: bool, where: str) -> None:
         )
 
 
-def mark(model: Any, form: Form | None) -> None:
+def mark(model: Any, form: StoredForm | None) -> None:
     """Remember how the weights of a model were stored."""
     model.stored_form = form

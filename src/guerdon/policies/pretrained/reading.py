@@ -281,14 +281,15 @@ def dequantizer(config: Any, where: str) -> Any:
     """
     if (stored := quantization_of(config)) is None:
         return None
-    from transformers.quantizers.auto import AutoHfQuantizer
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
 
     if (method := stored.get("quant_method")) not in ("fp8", "mxfp8", "mxfp4"):
         raise CheckpointError(
             f"{where}: weights that are stored by {method} cannot be shared by several learners; store them in bfloat16"
             " (`dequantize()` and `save_pretrained` of transformers)"
         )
-    return AutoHfQuantizer.from_config({**stored, "dequantize": True}, pre_quantized=True)
+    how = AUTO_QUANTIZATION_CONFIG_MAPPING[method].from_dict({**stored, "dequantize": True})
+    return AUTO_QUANTIZER_MAPPING[method](how, pre_quantized=True)
 
 
 def meta_model(kind: Any, path: str, what: str, *, buffers: bool) -> Any:
