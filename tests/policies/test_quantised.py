@@ -109,6 +109,7 @@ def test_what_becomes_floats_is_trained_and_saved_as_any_other(name, tmp_path):
     model, weights = text_files._mapped(str(folder))  # one weight at a time, as several learners read it
     for key, _ in model.named_parameters():
         assert torch.equal(weights[key].to(torch.float32, copy=True), wanted[key]), key
+    assert not hasattr(outline(settings(folder)).base.model.config, "quantization_config")
     policy.log_probs(BATCH).sum().backward()
     with torch.no_grad():
         for parameter in policy.parameters():

@@ -7,6 +7,7 @@ from architectures import build
 from tiny_models import oracle
 from transformers import AutoModelForSequenceClassification
 
+import fake_vllm
 from guerdon.errors import ConfigError, DataError
 from guerdon.models.text.sequence_classifier import SequenceClassifier
 from guerdon.models.text.text_heads import OutcomeModel, StepwiseModel
@@ -16,10 +17,18 @@ from guerdon.policies.batches.passes import passes
 from guerdon.policies.batches.ropes import Ropes, sides_of, switch_of
 from guerdon.policies.batches.tokens import token_batch
 from guerdon.policies.language.generate import LocalEngine
+from guerdon.policies.language.generate_vllm import VLLMEngine
 from guerdon.policies.language.shared_base import SharedBase
 from guerdon.policies.language.text import TextPolicy
 from guerdon.processes.progress import log_once
-from guerdon.settings.text_policy import LocalGenerationSettings, TextPolicySettings, TinyModelSettings
+from guerdon.rl.build_text import build_learning
+from guerdon.settings.study import Study
+from guerdon.settings.text_policy import (
+    LocalGenerationSettings,
+    TextPolicySettings,
+    TinyModelSettings,
+    VLLMGenerationSettings,
+)
 from guerdon.types import Episode
 from tables import cases
 
@@ -185,3 +194,37 @@ def test_other_positions_have_no_sides():
     assert [rows.tolist() for rows in sides_of([3, 30, 4], None)] == [[0, 1, 2]]
     assert [rows.tolist() for rows in sides_of([3, 30, 4], 4)] == [[0, 2], [1]]
     assert [rows.tolist() for rows in passes([3, 30, 4, 5], apart=4)] == [[0, 2], [3, 1]]
+
+
+@pytest.mark.parametrize("longest", [SWITCH, SWITCH + 1])
+def test_vllm_and_the_policy_have_the_same_side(longest, monkeypatch):
+    """vLLM has the long frequencies where its `max_model_len` is beyond the switch."""
+    fake_vllm.install(monkeypatch)
+    policy = policy_of()
+    engine = VLLMEngine(policy, VLLMGenerationSettings(), max_length=longest)
+    assert engine._llm.options["max_model_len"] == longest
+    assert policy.base.ropes.long is (longest > SWITCH)
+    other = policy_of()
+    engine = VLLMEngine(other, VLLMGenerationSettings())
+    assert engine._llm.options["max_model_len"] == other.base.positions > SWITCH
+    assert other.base.ropes.long
+
+
+def test_a_run_decides_for_its_reference_and_its_reward_models(tmp_path):
+    """By the longest prompt and response that its data allow."""
+    model, tokenizer = build("phi3", **FAMILIES["phi3"])
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    task = {"family": "chain", "steps": 1, "ops": "+"}
+    data = {"task": task, "train_size": 4, "val_size": 2, "max_prompt_length": 60, "filter_accuracy": False}
+    for response in (8, 100):
+        study = Study.model_validate(
+            {
+                "policy": {"type": "text", "path": str(tmp_path / "model"), "bf16": False, "device": "cpu"},
+                "data": {**data, "max_response_length": response},
+                "algorithm": {"kl_coef": 0.1},
+            }
+        )
+        learning = build_learning(study, fresh=True)
+        reference = learning.learner.reference
+        assert learning.policy.base.ropes.long is True is reference.base.ropes.long

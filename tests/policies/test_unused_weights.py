@@ -103,15 +103,7 @@ def test_the_table_has_a_test_for_each_row():
 
 
 def test_masks_of_older_files_are_left_out_where_they_are_masks(tmp_path):
-    small = {
-        "n_embd": 32,
-        "n_layer": 1,
-        "n_head": 2,
-        "n_positions": 16,
-        "vocab_size": 40,
-        "rotary_dim": 4,
-        "eos_token_id": 1,
-    }
+    small = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 16, "vocab_size": 40}
     GPTJForCausalLM(GPTJConfig(**small, rotary_dim=4, eos_token_id=1)).save_pretrained(tmp_path)
     mask = {"transformer__h__0__attn__bias": torch.ones(1, 1, 16, 16, dtype=torch.uint8).tril()}
     added(tmp_path, **mask, transformer__h__0__attn__masked_bias=torch.tensor(-1e9))

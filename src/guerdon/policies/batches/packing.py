@@ -122,6 +122,8 @@ def body_of(model: Any) -> Any:
     """The part of a network of transformers that gives last hidden states of tokens."""
     from transformers import PreTrainedModel
 
+    if model.config.is_encoder_decoder:
+        return model.base_model
     found = model.get_decoder()  # of some families it is the model itself, or its head
     if found is not model and hasattr(found, "config"):
         return found if found.get_output_embeddings() is None else body_of(found)

@@ -41,7 +41,7 @@ from guerdon.policies.pretrained.adapter_files import (
 from guerdon.policies.pretrained.adapters import adapter_layers, mark_untied, untie
 from guerdon.policies.pretrained.chat_template import check_templates, set_arguments
 from guerdon.policies.pretrained.deferred import deferred
-from guerdon.policies.pretrained.quantised import check_trains, form_of, mark
+from guerdon.policies.pretrained.quantised import check_trains, forget_storage, form_of, mark
 from guerdon.policies.pretrained.reading import (
     ComputedWeight,
     map_pretrained,
@@ -123,7 +123,10 @@ def _outlined(path: str) -> Any:
     if folder is None:
         raise MissingDependencyError(f"{path} is not on this machine")
     model = meta_model(language_class(path), path, _WHAT, buffers=False)
-    mark(model, form_of(model.config, f"{_WHAT} {path!r}"))
+    form = form_of(model.config, f"{_WHAT} {path!r}")
+    if form is not None and form.floats:
+        forget_storage(model.config)  # as of the model with its weights: vLLM gets floats, too
+    mark(model, form)
     return model
 
 

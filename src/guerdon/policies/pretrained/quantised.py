@@ -120,6 +120,13 @@ def check_trains(form: StoredForm | None, *, adapter: bool, where: str) -> None:
         )
 
 
+def forget_storage(config: Any) -> None:
+    """Take out of a configuration how the files store weights, where the model has floats."""
+    for part in (config, config.get_text_config()):
+        for key in ("quantization_config", "compression_config"):
+            vars(part).pop(key, None)
+
+
 def mark(model: Any, form: StoredForm | None) -> None:
     """Remember how the weights of a model were stored."""
     model.stored_form = form

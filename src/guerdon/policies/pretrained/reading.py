@@ -25,7 +25,7 @@ from guerdon.errors import CheckpointError, boundary
 from guerdon.network.hub import check_configs, check_links, check_model, model_folder, reading
 from guerdon.policies.pretrained.adapters import mark_untied
 from guerdon.policies.pretrained.chat_template import check_templates, templates_of
-from guerdon.policies.pretrained.quantised import form_of, mark, quantization_of
+from guerdon.policies.pretrained.quantised import forget_storage, form_of, mark, quantization_of
 from guerdon.policies.pretrained.tokenizer_rules import check_rules
 from guerdon.policies.pretrained.unused import (
     not_ignored,
@@ -47,7 +47,7 @@ def read_pretrained(
     path: str,
     what: str,
     *,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | str = torch.float32,
     start: bool = False,
     given: Collection[str] = (),
     **options: Any,
@@ -58,7 +58,7 @@ def read_pretrained(
         kind: a class with `from_pretrained`.
         path: folder, `package:<name>` or hub id.
         what: name of the model in errors, such as "the language model".
-        dtype: of the weights.
+        dtype: of the weights; `auto`: as they are stored.
         start: whether training or sampling starts from it; otherwise it is a finished model. See `refuse_unused`.
         given: weights that may be missing here, since they are in another file.
         **options: of `from_pretrained`, such as `num_labels`.
@@ -340,8 +340,7 @@ def map_pretrained(kind: Any, path: str, what: str, *, start: bool = False) -> t
     model.tie_weights()  # inside, each parameter becomes one of its own
     quantizer = dequantizer(model.config, f"{what} {path!r}")
     if quantizer is not None:
-        for part in (model.config, model.config.get_text_config()):
-            vars(part).pop("quantization_config", None)  # of the files, not of the model
+        forget_storage(model.config)
     stored = read_tensors(folder)
     with reading(what, path):
         weights = as_transformers_names(model, stored, quantizer)

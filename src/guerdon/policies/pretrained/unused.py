@@ -48,7 +48,8 @@ UNUSED = (
     Unused(
         "the head of another task",
         re.compile(
-            _TOP + r"(?:lm_head|embed_out|score|classifier|classification_head|qa_outputs|multiple_choice_head)\."
+            _TOP + r"(?:lm_head|embed_out|score|classifier|classification_head|qa_outputs|multiple_choice_head|"
+            r"reward_head)\."
         ),
         "start",
     ),
@@ -61,7 +62,9 @@ UNUSED = (
         ),
         "text stack",
     ),
-    Unused("masks, which a model makes itself", re.compile(r"\.att(?:entio)?n\.(?:masked_)?bias$"), "masks"),
+    Unused(
+        "masks, which a model makes itself", re.compile(r"\.att(?:entio)?n\.(?:bias|masked_bias|causal_mask)$"), "masks"
+    ),
     Unused("scales of activations", re.compile(r"\.(?:input|activation)_scale$"), "anywhere"),
     Unused("scales of a cache", re.compile(r"\.(?:[kqv]|kv)_scale$"), "anywhere"),
 )
