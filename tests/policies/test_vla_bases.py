@@ -13,6 +13,7 @@ from test_vla_checkpoints import filled, openvla_shapes, smolvla_shapes, write_o
 from vla_models import observations
 
 from guerdon.errors import CheckpointError, ConfigError
+from guerdon.plan.gpu import _kind
 from guerdon.policies.robots.control import build_policy, load_policy, save_policy
 from guerdon.policies.robots.robot import ControlInputs
 from guerdon.processes.progress import log_once
@@ -208,6 +209,8 @@ def test_a_folder_of_openpi_without_config_takes_its_shape_by_a_key(kind, tmp_pa
             CheckpointError, match=r"weights of openpi and no config\.json: say their shape by policy\.openpi"
         ):
             build(folder, vlm=tokenizer, other_data=False, num_images_in_input=2)
+        given = {"type": "vla", "family": "flow", "vla_path": str(folder), "openpi": shape}
+        assert _kind(VLAPolicySettings.model_validate(given)) == "pi0"  # what `--dry-run` counts
         found = build(folder, vlm=tokenizer, other_data=False, num_images_in_input=2, openpi=shape)
     seen = observations(2, cameras=2)
     actions = [policy.act(seen, np.random.default_rng(0)) for policy in (wanted, found)]

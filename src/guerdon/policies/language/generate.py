@@ -432,16 +432,14 @@ def check_steps(policy: TextPolicy) -> None:
     base = policy.base
     if base.steps_checked or base.device.type == "meta" or supports(policy):
         return
-    name, window = type(base.model).__name__, base.window or 0
-    long = min(window + 2 if window <= MOST_WINDOW else 6, (base.positions or 64) - 4)
+    name, window, room = type(base.model).__name__, base.window or 0, base.positions or MOST_WINDOW
+    long = max(2, min(window + 2 if window <= MOST_WINDOW else 6, room - 1))
     ids = torch.arange(2 * (long + 3), device=base.device).view(2, -1) * 7919 % base.vocabulary
     decoder = HFDecoder(policy)
     real = torch.ones(2, long, dtype=torch.bool, device=base.device)
-    real[1, : max(1, long // 2)] = False
-    rows, texts = (
-        torch.tensor([1, 0, 1], device=base.device),
-        [row[keep] for row, keep in zip(ids[:, :long], real, strict=True)],
-    )
+    real[1, : long // 2] = False
+    rows = torch.tensor([1, 0, 1], device=base.device)
+    texts = [row[keep] for row, keep in zip(ids[:, :long], real, strict=True)]
     with (
         base.adapter(policy.adapter),
         boundary(ConfigError, f"{name} cannot be generated with"),
@@ -455,7 +453,8 @@ def check_steps(policy: TextPolicy) -> None:
         wanted += [_whole_pass(base, text) for text in texts]
     worst = max(float((a.log_softmax(-1) - b.log_softmax(-1)).abs().max()) for a, b in zip(found, wanted, strict=True))
     largest = max(1.0, *(float(one.abs().max()) for one in wanted))
-    if not worst <= (ROUNDED_DIFFERENCE if base.bf16 or base.rounded else STEP_DIFFERENCE) * largest:
+    allowed = ROUNDED_DIFFERENCE if base.bf16 or base.rounded else STEP_DIFFERENCE
+    if not worst <= allowed * largest:  # NaN is refused, too
         raise ConfigError(
             f"{name}: a step with its cache gives other log-probabilities than the whole text (by {worst:.1g}), so "
             "what it writes would not be what is learned from: choose another architecture, or generation.engine: vllm"

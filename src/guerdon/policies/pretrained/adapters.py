@@ -15,6 +15,7 @@ import importlib
 import warnings
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -123,6 +124,10 @@ def _left_out(model: Any, path: str, module: nn.Module, inside: str, called: Con
 
 def _stacked_experts(model: Any) -> set[str]:
     """The names by which peft takes experts that transformers keeps as stacked weights, and their router."""
+    if (
+        find_spec("peft.utils.transformers_weight_conversion") is None
+    ):  # of older versions, which know no stacked experts
+        return set()
     rules = importlib.import_module("peft.utils.transformers_weight_conversion")
     kind = rules._MODEL_TO_CONVERSION_PATTERN.get(model.config.model_type)
     return set(rules._MOE_TARGET_MODULE_MAPPING.get(kind, ()))
