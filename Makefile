@@ -18,7 +18,7 @@ PARALLEL ?= -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 export MUJOCO_GL ?= egl
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-libero test-libero test-ray libero-table env-maniskill test-maniskill demo demo-text demo-prm demo-smollm demo-vla prm-exact prm-continued quickstart doctor test test-slow test-all test-device env-gpu gpu-check soak lint format check bench docs docs-images test-core test-wheel clean
+.PHONY: help env env-libero test-libero test-ray libero-table env-maniskill test-maniskill demo demo-text demo-prm demo-smollm demo-vla prm-exact prm-continued quickstart doctor test test-slow test-all test-device test-families env-gpu gpu-check soak lint format check bench docs docs-images test-core test-wheel clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -94,6 +94,9 @@ test-all: env  ## every test of every suite at full size (hours; once for each i
 SUITES = policies rl models train labels evaluate serve
 test-device: env  ## the suites that use tensors, with a simulated GPU: finds tensors on the wrong device
 	PYTHONPATH=tests $(BIN)/python -m pytest $(PARALLEL) -p pretend_cuda --pretend-cuda -m "not slow" $(addprefix tests/,$(SUITES))
+
+test-families: env  ## every family of language models, tiny, against transformers and peft: 15 minutes at most
+	$(BIN)/python -m pytest $(PARALLEL) tests/policies/test_zoo.py
 
 OUT ?= build/gpu_check.json
 env-gpu: env  # what gpu-check compares with

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import transformers
 from architectures import build
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -464,16 +463,3 @@ def test_what_vllm_cannot_do_is_refused_before_it_starts(vllm, monkeypatch):
         VLLMGenerationSettings(engine_kwargs={"dtype": "float16"})
     engine = VLLMEngine(tiny_policy(), VLLMGenerationSettings(engine_kwargs={"enforce_eager": True}))
     assert engine._llm.options["enforce_eager"]
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        transformers.Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"]),
-        transformers.FalconH1Config(),
-    ],
-    ids=["a layer without keys", "a state beside them"],
-)
-def test_networks_that_keep_more_than_keys_and_values_are_refused(config):
-    with pytest.raises(ConfigError, match="layers of linear attention or convolutions"):
-        decode._cache(config, 8)

@@ -708,7 +708,8 @@ def test_positions_without_tables(model):
 def test_weights_of_more_layers_are_not_read_one_at_a_time_either(model):
     assert map_pretrained(AutoModelForCausalLM, str(model), "the model") is not None
     edited(model / "config.json", num_hidden_layers=1)
-    assert map_pretrained(AutoModelForCausalLM, str(model), "the model") is None
+    with pytest.raises(CheckpointError, match=r"of more layers than config\.json has"):
+        map_pretrained(AutoModelForCausalLM, str(model), "the model")
 
 
 def test_layers_that_transformers_ignores_may_be_in_the_files(model, monkeypatch):
@@ -752,6 +753,10 @@ def test_making_a_model_4_bit_describes_no_weights_of_its_files(model):
     with pytest.raises(CheckpointError, match=r"q_proj\.weight, are stored as"):
         refuse_undescribed(held, str(model), (), "the language model")
     edited(model / "config.json", quantization_config=held.config.quantization_config)
+    with pytest.raises(CheckpointError, match=r"q_proj\.weight, are stored as I8 without a scale"):
+        refuse_undescribed(held, str(model), (), "the language model")
+    scales = {name.replace("weight", "SCB"): torch.ones(32) for name in narrow if name.endswith("q_proj.weight")}
+    save_file(narrow | scales, file, {"format": "pt"})
     refuse_undescribed(held, str(model), (), "the language model")
 
 
@@ -763,7 +768,6 @@ def test_weights_in_other_floats_are_read(dtype, tmp_path):
     file = folder / "model.safetensors"
     extra = {
         "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2),
-        "old_mask": torch.ones(2, dtype=torch.uint8),
     }
     save_file({k: v.to(dtype) for k, v in load_file(file).items()} | extra, file, {"format": "pt"})
     assert read_pretrained(AutoModelForCausalLM, str(folder), "the language model").dtype == torch.float32

@@ -93,6 +93,10 @@ class RunPrompts(NamedTuple):
             check_room(length, data.max_response_length, room, f"the prompt {prompt.id} ({use})")
         return cls(fitting, validation, len(train) - len(fitting), max(lengths))
 
+    def reach(self, data: DataSettings) -> int:
+        """Tokens of the longest prompt and response together that there may be."""
+        return data.max_response_length + max(data.max_prompt_length, self.longest)
+
     def of_shard(self, shard: int, count: int) -> RunPrompts:
         """Every `count`-th prompt to learn from, so that no two shards have one in common."""
         return self._replace(train=self.train[shard::count])
@@ -430,7 +434,7 @@ class TextCollector:
         policy = self.policy
         self.verifier = None if data.type == "prompts" else verifier_from(data)
         self.prompts = RunPrompts.read(data, policy.tokenizer, policy.base.positions) if prompts is None else prompts
-        longest = data.max_response_length + max(data.max_prompt_length, self.prompts.longest)
+        longest = self.prompts.reach(data)
         if isinstance(section, TextPolicySettings) and not self._evaluates:
             own, how = section.model_dump_json(), generation.model_dump_json()
             engine: Engine = engine_of_process(own, how, seed, len(self.heads), longest, shares_gpu)

@@ -31,7 +31,7 @@ CONFIGS = (CONFIG, ADAPTER, "generation_config.json", "tokenizer_config.json")  
 MOST_LAYERS = 10_000  # building more of them takes minutes, weights or not
 MOST_LABELS = 100_000  # each has a name in the configuration, which is made before any weight is read
 _LAYERS = re.compile(r"layers?$|^depths?$|^(num|n)_(\w+_)?(blocks?|experts|stages|groups|codebooks)$")
-_PICTURES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
+PICTURES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
 _EDGE = 8192  # pixels that pictures are resized to
 _MOST_OF_PICTURES = {  # what enlarges pictures; what only limits their size is not here
     "height": _EDGE, "width": _EDGE, "size": _EDGE, "crop_size": _EDGE, "patch_size": 256, "merge_size": 16,
@@ -264,7 +264,7 @@ def _value_problems(key: str, value: Any) -> Iterator[str]:
 
 def _picture_problems(folder: Path) -> Iterator[str]:
     """Sizes that pictures are enlarged to, beyond any model's."""
-    for file in filter(Path.is_file, (folder / name for name in _PICTURES)):
+    for file in filter(Path.is_file, (folder / name for name in PICTURES)):
         try:
             config = json.loads(file.read_text(encoding="utf-8"))
         except (ValueError, OSError, RecursionError) as cause:

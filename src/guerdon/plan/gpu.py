@@ -567,6 +567,8 @@ def vla_bytes(study: Study) -> tuple[int, int]:
 
 def _configuration(policy: VLAPolicySettings) -> dict[str, Any]:
     """That of the language part of the checkpoint, where it is here."""
+    if policy.openpi is not None:
+        return policy.openpi.model_dump()
     file = Path(policy.vla_path or "") / "config.json"
     return read_config(file) if file.is_file() else {}
 

@@ -20,7 +20,14 @@ from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.models.load import load_source_model
 from guerdon.policies.language.generate_vllm import check_vllm
 from guerdon.policies.language.text import TextPolicy, add_policy, reference
-from guerdon.policies.language.text_files import check_disk, load_policy, outline, save_policy, written_bytes
+from guerdon.policies.language.text_files import (
+    check_disk,
+    check_form,
+    load_policy,
+    outline,
+    save_policy,
+    written_bytes,
+)
 from guerdon.rewards.prime import PrimeReward
 from guerdon.rewards.source import GroundTruth, RewardSource, SourceTerms
 from guerdon.rewards.text_sources import ExactReward, TextReward
@@ -126,6 +133,7 @@ def check_text(study: Study) -> None:
         DataError: prompts cannot be read, or the model has no room for one.
         MissingDependencyError: a model or the data are not on this machine.
     """
+    check_form(study.text_policy)
     data = run_prompts(study.data)
     check_here(data)
     try:
@@ -134,7 +142,8 @@ def check_text(study: Study) -> None:
         load_prompts(data)
         raise
     _check_generation(study, policy)
-    RunPrompts.read(data, policy.tokenizer, policy.base.positions)
+    prompts = RunPrompts.read(data, policy.tokenizer, policy.base.positions)
+    policy.base.reach(prompts.reach(data))
     _check_disk_of(study, study.runner.logger.folder, policy, build_primes(study, policy))
 
 
@@ -174,6 +183,7 @@ def build_learning(study: Study, *, fresh: bool) -> Learning:
     """The policy, the models that learn with it, the reference and the learner; arguments, see `text_parts`."""
     assert study.data is not None
     algorithm, runner = study.text_algorithm, study.runner
+    check_form(study.text_policy)
     torch.set_num_threads(runner.threads)
     torch.manual_seed(runner.seed)  # of dropout, where a model has any: only gradient steps draw from it
     kl_in_reward, critic = bool(algorithm.kl_coef) and algorithm.kl_in == "reward", algorithm.needs.critic
@@ -184,6 +194,10 @@ def build_learning(study: Study, *, fresh: bool) -> Learning:
     alike, system_prompt = shared_system_prompt(prompts.train)
     primes = build_primes(study, policy, system_prompt=system_prompt)
     start = _reference(study, policy, primes) if algorithm.kl_coef else None
+    longest = prompts.reach(study.data)
+    for one in (policy, start, *(model for prime in primes.values() for model in (prime.phi, prime.ref))):
+        if one is not None:
+            one.base.reach(longest)
     learner = OnPolicyLearner(
         policy,
         AdamW(policy.parameters(), algorithm.learning_rate, algorithm.weight_decay),

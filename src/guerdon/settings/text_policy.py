@@ -109,7 +109,9 @@ class LoraSettings(Settings):
         0.0, ge=0, lt=1, description="on the input of the adapters, in passes that draw dropout (policy.dropout)"
     )
     target_modules: str | tuple[str, ...] = Field(
-        "all-linear", description="names of the layers that get an adapter; all-linear: all but the output embedding"
+        "all-linear",
+        description="names of the layers that get an adapter; all-linear: all but the output embedding, routers of "
+        "experts, towers of other inputs, and what peft refuses",
     )
 
 

@@ -119,6 +119,15 @@ _MOVED = {name for form in _FORMS for name in form.model_fields}
 _OPENVLA = Because(("token", "regression"), "family flow, whose checkpoints have the statistics of one data set")
 
 
+class OpenPiShapeSettings(Settings):
+    """The shape of a checkpoint of openpi whose folder has no config.json, as its own training leaves it."""
+
+    action_dim: int = Field(32, ge=1, le=100_000, description="numbers of an action and of a state, with padding")
+    action_horizon: int = Field(50, ge=1, le=100_000, description="actions of a chunk")
+    paligemma_variant: Literal["gemma_2b", "gemma_300m"] = Field("gemma_2b", description="the language model")
+    action_expert_variant: Literal["gemma_2b", "gemma_300m"] = Field("gemma_300m", description="the action expert")
+
+
 class VLAPolicySettings(Settings):
     """A vision-language-action model: pictures, an instruction and, if wanted, proprioception in, actions out."""
 
@@ -141,6 +150,12 @@ class VLAPolicySettings(Settings):
         family=Because("flow", "family {}"),
         description="folder with the config.json and the tokenizer of the language model that a SmolVLA checkpoint "
         "names, where that is a hub id; of pi0 and pi0.5, with PaliGemma's tokenizer",
+    )
+    openpi: OpenPiShapeSettings | None = only_with(
+        None,
+        vla_path=_READ,
+        family=Because("flow", "family {}"),
+        description="shape of a pi0 or pi0.5 checkpoint of openpi whose folder has no config.json; null: it has one",
     )
     tiny: TinyVLASettings | None = Field(None, description="make a small model in code instead of reading one")
     decoding: DecodingSettings = Field(

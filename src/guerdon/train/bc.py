@@ -304,8 +304,9 @@ def _whole(study: Study, settings: BCSettings) -> tuple[RobotPolicy, Pairs, Samp
     finally:
         world.close()
     policy = build_policy(
-        study.control_policy, shape, space, sources=(), seed=study.runner.seed, proprioception_size=len(measured)
-    )
+        study.control_policy, shape, space, sources=(), seed=study.runner.seed, proprioception_size=len(measured),
+        other_data=True,
+    )  # fmt: skip
     spec = policy.observation_spec or ObservationSpec(states=True)
     episodes = episodes_to_clone(study, settings, with_frames=spec.frames is not None, cameras=spec.cameras)
     weights = sample_weights(settings, chunk=policy.chunk, camera=study.env.camera_name)

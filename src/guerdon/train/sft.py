@@ -29,7 +29,14 @@ from guerdon.plan.stages import section
 from guerdon.policies.batches.passes import passes
 from guerdon.policies.batches.tokens import pad_id, prompt_ids, response_ids, token_batch
 from guerdon.policies.language.text import TextPolicy
-from guerdon.policies.language.text_files import check_disk, load_policy, outline, save_policy, written_bytes
+from guerdon.policies.language.text_files import (
+    check_disk,
+    check_form,
+    load_policy,
+    outline,
+    save_policy,
+    written_bytes,
+)
 from guerdon.reading.shown import ReadAs, read_as_facts
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
@@ -108,6 +115,7 @@ def train_sft_study(study: Study, *, resume: bool) -> tuple[Path, dict[str, Any]
     """
     settings: SFTSettings = section(study, "sft")
     read_as: list[ReadAs] = []
+    check_form(settings.policy or study.text_policy)
     pairs = _pairs_of(study, settings, read_as)
     torch.set_num_threads(study.runner.threads)
     chosen = settings.model_copy(update={"resume": True}) if resume else settings
@@ -126,6 +134,7 @@ def check_sft(study: Study) -> None:
     settings: SFTSettings = section(study, "sft")
     if study.data is not None:
         check_here(study.data)
+    check_form(settings.policy or study.text_policy)
     pairs = _pairs_of(study, settings, [])
     policy = outline(settings.policy or study.text_policy)
     _tokens_to_learn(policy, pairs, settings)

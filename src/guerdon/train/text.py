@@ -29,11 +29,9 @@ import torch
 
 from guerdon.compute import distributed
 from guerdon.compute.devices import resolve_device, seeded, show_only, wait_for_gpu
-from guerdon.compute.finite import refuse_to_read
-from guerdon.compute.packaged import local_model
 from guerdon.episodes.solution_files import published_solutions
 from guerdon.episodes.solutions import Solution
-from guerdon.errors import CheckpointError, ConfigError, DataError, boundary, needs
+from guerdon.errors import ConfigError, DataError, boundary, needs
 from guerdon.labels.data_set import CARD
 from guerdon.labels.data_set import target as target_of_reward
 from guerdon.models.text.ensemble import Ensemble
@@ -41,12 +39,12 @@ from guerdon.models.text.text_card import TextModelCard
 from guerdon.models.text.text_inputs import Reading, unread
 from guerdon.models.text.text_load import FINAL, model_class
 from guerdon.models.text.text_model import TextRewardModel
-from guerdon.network.hub import check_model, reading
 from guerdon.plan.stages import loaded
 from guerdon.policies.language.shared_base import SharedBase
 from guerdon.policies.language.text import TextPolicy, add_policy
-from guerdon.policies.language.text_files import check_disk, give_template, load_policy
-from guerdon.policies.pretrained.reading import read_tokenizer
+from guerdon.policies.language.text_files import check_disk, check_form, give_template, load_policy
+from guerdon.policies.pretrained.quantised import form_of
+from guerdon.policies.pretrained.reading import read_config, read_pretrained, read_tokenizer
 from guerdon.processes.progress import doing, log_line
 from guerdon.reading.data_sets import RECORDS
 from guerdon.reading.shown import ReadAs, read_as_facts
@@ -424,6 +422,7 @@ def train_text_model(
         ConfigError: resuming with other settings or data than the training started with, or the disk has no room.
         CheckpointError: the language model cannot be read.
     """
+    check_form(settings.start(study.text_default))
     found: TrainingData = data or loaded(settings.data).read(settings, study.label)
     if found.left_out:
         log_line(f"left out {found.rows_left_out}: {_counted(found.left_out)}")
@@ -505,6 +504,7 @@ def check_training(settings: TextTrainSettings, study: Study) -> None:
         CheckpointError: the model's configuration or tokenizer cannot be read.
         MissingDependencyError: the model is not on this machine.
     """
+    check_form(settings.start(study.text_default))
     paths = data_paths(settings, study.label)
     there = all(Path(path).exists() for path in paths)
     found: TrainingData | None = loaded(settings.data).read(settings, study.label) if there else None
@@ -618,14 +618,15 @@ def _in_4_bits(start: TextPolicySettings, settings: TextTrainSettings) -> TextPo
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.bfloat16,
     )  # fmt: skip
-    path = local_model(start.path)
-    check_model(CheckpointError, "the language model", path)
-    with reading("the language model in 4 bits", start.path):
-        model = AutoModelForCausalLM.from_pretrained(
-            path, quantization_config=config, device_map={"": device.index or 0}, trust_remote_code=False,
-            use_safetensors=True,
-        )  # fmt: skip
-    refuse_to_read(model.named_parameters(), f"the language model {start.path!r}")
+    form = form_of(read_config(start.path, "the language model"), f"the language model {start.path!r}")
+    if form is not None:
+        raise ConfigError(
+            f"quantize: nf4 would do nothing with {start.path!r}, stored by {form.method} already: leave it out"
+        )
+    model = read_pretrained(
+        AutoModelForCausalLM, start.path, "the language model in 4 bits", dtype="auto", start=True,
+        quantization_config=config, device_map={"": device.index or 0},
+    )  # fmt: skip
     tokenizer = read_tokenizer(start.path, template=start.chat_template is None)
     give_template(tokenizer, start)
     base = SharedBase(model, tokenizer, start)

@@ -110,7 +110,7 @@ def _written(settings: VLMTrainSettings, backend: TransformersBackend) -> dict[s
 
 def _backend(settings: VLMTrainSettings, path: str) -> tuple[TransformersBackend, Shards | None]:
     """The model to train, with a fresh adapter where `lora` is set, and its shards where several processes train it."""
-    (model, inputs), weights = map_vlm(path) if distributed.peers() > 1 else (read_vlm(path), None)
+    (model, inputs), weights = map_vlm(path) if distributed.peers() > 1 else (read_vlm(path, start=True), None)
     set_arguments(inputs.tokenizer, settings.chat_template_kwargs, "chat_template_kwargs")
     shards = Shards(model, weights=weights) if distributed.peers() > 1 else None
     if settings.lora is None:

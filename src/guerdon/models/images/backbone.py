@@ -265,7 +265,7 @@ def _load_backbone(arch: str, path: str, *, mapped: bool) -> Any:
     path = local_model(path)
     check_model(CheckpointError, "pretrained_path", path)
     with boundary(CheckpointError, f"pretrained_path {path!r} cannot be read as a transformers ResNet"):
-        found = map_pretrained(AutoModel, path, "pretrained_path") if mapped else None
+        found = map_pretrained(AutoModel, path, "pretrained_path", start=True) if mapped else None
         if found is None:
             backbone, report = ResNetModel.from_pretrained(
                 path, output_loading_info=True, trust_remote_code=False, use_safetensors=True

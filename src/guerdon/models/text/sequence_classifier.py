@@ -43,6 +43,7 @@ from guerdon.policies.batches import packing, prompt_sharing
 from guerdon.policies.batches.passes import passes, token_limit
 from guerdon.policies.batches.precision import halve_linear, uses_bf16
 from guerdon.policies.batches.prompt_sharing import common_start
+from guerdon.policies.batches.ropes import sides_of, switch_of
 from guerdon.policies.batches.tokens import check_vocabulary, conversation_ids, pad_id, pad_right, token_batch
 from guerdon.policies.language.text import TextPolicy
 from guerdon.policies.language.text_files import check_written, read_classifier, tokenizer_home, whole_parameters
@@ -152,13 +153,16 @@ class SequenceClassifier:
         """(N, K) logits of sequences; those of a group, named by their numbers, are read together."""
         order: list[int] = []
         longest: list[int] = []
+        switch = switch_of(self.model.config)
+        groups = [[group[i] for i in rows] for group in groups
+                  for rows in sides_of([len(sequences[row]) for row in group], switch)]  # fmt: skip
         for group in groups:
             order += group
             longest += [max(len(sequences[row]) for row in group)] * len(group)
         logits_N_K = np.zeros((len(sequences), self.labels), dtype=np.float32)
         starts = self._starts(sequences, groups) if self._compact else None
         most = token_limit(None, self.model, self.model.device)
-        for part in passes(longest, size=self.micro_batch_size, tokens=most):
+        for part in passes(longest, size=self.micro_batch_size, tokens=most, apart=switch):
             rows = [order[i] for i in part]
             logits_N_K[rows] = self._logits([sequences[i] for i in rows], None if starts is None else starts[rows])
         return logits_N_K

@@ -146,9 +146,11 @@ def refuse_conversation(name: str, context: Sequence[Message], tools: Sequence[T
         raise ChatError(f"{name} reads one question and its solution; the conversation also has {beyond}: remove it")
 
 
-def buckets(readings: Sequence[Reading], size: int, *, tokens: int | None = None, each: int = 1) -> list[IntArray]:
+def buckets(
+    readings: Sequence[Reading], size: int, *, tokens: int | None = None, each: int = 1, apart: int | None = None
+) -> list[IntArray]:
     """Indices in groups of at most `size`, the like-long together: see `guerdon.policies.batches.passes.passes`."""
-    return passes([len(r) for r in readings], size=size, tokens=tokens, each=each)
+    return passes([len(r) for r in readings], size=size, tokens=tokens, each=each, apart=apart)
 
 
 def judge_readings(
@@ -157,6 +159,7 @@ def judge_readings(
     score: Callable[[Sequence[Reading]], Sequence[Score]],
     *,
     tokens: int | None = None,
+    apart: int | None = None,
 ) -> list[ExplainedScore]:
     """Scores of readings with the number of tokens read, in order; nothing is ever left out.
 
@@ -165,11 +168,12 @@ def judge_readings(
         size: readings at a time.
         score: scores of a few readings of like length.
         tokens: most tokens at a time, padding included; None: any number.
+        apart: see `guerdon.policies.batches.passes.passes`.
     """
     found = {i: ExplainedScore(Score(failure=r)) for i, r in enumerate(readings) if isinstance(r, Failure)}
     whole = {i: r for i, r in enumerate(readings) if not isinstance(r, Failure)}
     rows = list(whole)
-    for group in buckets(list(whole.values()), size, tokens=tokens):
+    for group in buckets(list(whole.values()), size, tokens=tokens, apart=apart):
         batch = [whole[rows[k]] for k in group]
         for k, reading, one in zip(group, batch, score(batch), strict=True):
             found[rows[k]] = ExplainedScore(one, tokens=len(reading))
@@ -202,8 +206,12 @@ def hidden_at(
         places: of each reading.
         compact: where the model can, read without padding, and what several have before their `start` once.
     """
-    batch, base = as_batch(policy, readings), policy.base
-    lengths = [len(r.ids) for r in readings]
+    base, lengths = policy.base, [len(r.ids) for r in readings]
+    if len(apart := base.ropes.apart(lengths)) > 1:
+        found = [hidden_at(policy, [readings[i] for i in rows], [places[i] for i in rows], compact=compact)
+                 for rows in apart]  # fmt: skip
+        return in_order(found, apart, [len(p) for p in places])
+    batch = as_batch(policy, readings)
     longest, packed = max(lengths), policy.remove_padding
     eager = base.eager_for(longest)
     if compact and not packed and base.settings.share_prompts and base.packs:
@@ -212,6 +220,19 @@ def hidden_at(
     layout = lay_out(batch, pad_id=pad_id(policy.tokenizer), packed=packed, device=policy.device, eager=eager)
     starts = np.cumsum([0, *lengths[:-1]]) if packed else np.arange(len(lengths)) * longest
     return hidden_of(policy, layout, np.concatenate([s + p for s, p in zip(starts, places, strict=True)]))
+
+
+def in_order(parts: Sequence[Tensor], apart: Sequence[IntArray], counts: Sequence[int]) -> Tensor:
+    """Values of all readings in their order, from those of several parts of them.
+
+    Args:
+        parts: values of the readings of each part, one reading after the other.
+        apart: which readings each part has.
+        counts: values of each reading.
+    """
+    ends = np.cumsum(counts)
+    places = np.concatenate([np.arange(ends[i] - counts[i], ends[i]) for rows in apart for i in rows])
+    return torch.cat(list(parts))[torch.from_numpy(np.argsort(places)).to(parts[0].device)]
 
 
 def hidden_of(policy: TextPolicy, layout: Layout, places_M: IntArray) -> Tensor:

@@ -299,7 +299,8 @@ class TextRewardModel:
 
 def read_policy(folder: Path, card: TextModelCard, device: str | torch.device = "auto") -> TextPolicy:
     """The language model of a folder, any adapter merged into it, for scoring."""
-    return TextPolicy(load_base(TextPolicySettings(path=str(folder), bf16=card.bf16), seed=0, device=device))
+    settings = TextPolicySettings(path=str(folder), bf16=card.bf16)
+    return TextPolicy(load_base(settings, seed=0, device=device, start=False))
 
 
 def read_adapters(

@@ -26,7 +26,7 @@ from torch import Tensor
 from guerdon.episodes.solution_formats import EVALUATE, PARTIAL, QUESTION, TARGETS
 from guerdon.errors import ConfigError
 from guerdon.models.text.text_card import TextModelCard
-from guerdon.models.text.text_inputs import Reading, hidden_of
+from guerdon.models.text.text_inputs import Reading, hidden_of, in_order
 from guerdon.models.text.text_model import TextRewardModel
 from guerdon.policies.batches.packing import Layout
 from guerdon.policies.batches.tokens import pad_id, pad_right, piece_ids
@@ -65,6 +65,9 @@ class VerdictModel(TextRewardModel):
 
     def logits(self, readings: Sequence[Reading]) -> Tensor:
         """One logit per step, solution by solution: that of CORRECT minus that of INCORRECT."""
+        if len(apart := self.policy.base.ropes.apart([r.reach for r in readings])) > 1:
+            found = [self.logits([readings[i] for i in rows]) for rows in apart]
+            return in_order(found, apart, [len(r.ends_S) for r in readings])
         layout, places = self._lay_out(readings)
         return self.policy.base.run(lambda: self.verdict_logits(hidden_of(self.policy, layout, places)))
 

@@ -272,13 +272,16 @@ class LoadedVLM(NamedTuple):
     inputs: VisionInputs
 
 
-def read_vlm(path: str | Path, adapter: str | Path | None = None, *, dtype: torch.dtype = torch.float32) -> LoadedVLM:
+def read_vlm(
+    path: str | Path, adapter: str | Path | None = None, *, dtype: torch.dtype = torch.float32, start: bool = False
+) -> LoadedVLM:
     """Read a model of the Qwen-VL families, strictly, and put an adapter on it.
 
     Args:
         path: folder or hub id.
         adapter: peft folder; every weight of it must fit.
         dtype: of the weights.
+        start: whether training starts from it, see `read_pretrained`.
 
     Raises:
         CheckpointError: it cannot be read, lacks weights, was altered, or is of another family.
@@ -289,7 +292,8 @@ def read_vlm(path: str | Path, adapter: str | Path | None = None, *, dtype: torc
     for folder in (Path(path), *([] if adapter is None else [Path(adapter)])):
         if (folder / COMPLETE).is_file():
             verify_folder(folder)
-    model = read_pretrained(AutoModelForImageTextToText, str(path), _WHAT, dtype=dtype)
+    under = adapter is not None
+    model = read_pretrained(AutoModelForImageTextToText, str(path), _WHAT, dtype=dtype, start=start or under)
     inputs = read_inputs(str(path), model.config.model_type)
     check_heads(model.config, path)
     if adapter is not None:
@@ -298,7 +302,7 @@ def read_vlm(path: str | Path, adapter: str | Path | None = None, *, dtype: torc
 
 
 def map_vlm(path: str) -> tuple[LoadedVLM, dict[str, torch.Tensor] | None]:
-    """The model of `read_vlm` on torch's device `meta`, and its weights by name, to be read one at a time.
+    """The start that `read_vlm` reads, on torch's device `meta`, and its weights by name, to be read one at a time.
 
     Args:
         path: folder.
@@ -308,8 +312,8 @@ def map_vlm(path: str) -> tuple[LoadedVLM, dict[str, torch.Tensor] | None]:
     """
     from transformers import AutoModelForImageTextToText
 
-    if (found := map_pretrained(AutoModelForImageTextToText, path, _WHAT)) is None:
-        return read_vlm(path), None
+    if (found := map_pretrained(AutoModelForImageTextToText, path, _WHAT, start=True)) is None:
+        return read_vlm(path, start=True), None
     model, weights = found
     return LoadedVLM(model, read_inputs(path, model.config.model_type)), weights
 

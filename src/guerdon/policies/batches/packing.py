@@ -67,6 +67,11 @@ class Layout:
     mask: Tensor | None = None
     attention: str | None = None
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return self.ids.shape[1] if self.positions is None else int(self.positions.max()) + 1
+
 
 def lay_out(batch: TokenBatch, *, pad_id: int, packed: bool, device: torch.device, eager: bool = False) -> Layout:
     """Put the sequences of a batch into padded rows or into one packed row.
@@ -113,6 +118,27 @@ def check_prompts(batch: TokenBatch) -> None:
         raise ValueError("an empty prompt predicts no first token; a chat template gives at least one")
 
 
+def body_of(model: Any) -> Any:
+    """The part of a network of transformers that gives last hidden states of tokens."""
+    from transformers import PreTrainedModel
+
+    if model.config.is_encoder_decoder:
+        return model.base_model
+    found = model.get_decoder()  # of some families it is the model itself, or its head
+    if found is not model and hasattr(found, "config"):
+        return found if found.get_output_embeddings() is None else body_of(found)
+    if model.base_model is not model:
+        return model.base_model
+    return next((part for part in model.children() if isinstance(part, PreTrainedModel)), model)
+
+
+def is_recurrent(config: Any) -> bool:
+    """Whether a network keeps the state of recurrent layers or convolutions, which have no ends of sequences."""
+    from transformers import DynamicCache
+
+    return any(hasattr(layer, "conv_states") for layer in DynamicCache(config=config).layers)
+
+
 def register() -> None:
     """Make `PACKED_ATTENTION` known to transformers; a second call changes nothing."""
     from transformers import AttentionInterface
@@ -131,15 +157,17 @@ def packs(model: Any, *, bf16: bool = False) -> bool:
         model: the network.
         bf16: it computes in bfloat16, whatever dtype its first weight has; the caller switches autocast on.
     """
-    kinds = getattr(model.config, "layer_types", None) or ["full_attention"]
-    looks_back = [bool(module.is_causal) for module in model.modules() if hasattr(module, "is_causal")]
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or ["full_attention"]
+    body = body_of(model)
+    looks_back = [bool(module.is_causal) for module in body.modules() if hasattr(module, "is_causal")]
     return (
         bool(getattr(model, "_supports_attention_backend", False))
         and not getattr(model, "_is_stateful", False)
         and set(kinds) <= {"full_attention", "sliding_attention"}
-        and not any(name.endswith(".sinks") for name, _ in model.named_parameters())
+        and not any(name.endswith(".sinks") for name, _ in body.named_parameters())
         and bool(looks_back)
         and all(looks_back)
+        and not is_recurrent(model.config)
         and _packs_alike(model, bf16 or model.dtype != torch.float32)
     )
 
@@ -195,7 +223,7 @@ def _packs_alike(model: Any, half: bool) -> bool:
     register()
 
     def packed() -> Tensor:
-        found: Tensor = model.base_model(
+        found: Tensor = body_of(model)(
             input_ids=torch.cat(rows)[None], position_ids=positions, use_cache=False,
             packing=Packing(places, len(lengths), max(lengths), eager=False),
         ).last_hidden_state[0]  # fmt: skip
@@ -216,7 +244,7 @@ def _reads_alike(model: Any, rows: list[Tensor], together: Callable[[], Tensor],
     training, before = model.training, model.config._attn_implementation
     model.eval()
     try:
-        alone = torch.cat([model.base_model(input_ids=x[None], use_cache=False).last_hidden_state[0] for x in rows])
+        alone = torch.cat([body_of(model)(input_ids=x[None], use_cache=False).last_hidden_state[0] for x in rows])
         model.set_attn_implementation(attention)
         found, alone = together().float(), alone.float()
     except torch.OutOfMemoryError:

@@ -33,7 +33,12 @@ def slices(rows: int, size: int | None) -> list[slice]:
 
 
 def passes(
-    lengths_N: Sequence[int] | IntArray, *, size: int | None = None, tokens: int | None = None, each: int = 1
+    lengths_N: Sequence[int] | IntArray,
+    *,
+    size: int | None = None,
+    tokens: int | None = None,
+    each: int = 1,
+    apart: int | None = None,
 ) -> list[IntArray]:
     """Indices of items that share a forward pass, the like-long together, the shortest first.
 
@@ -42,6 +47,7 @@ def passes(
         size: most items in a pass; None: any number.
         tokens: most tokens in a pass, padding included; an item that is longer has a pass of its own. None: any number.
         each: sequences of an item (2 for pairs, the group's size for groups).
+        apart: items longer than this share no pass with others; None: any may.
     """
     lengths = np.asarray(lengths_N, dtype=np.int64)
     order = np.argsort(lengths, kind="stable")
@@ -51,6 +57,8 @@ def passes(
         if at < len(order):
             count = at + 1 - start
             fits = tokens is None or count * each * int(lengths[order[at]]) <= tokens
+            last, newest = int(lengths[order[at - 1]]), int(lengths[order[at]])
+            fits = fits and not (apart is not None and last <= apart < newest)
             if fits and (size is None or count <= size):
                 continue
         found.append(order[start:at])

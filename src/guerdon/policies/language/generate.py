@@ -12,6 +12,7 @@ the batch size nor the other rows change a response.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from guerdon.errors import ConfigError, DataError
+from guerdon.errors import ConfigError, DataError, boundary
 from guerdon.policies.batches.packing import causal_bias, fused_attention
 from guerdon.policies.batches.tokens import TokenBatch, pad_id, pad_left, stop_ids
 from guerdon.policies.language.text import TextPolicy
@@ -97,6 +98,7 @@ def supports(policy: TextPolicy) -> bool:
     kinds = getattr(config, "layer_types", None) or ["full_attention"]
     return (
         type(model).__name__ in _MODELS
+        and ((form := getattr(model, "stored_form", None)) is None or form.floats)
         and policy.base.plain_head
         and config.hidden_act == "silu"
         and rope.get("rope_type", "default") in _FIXED_ANGLES
@@ -282,7 +284,8 @@ class LlamaDecoder:
 class HFDecoder:
     """A batch being written; with the methods of `LlamaDecoder`.
 
-    Weights are cast to bfloat16 in each step, but for those that are trained, inside a block of `weights_cast_once`.
+    The cache is transformers' own: keys and values, and the states of recurrent layers and convolutions. Weights are
+    cast to bfloat16 in each step, but for those that are trained, inside a block of `weights_cast_once`.
 
     Args:
         policy: whose weights; the adapter is chosen for each step.
@@ -290,6 +293,9 @@ class HFDecoder:
 
     def __init__(self, policy: TextPolicy) -> None:
         self._policy, self._base = policy, policy.base
+        takes = inspect.signature(type(self._base.model).forward).parameters
+        self._cache_name = "past_key_values" if "past_key_values" in takes else "cache_params"
+        self._takes = {name for name in ("position_ids", "logits_to_keep") if name in takes}
         self._cache: Any = None
         self._real = torch.zeros(0, 0, dtype=torch.bool)
 
@@ -301,9 +307,6 @@ class HFDecoder:
         """Read prompts padded on the left and return the (B, V) logits of the first token to write.
 
         They are read in parts of `max_tokens_per_pass`.
-
-        Raises:
-            ConfigError: the network keeps more than keys and values (linear attention, convolutions).
         """
         rows, length = ids_B_P.shape
         model = self._base.model
@@ -320,7 +323,7 @@ class HFDecoder:
 
     def select(self, rows: Tensor) -> None:
         """Go on with these rows, in this order; a row may come several times, or no more."""
-        self._cache.batch_select_indices(rows)
+        self._cache.reorder_cache(rows)
         self._real = self._real[rows]
 
     def step(self, tokens_B: Tensor) -> Tensor:
@@ -332,13 +335,17 @@ class HFDecoder:
         base = self._base
         with (
             base.adapter(self._policy.adapter),
+            base.ropes.side(),
             base.attention("eager" if base.settings.attention == "eager" else base.fused),
             torch.autocast(base.device.type, torch.bfloat16, enabled=base.bf16),
         ):
             base.model.eval()
+            more: dict[str, Any] = {"position_ids": positions, "logits_to_keep": 1, self._cache_name: self._cache}
+            step = ids.shape[1] < self._real.shape[1]
             out = base.model(
-                input_ids=ids, attention_mask=self._real.long(), position_ids=positions, past_key_values=self._cache,
-                use_cache=True, logits_to_keep=1,
+                input_ids=ids, use_cache=True,
+                attention_mask=None if step and self._cache_name == "cache_params" else self._real.long(),
+                **{name: value for name, value in more.items() if name in self._takes or name == self._cache_name},
             )  # fmt: skip
         logits: Tensor = out.logits[:, -1].float()
         return logits
@@ -371,16 +378,11 @@ def _cache(config: Any, room: int) -> Any:
             self.keys, self.values = keys[:, :, :end], values[:, :, :end]
             return self.keys, self.values
 
-        def batch_select_indices(self, indices: Tensor) -> None:
-            super().batch_select_indices(indices)
+        def reorder_cache(self, beam_idx: Tensor) -> None:
+            super().reorder_cache(beam_idx)
             self._whole = None
 
     cache = DynamicCache(config=config)
-    if any(not isinstance(layer, DynamicLayer) or hasattr(layer, "conv_states") for layer in cache.layers):
-        raise ConfigError(
-            f"{type(config).__name__}: guerdon cannot generate with layers of linear attention or convolutions, which "
-            "keep a state beside keys and values; choose a model that has attention alone"
-        )
     cache.layers = [Roomy() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
 
@@ -388,14 +390,83 @@ def _cache(config: Any, room: int) -> Any:
 def _joined(caches: list[Any]) -> Any:
     """One cache with the rows of all, layer by layer; the parts are let go of as soon as they are copied."""
     first, *others = caches
-    for i, layer in enumerate(first.layers):
+    for i, layer in enumerate(first.layers if others else ()):
         parts = [layer, *(cache.layers[i] for cache in others)]
-        if others and layer.is_initialized:
-            layer.keys, layer.values = torch.cat([p.keys for p in parts]), torch.cat([p.values for p in parts])
-            layer._whole = None
+        for name, dim in _ROWS_OF.items():
+            if isinstance(states := getattr(layer, name, None), dict | list):
+                found = {k: [getattr(p, name)[k] for p in parts] for k in _keys(states)}
+                for k, own in found.items():
+                    states[k] = own[0] if own[0] is None else torch.cat(own, dim)
+            elif isinstance(states, Tensor):
+                setattr(layer, name, torch.cat([getattr(p, name) for p in parts], dim))
+        layer._whole = None
         for cache in others:
             cache.layers[i] = None
     return first
+
+
+# Tensors of a cache's layer, and which of their dimensions is that of rows.
+_ROWS_OF = {"keys": 0, "values": 0, "conv_states": 0, "recurrent_states": 0, "indexer_keys": 0,
+            "indexer_position_ids": 1}  # fmt: skip
+
+
+def _keys(states: dict[int, Any] | list[Any]) -> list[int]:
+    """What the states of a layer are found by."""
+    return list(states) if isinstance(states, dict) else list(range(len(states)))
+
+
+STEP_DIFFERENCE = 1e-5  # of log-probabilities, for the largest logit where that is above 1
+ROUNDED_DIFFERENCE = 3e-2  # where weights are bfloat16
+MOST_WINDOW = 64  # tokens of a local window that the trial fills
+
+
+@torch.inference_mode()
+def check_steps(policy: TextPolicy) -> None:
+    """Refuse a network that writes with its cache something else than it reads without: tried with a few tokens.
+
+    Rows are padded on the left, leave and come several times, as in `LocalEngine`.
+
+    Raises:
+        ConfigError: log-probabilities of a step differ from those of the whole text, or it cannot be tried.
+    """
+    base = policy.base
+    if base.steps_checked or base.device.type == "meta" or supports(policy):
+        return
+    name, window, room = type(base.model).__name__, base.window or 0, base.positions or MOST_WINDOW
+    long = max(2, min(window + 2 if window <= MOST_WINDOW else 6, room - 1))
+    ids = torch.arange(2 * (long + 3), device=base.device).view(2, -1) * 7919 % base.vocabulary
+    decoder = HFDecoder(policy)
+    real = torch.ones(2, long, dtype=torch.bool, device=base.device)
+    real[1, : long // 2] = False
+    rows = torch.tensor([1, 0, 1], device=base.device)
+    texts = [row[keep] for row, keep in zip(ids[:, :long], real, strict=True)]
+    with (
+        base.adapter(policy.adapter),
+        boundary(ConfigError, f"{name} cannot be generated with"),
+        decoder.weights_cast_once(),
+    ):
+        found = list(decoder.prefill(ids[:, :long], real, room=3))
+        wanted = [_whole_pass(base, text) for text in texts]
+        decoder.select(rows)
+        texts = [torch.cat([texts[row], ids[row, long : long + 1]]) for row in rows]
+        found += decoder.step(torch.stack([text[-1] for text in texts]))
+        wanted += [_whole_pass(base, text) for text in texts]
+    worst = max(float((a.log_softmax(-1) - b.log_softmax(-1)).abs().max()) for a, b in zip(found, wanted, strict=True))
+    largest = max(1.0, *(float(one.abs().max()) for one in wanted))
+    allowed = ROUNDED_DIFFERENCE if base.bf16 or base.rounded else STEP_DIFFERENCE
+    if not worst <= allowed * largest:  # NaN is refused, too
+        raise ConfigError(
+            f"{name}: a step with its cache gives other log-probabilities than the whole text (by {worst:.1g}), so "
+            "what it writes would not be what is learned from: choose another architecture, or generation.engine: vllm"
+        )
+    base.steps_checked = True
+
+
+def _whole_pass(base: Any, text: Tensor) -> Tensor:
+    """(V,) logits after the last token of a text, read at once."""
+    with base.attention("eager" if base.settings.attention == "eager" else base.fused), base.ropes.side():
+        logits: Tensor = base.model(input_ids=text[None], use_cache=False).logits[0, -1].float()
+    return logits
 
 
 def _stacked(parts: list[list[Tensor]]) -> list[Tensor]:
@@ -502,6 +573,8 @@ class LocalEngine:
         self._is_stop_V = torch.zeros(policy.base.vocabulary, dtype=torch.bool, device=policy.device)
         self._is_stop_V[torch.from_numpy(stops)] = True
         self._version: int | None = None
+        if policy.base.shards is None:
+            check_steps(policy)
 
     def sync(self, weights: Mapping[str, Tensor] | None = None, version: int | None = None) -> None:
         """Remember the version: the weights are read at every call."""
@@ -534,7 +607,10 @@ class LocalEngine:
         if (rng is None) != greedy:
             raise ValueError("give a generator to sample with, or greedy=True")
         self._check(prompts, max_new_tokens)
+        longest = max((len(p) for p in prompts), default=0) + max_new_tokens
+        self.policy.base.ropes.decide(longest, "what is generated")
         with self.policy.base.whole(), torch.inference_mode():
+            check_steps(self.policy)
             found = self._generate(prompts, n_per_prompt, max_new_tokens, rng)
         return found if self._version is None else replace(found, versions_B=np.full(len(found.batch), self._version))
 

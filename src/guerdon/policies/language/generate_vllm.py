@@ -61,9 +61,11 @@ def build_engine(policy: TextPolicy, settings: GenerationSettings, *, max_length
         max_length: tokens of the longest prompt and response together; None: the positions of the model.
 
     Raises:
-        ConfigError: as `check_vllm`.
+        ConfigError: as `check_vllm`, or as `Ropes.decide`.
         MissingDependencyError: vLLM is not installed.
     """
+    if max_length is not None:
+        policy.base.reach(max_length)
     if settings.engine == "local":
         return LocalEngine(policy, settings)
     return VLLMEngine(policy, settings, max_length=max_length)
@@ -160,6 +162,8 @@ class VLLMEngine:
         self._loaded = 0  # weights up to now
         self._fixed: dict[str, Tensor] = {}  # what belongs to the weights and is not trained
         room = [n for n in (max_length, base.positions) if n is not None]
+        if room:  # vLLM, too, has the long frequencies of longrope where `max_model_len` is beyond the switch
+            base.reach(min(room))
         with boundary(GuerdonError, "vLLM does not start with this model"), distributed.unnoticed():
             where = self._lora(seed) if policy.adapter else self._whole(seed)
             if room:

@@ -28,12 +28,15 @@ from guerdon.policies.batches import packing, prompt_sharing
 from guerdon.policies.batches.packing import Layout
 from guerdon.policies.batches.passes import token_limit
 from guerdon.policies.batches.precision import halve_linear, product_of_cast, uses_bf16
+from guerdon.policies.batches.ropes import Ropes
 from guerdon.policies.batches.tokens import TokenBatch, check_vocabulary
 from guerdon.policies.pretrained.adapters import (
+    ALL_LINEAR,
     adapter_layers,
     carries,
     fresh_lora,
     import_peft,
+    linear_targets,
     merged,
     stored_weights,
     untie,
@@ -48,6 +51,15 @@ from guerdon.settings.text_policy import LoraSettings, TextPolicySettings
 EAGER_UP_TO = {True: 640, False: 96}
 
 T = TypeVar("T")
+
+
+def _outside(model: Any) -> frozenset[str]:
+    """The weights of a model of several inputs that are not of the part that reads and writes text."""
+    if not any(hasattr(model.config, key) for key in ("vision_config", "audio_config")):
+        return frozenset()
+    of_text = {id(p) for part in (packing.body_of(model), model.get_output_embeddings()) if part is not None
+               for p in part.parameters()}  # fmt: skip
+    return frozenset(name for name, p in model.named_parameters() if id(p) not in of_text)
 
 
 class SharedBase:
@@ -67,6 +79,10 @@ class SharedBase:
         weights: the modules with weights of their own, and the names that these have in a folder without adapters.
         fused: the attention for long sequences: `sdpa`, or `eager` where the model has no other (soft-capped scores).
         width: of the last hidden states.
+        ropes: its rotary positions, where they depend on the length of rows.
+        outside: names of weights that no text passes through (towers of other inputs): neither trained nor adapted,
+            and written as they are.
+        steps_checked: whether a step with its cache was seen to give what the whole text gives.
         plain_head: whether logits are the output embedding of the last hidden state, with nothing after it.
         shards: where the weights are spread over several processes (`guerdon.compute.sharding`); None: they are all
             here.
@@ -83,6 +99,9 @@ class SharedBase:
         self.peft: Any = None
         self._lock = threading.RLock()  # held while adapter, attention or mode are switched
         self.weights = stored_weights(model)
+        self.ropes = Ropes(model)
+        self.outside = _outside(model)
+        self.steps_checked = False
         self._own: dict[str, list[nn.Parameter]] = {}  # the weights of each adapter
         self._carriers: dict[nn.Module, list[Any]] = {}  # the layers of peft on each module
         self.shards = None
@@ -147,14 +166,24 @@ class SharedBase:
     @property
     def decoder(self) -> Any:
         """The part of the model that gives last hidden states."""
-        found = self.model.get_decoder()  # of some families it is the model itself, or its head
-        return found if found is not self.model and hasattr(found, "config") else self.model.base_model
+        return packing.body_of(self.model)
 
     @property
     def positions(self) -> int | None:
         """Most tokens that the model has positions for; None: no limit."""
         room = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         return None if room is None else int(room)
+
+    def reach(self, longest: int) -> None:
+        """Decide which rotary frequencies all rows of a run have; sampling, evaluation and references must agree.
+
+        Args:
+            longest: tokens of the longest prompt and response together that there may be.
+
+        Raises:
+            ConfigError: as `Ropes.decide`.
+        """
+        self.ropes.decide(min(longest, self.positions or longest), "this run")
 
     @property
     def window(self) -> int | None:
@@ -229,6 +258,11 @@ class SharedBase:
             MissingDependencyError: peft is not installed.
             ConfigError: the name is taken, no layer has the names of `target_modules`, or they cannot be merged.
         """
+        names, left = self._linear_layers
+        if settings.target_modules == ALL_LINEAR and left:
+            settings = settings.model_copy(update={"target_modules": names})
+            why = "; ".join(f"{reason}: {', '.join(sorted(leaves))}" for reason, leaves in sorted(left.items()))
+            log_once(f"{type(self.model).__name__}: lora.target_modules all-linear leaves out layers that are {why}")
 
         def fresh(model: Any) -> Any:
             with fresh_lora(settings, seed=seed, device=self.device, task_type="CAUSAL_LM") as config:
@@ -238,6 +272,28 @@ class SharedBase:
             return self.peft
 
         self.put_adapter(name, fresh)
+
+    @cached_property
+    def _linear_layers(self) -> tuple[tuple[str, ...], dict[str, set[str]]]:
+        """What `all-linear` names and leaves out; to be read before there is an adapter."""
+        paths = {module: path for path, module in self.model.named_modules()}
+        inside = paths[self.decoder] if self.outside else ""
+        return linear_targets(self.model, inside=inside, called=None if self.device.type == "meta" else self._called())
+
+    @torch.no_grad()
+    def _called(self) -> set[str]:
+        """The paths of modules that a forward pass of a few tokens calls."""
+        found: set[str] = set()
+        hooks = [module.register_forward_hook(lambda *_, path=path: found.add(path))
+                 for path, module in self.model.named_modules()]  # fmt: skip
+        ids = torch.arange(min(4, self.vocabulary), device=self.device)[None]
+        try:
+            with self._lock, self._as_gathered():
+                self.run(lambda: self.model(input_ids=ids, use_cache=False))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return found
 
     def put_adapter(self, name: str, put: Callable[[Any], Any]) -> None:
         """Freeze the weights and put an adapter on them; every weight of it is trained, stored and merged.
@@ -253,6 +309,7 @@ class SharedBase:
         if name in self.adapters:
             raise ConfigError(f"there is an adapter {name!r} already")
         if self.peft is None:
+            _ = self._linear_layers
             self.freeze()
         before = {id(p) for p in self.model.parameters()}
         self.peft = put(self.model)
@@ -345,6 +402,8 @@ class SharedBase:
             layout: the sequences.
             dropout: where gradients are wanted, draw the dropout of the model and of its adapters.
         """
+        if self.ropes.most is not None or self.ropes.long is False:
+            self.ropes.check(layout.longest)
         options: dict[str, Any] = {"input_ids": layout.ids, "use_cache": False}
         if layout.packing is not None:
             options |= {"position_ids": layout.positions, "packing": layout.packing}
@@ -353,7 +412,8 @@ class SharedBase:
         gradients = torch.is_grad_enabled()
         attention = layout.attention or self._padded_attention(layout.ids.shape[1])
         attention = attention if layout.mask is None else self.fused
-        with self.attention(attention), torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+        half = torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16)
+        with self.attention(attention), half, self.ropes.side():
             self._set_mode(gradients and dropout, checkpointing=gradients)
             out: Tensor = self.decoder(**options).last_hidden_state
         return out.flatten(0, 1)

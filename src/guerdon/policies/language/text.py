@@ -122,7 +122,10 @@ class TextPolicy:
         Returns:
             (B, T) log-probabilities and entropies and (B, T, H) values; 0 where there is no token.
         """
-        longest = max((len(p) + n for p, n in zip(inputs.prompts, inputs.lengths_B, strict=True)), default=0)
+        lengths_B = [len(p) + int(n) for p, n in zip(inputs.prompts, inputs.lengths_B, strict=True)]
+        if len(apart := self.base.ropes.apart(lengths_B)) > 1:
+            return self._evaluated_apart(inputs, apart, entropy=entropy, temperature=temperature)
+        longest = max(lengths_B, default=0)
         eager = self.base.eager_for(longest)
         if not self.remove_padding and self.base.shares_prompts(inputs, longest):
             layout = lay_out_shared(inputs, device=self.device, eager=eager)
@@ -158,6 +161,32 @@ class TextPolicy:
             places = mask_B_T[..., None].expand(-1, -1, values_M_K.shape[1])
             values_B_T_K = values_M_K.new_zeros(places.shape).masked_scatter(places, values_M_K)
         return Evaluated(log_probs_B_T, spread(entropy_M), values_B_T_K)
+
+    def _evaluated_apart(
+        self, inputs: TokenBatch, apart: Sequence[IntArray], *, entropy: bool, temperature: float | None
+    ) -> Evaluated:
+        """What `evaluate` gives, by a pass for each of several parts of the rows."""
+        if self.base.shards is not None:
+            raise ConfigError(
+                f"{type(self.base.model).__name__}: rows are shorter and longer than {self.base.ropes.switch} tokens, "
+                "where its rotary frequencies (longrope) switch, and several processes cannot read them apart: train "
+                "in one process, or leave the longer rows out"
+            )
+        found = [self.evaluate(inputs.take(rows), entropy=entropy, temperature=temperature) for rows in apart]
+        width = inputs.mask_B_T.shape[1]
+
+        def together(parts: Sequence[Tensor | None]) -> Tensor | None:
+            """Rows of all parts, in their order, padded to the width of the whole."""
+            known = [part for part in parts if part is not None]
+            if len(known) < len(parts):
+                return None
+            wide = [nn.functional.pad(p, (0, 0) * (p.dim() - 2) + (0, width - p.shape[1])) for p in known]
+            order = torch.from_numpy(np.argsort(np.concatenate(apart))).to(self.device)
+            return torch.cat(wide)[order]
+
+        log_probs = together([one.log_probs for one in found])
+        assert log_probs is not None
+        return Evaluated(log_probs, together([one.entropy for one in found]), together([one.values for one in found]))
 
     def passes(
         self, inputs: TokenBatch, rows: IntArray, micro: int | None, *, groups_N: IntArray | None = None
@@ -215,7 +244,7 @@ class TextPolicy:
         if self.adapter is not None:
             own = self.base.adapter_parameters(self.adapter)
         elif self.trainable:
-            own = dict(self.base.model.named_parameters())
+            own = {name: p for name, p in self.base.model.named_parameters() if name not in self.base.outside}
         head = {} if self.value_head is None else self.value_head.named_parameters()
         return own | {VALUE_PREFIX + name: p for name, p in dict(head).items()}
 

@@ -27,7 +27,7 @@ from guerdon.compute.finite import load_weights, refuse_to_write, save_weights
 from guerdon.compute.packaged import local_model
 from guerdon.errors import CheckpointError, ConfigError, MissingDependencyError, boundary
 from guerdon.files.atomic import COMPLETE, sealed_folder, verify_folder
-from guerdon.network.hub import ADAPTER, adapter_config, base_of, model_folder, quietly
+from guerdon.network.hub import ADAPTER, CONFIG, PICTURES, adapter_config, base_of, model_folder, quietly
 from guerdon.policies.language.shared_base import SharedBase
 from guerdon.policies.language.text import TextPolicy, add_policy
 from guerdon.policies.language.tiny_text import build_model, build_tokenizer
@@ -41,17 +41,17 @@ from guerdon.policies.pretrained.adapter_files import (
 from guerdon.policies.pretrained.adapters import adapter_layers, mark_untied, untie
 from guerdon.policies.pretrained.chat_template import check_templates, set_arguments
 from guerdon.policies.pretrained.deferred import deferred
+from guerdon.policies.pretrained.quantised import check_trains, forget_storage, form_of, mark
 from guerdon.policies.pretrained.reading import (
     ComputedWeight,
-    filled,
     map_pretrained,
     meta_model,
-    quantization_of,
     read_config,
     read_pretrained,
     read_tokenizer,
     untie_meta,
 )
+from guerdon.policies.pretrained.unused import BFLOAT16
 from guerdon.processes.progress import doing, log_once
 from guerdon.settings.text_policy import NAME_A_MODEL, TextPolicySettings
 
@@ -61,16 +61,19 @@ VALUE_HEAD = "value_head.safetensors"
 _HEAD = re.compile(r"\.(score|classifier)(\.(dense|out_proj))?\.(weight|bias)$")  # of a classifier, after its body
 
 
-def load_base(settings: TextPolicySettings, *, seed: int, device: torch.device | str | None = None) -> SharedBase:
+def load_base(
+    settings: TextPolicySettings, *, seed: int, device: torch.device | str | None = None, start: bool = True
+) -> SharedBase:
     """The model and tokenizer of the `policy` section, in float32.
 
     Args:
         settings: where it is, or how it is made.
         seed: of the weights of a model made in code; unused otherwise.
         device: instead of the one that the settings name.
+        start: see `read_pretrained`.
 
     Raises:
-        CheckpointError: it cannot be read, or weights are missing.
+        CheckpointError: it cannot be read, weights are missing, or no part of the model takes one.
         ConfigError: the device is not there, or no model is named.
     """
     device = resolve_device(settings.device if device is None else device)
@@ -86,11 +89,11 @@ def load_base(settings: TextPolicySettings, *, seed: int, device: torch.device |
     elif without_weights:
         model = _outlined(settings.path)
         tokenizer = read_tokenizer(tokenizer_home(settings.path), template=settings.chat_template is None)
-    elif distributed.peers() > 1 and (mapped := _mapped(settings.path)) is not None:
+    elif distributed.peers() > 1 and (mapped := _mapped(settings.path, start=start)) is not None:
         model, weights = mapped
         tokenizer = read_tokenizer(tokenizer_home(settings.path), template=settings.chat_template is None)
     else:
-        model, tokenizer = read_model(settings.path, template=settings.chat_template is None)
+        model, tokenizer = read_model(settings.path, template=settings.chat_template is None, start=start)
     give_template(tokenizer, settings)
     # several processes shard it block by block, so that no GPU has to hold all of it
     return SharedBase(model if distributed.peers() > 1 else model.to(device), tokenizer, settings, weights)
@@ -119,12 +122,15 @@ def _outlined(path: str) -> Any:
         return model
     if folder is None:
         raise MissingDependencyError(f"{path} is not on this machine")
-    from transformers import AutoModelForCausalLM
+    model = meta_model(language_class(path), path, _WHAT, buffers=False)
+    form = form_of(model.config, f"{_WHAT} {path!r}")
+    if form is not None and form.floats:
+        forget_storage(model.config)  # as of the model with its weights: vLLM gets floats, too
+    mark(model, form)
+    return model
 
-    return meta_model(AutoModelForCausalLM, path, _WHAT, buffers=False)
 
-
-def _mapped(path: str) -> tuple[Any, dict[str, torch.Tensor]] | None:
+def _mapped(path: str, *, start: bool = True) -> tuple[Any, dict[str, torch.Tensor]] | None:
     """A causal language model on torch's device `meta`, and its weights as they are mapped from its files.
 
     An adapter is merged into each when it is read. None where a weight is missing, or an adapter is on what is not a
@@ -137,11 +143,22 @@ def _mapped(path: str) -> tuple[Any, dict[str, torch.Tensor]] | None:
     if (folder / COMPLETE).is_file():
         verify_folder(folder)
     if (folder / ADAPTER).is_file():
-        found = _mapped(base_of(folder))
+        found = _mapped(base_of(folder), start=True)
         return None if found is None else _with_adapter(*found, folder)
-    from transformers import AutoModelForCausalLM
+    return map_pretrained(language_class(path), path, _WHAT, start=start)
 
-    return map_pretrained(AutoModelForCausalLM, path, _WHAT)
+
+def language_class(path: str) -> Any:
+    """The class of transformers for a language model: of a model of several inputs the whole, its towers too.
+
+    So the towers are in what is written, and text is read by its `get_decoder()`.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+    config = read_config(path, _WHAT)
+    of_several = hasattr(config, "vision_config") and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return AutoModelForImageTextToText if of_several else AutoModelForCausalLM
 
 
 def _with_adapter(
@@ -204,18 +221,17 @@ def load_policy(
 
 
 @doing("loading the language model")
-def read_model(path: str, *, template: bool = True) -> tuple[Any, Any]:
+def read_model(path: str, *, template: bool = True, start: bool = True) -> tuple[Any, Any]:
     """A causal language model in float32 and its tokenizer, from a folder, a package or the hub; adapters are merged.
 
     Args:
         path: folder, `package:<name>` or hub id.
         template: see `read_tokenizer`.
+        start: see `read_pretrained`. The model under an adapter is one.
 
     Raises:
-        CheckpointError: it cannot be read, was altered, or lacks weights.
+        CheckpointError: it cannot be read, was altered, lacks weights, or no part of the model takes one.
     """
-    from transformers import AutoModelForCausalLM
-
     path = local_model(path)
     folder = Path(path)
     if (folder / COMPLETE).is_file():
@@ -223,9 +239,7 @@ def read_model(path: str, *, template: bool = True) -> tuple[Any, Any]:
     if (folder / ADAPTER).is_file():
         model, tokenizer = read_under(folder, template=template)
         return merge(model, folder), tokenizer
-    in_fp8 = (quantization_of(read_config(path, _WHAT)) or {}).get("quant_method") == "fp8"
-    mapped = map_pretrained(AutoModelForCausalLM, path, _WHAT) if in_fp8 else None
-    model = read_pretrained(AutoModelForCausalLM, path, _WHAT) if mapped is None else filled(*mapped)
+    model = read_pretrained(language_class(path), path, _WHAT, start=start)
     return model, read_tokenizer(path, template=template)
 
 
@@ -268,6 +282,30 @@ def _stored_rows(name: str, stored: Mapping[str, torch.Tensor]) -> set[int]:
     """How many rows the stored weights of an embedding have; empty where none are stored."""
     pattern = re.compile(rf"(.*\.)?{re.escape(name)}(\.base_layer)?\.weight")
     return {len(tensor) for key, tensor in stored.items() if pattern.fullmatch(key)}
+
+
+def check_form(settings: TextPolicySettings, *, trained: bool = True) -> None:
+    """Refuse a model whose stored weights cannot be read or trained here; only its configuration is read.
+
+    Args:
+        settings: where it is. A model that is not on this machine is not looked up.
+        trained: whether it is trained as the settings say.
+
+    Raises:
+        CheckpointError: its configuration cannot be read, or its weights are stored in a form that is not known.
+        ConfigError: they are stored in a form in which only an adapter can be trained.
+        MissingDependencyError: the package that reads them is not installed.
+    """
+    if settings.tiny is not None or settings.path is None:
+        return
+    path = local_model(settings.path, convert=False)
+    while (folder := model_folder(path)) is not None and (folder / ADAPTER).is_file():
+        path = local_model(base_of(folder), convert=False)
+    if folder is None or not (folder / CONFIG).is_file():
+        return
+    form = form_of(read_config(path, _WHAT), f"{_WHAT} {path!r}")
+    if trained:
+        check_trains(form, adapter=settings.lora is not None, where=f"policy.path {settings.path!r}")
 
 
 def written_bytes(policy: TextPolicy, *, merged: bool = False, checkpoint: bool = True) -> dict[str, int]:
@@ -366,6 +404,17 @@ def _write_model(policy: TextPolicy, folder: Path) -> None:
         )
     model.save_pretrained(folder, state_dict=weights)
     check_written(type(model), folder)
+    _copy_inputs(policy.base, folder)
+
+
+def _copy_inputs(base: SharedBase, folder: Path) -> None:
+    """Copy how other inputs become numbers, where the model has towers for them."""
+    home = None if base.settings.path is None or not base.outside else model_folder(local_model(base.settings.path))
+    while home is not None and (home / ADAPTER).is_file():
+        home = model_folder(local_model(base_of(home)))
+    for file in () if home is None else (home / name for name in PICTURES):
+        if file.is_file():
+            shutil.copyfile(file, folder / file.name)
 
 
 def check_written(kind: Any, folder: Path) -> None:
@@ -443,6 +492,12 @@ def merge(model: Any, folder: Path) -> Any:
         CheckpointError: the adapter cannot be read, or does not fit.
         MissingDependencyError: peft is not installed.
     """
+    form = getattr(model, "stored_form", None)
+    if form is not None and not form.floats:
+        raise CheckpointError(
+            f"the adapter {folder} cannot be merged into its model {base_of(folder)!r}, whose weights are stored by "
+            f"{form.method}: {BFLOAT16}, and name it in base_model_name_or_path"
+        )
     adapted = read_adapter(model, folder)
     what = f"the adapter {folder} cannot be merged into its model {base_of(folder)!r}"
     with quietly(), boundary(CheckpointError, what):
@@ -481,7 +536,7 @@ def read_classifier(kind: Any, path: str, what: str, **options: Any) -> Any:
             f"the adapter {folder} has no classification head, and its model {origin!r} has none: train it with "
             'modules_to_save=["score"] (as peft does for task_type SEQ_CLS), or save the merged classifier'
         )
-    model = read_pretrained(kind, origin, under, given=head, **labels)
+    model = read_pretrained(kind, origin, under, start=True, given=head, **labels)
     config = model.config.get_text_config()
     if config.pad_token_id is None:
         config.pad_token_id = read_tokenizer(tokenizer_home(path)).pad_token_id

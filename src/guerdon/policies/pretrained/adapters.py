@@ -11,9 +11,11 @@ Merging leaves the model as it is: peft gets a copy of the weights to add to.
 from __future__ import annotations
 
 import copy
+import importlib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -62,6 +64,81 @@ def fresh_lora(
         except ValueError as error:
             hint = "; set lora.dropout to 0" if "lora_dropout" in str(error) else ""
             raise ConfigError(f"lora.target_modules {target!r}: {error}{hint}") from error
+
+
+_ROUTERS = ("gate", "router", "shared_expert_gate")
+ALL_LINEAR = "all-linear"
+
+
+def linear_targets(
+    model: Any, *, inside: str, called: Container[str] | None
+) -> tuple[tuple[str, ...], dict[str, set[str]]]:
+    """What `all-linear` names in a causal language model, and the names of linear layers that it leaves out, by reason.
+
+    Args:
+        model: of transformers, without adapters.
+        inside: path of the part that reads text; layers elsewhere, such as those of towers, are left out.
+        called: paths of layers that a forward pass calls; None: not known.
+
+    Returns:
+        Names for `target_modules`, those of stacked experts included, and for each reason the last parts of names.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    head = model.get_output_embeddings()
+    kept: list[str] = []
+    left: dict[str, set[str]] = {}
+    for path, module in model.named_modules():
+        if not isinstance(module, nn.Linear | Conv1D) or module is head:
+            continue
+        reason = _left_out(model, path, module, inside, called)
+        if reason is None:
+            kept.append(path)
+        else:
+            left.setdefault(reason, set()).add(_leaf(path))
+    apart = set().union(*left.values())
+    names = {path if _leaf(path) in apart or _leaf(path).isdigit() else _leaf(path) for path in kept}
+    experts = _stacked_experts(model)
+    if routers := {name for name in experts if _is_router(name)}:
+        left.setdefault("routers", set()).update(routers)
+    return tuple(sorted(names | (experts - routers))), left
+
+
+def _left_out(model: Any, path: str, module: nn.Module, inside: str, called: Container[str] | None) -> str | None:
+    """Why a linear layer is left out; None: it is not."""
+    if inside and not path.startswith(f"{inside}."):
+        return "outside of the part that reads text"
+    if _is_router(_leaf(path)) or "Router" in type(module).__name__:
+        return "routers"
+    if called is not None and path not in called and ".experts." not in path:
+        return "read by their weights, without a call"
+    utilities = import_peft().tuners.tuners_utils
+    refuses = getattr(utilities, "_check_lora_target_modules_mamba", None)
+    if refuses is not None:
+        try:
+            refuses(import_peft().LoraConfig(), model, _leaf(path))
+        except ValueError:
+            return "refused by peft"
+    return None
+
+
+def _stacked_experts(model: Any) -> set[str]:
+    """The names by which peft takes experts that transformers keeps as stacked weights, and their router."""
+    if (
+        find_spec("peft.utils.transformers_weight_conversion") is None
+    ):  # of older versions, which know no stacked experts
+        return set()
+    rules = importlib.import_module("peft.utils.transformers_weight_conversion")
+    kind = rules._MODEL_TO_CONVERSION_PATTERN.get(model.config.model_type)
+    return set(rules._MOE_TARGET_MODULE_MAPPING.get(kind, ()))
+
+
+def _is_router(leaf: str) -> bool:
+    return leaf in _ROUTERS or leaf.endswith("_router")
+
+
+def _leaf(path: str) -> str:
+    return path.rpartition(".")[2]
 
 
 def adapter_layers(model: nn.Module) -> list[Any]:

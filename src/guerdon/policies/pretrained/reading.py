@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import copy
 import json
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,14 +25,21 @@ from guerdon.errors import CheckpointError, boundary
 from guerdon.network.hub import check_configs, check_links, check_model, model_folder, reading
 from guerdon.policies.pretrained.adapters import mark_untied
 from guerdon.policies.pretrained.chat_template import check_templates, templates_of
+from guerdon.policies.pretrained.quantised import forget_storage, form_of, mark, quantization_of
 from guerdon.policies.pretrained.tokenizer_rules import check_rules
+from guerdon.policies.pretrained.unused import (
+    not_ignored,
+    refuse_unscaled,
+    refuse_unused,
+    stored_forms,
+    weight_files,
+)
 from guerdon.processes.progress import log_once
 
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model",
                 "sentencepiece.bpe.model", "spm.model", "vocab.bpe")  # fmt: skip
 USUAL_POSITIONS = 1 << 18  # up to which tables of them are small
 MOST_TABLES = 256 << 20  # bytes
-_LAYER = re.compile(r"\.\d+\.")
 
 
 def read_pretrained(
@@ -41,8 +47,8 @@ def read_pretrained(
     path: str,
     what: str,
     *,
-    dtype: torch.dtype = torch.float32,
-    exact: bool = False,
+    dtype: torch.dtype | str = torch.float32,
+    start: bool = False,
     given: Collection[str] = (),
     **options: Any,
 ) -> Any:
@@ -52,39 +58,42 @@ def read_pretrained(
         kind: a class with `from_pretrained`.
         path: folder, `package:<name>` or hub id.
         what: name of the model in errors, such as "the language model".
-        dtype: of the weights.
-        exact: refuse all weights that the class does not have, except a head that some files keep (`lm_head`);
-            if False, only those of layers beyond the number in the configuration.
+        dtype: of the weights; `auto`: as they are stored.
+        start: whether training or sampling starts from it; otherwise it is a finished model. See `refuse_unused`.
         given: weights that may be missing here, since they are in another file.
         **options: of `from_pretrained`, such as `num_labels`.
 
     Raises:
-        CheckpointError: it cannot be read, lacks weights, or has weights that are not finite, not of this class or in
-            a form that nothing describes.
+        CheckpointError: it cannot be read, lacks weights, or has weights that are not finite, that no part of the
+            model takes (`refuse_unused`) or in a form that nothing describes.
     """
     path = local_model(path)
     check_model(CheckpointError, what, path)
+    where = f"{what} {path!r}"
+    form = form_of(read_config(path, what), where)
     _refuse_tables(kind, path, what)
+    options = options if form is None else form.options() | options
     with reading(what, path):
         model, report = kind.from_pretrained(
             path, dtype=dtype, output_loading_info=True, trust_remote_code=False, use_safetensors=True, **options
         )
+        if form is not None and form.floats:
+            model = model if quantization_of(model.config) is None else model.dequantize()
+            vars(model).pop("_weight_conversions", None)  # by which transformers would write the stored form
     if caps_attention(model):
         model.set_attn_implementation("eager")
     missing = sorted({*report["missing_keys"], *(str(k) for k in report["mismatched_keys"])} - set(given))
     unknown = sorted(map(str, report["unexpected_keys"]))
-    extra = [k for k in unknown if not k.startswith("lm_head.")] if exact else of_more_layers(model, unknown)
-    if missing or extra:
-        lacks = f"lacks {len(missing)} weights, such as {missing[0]}" if missing else ""
-        whose = "of another model" if exact else "of more layers than config.json has"
-        has = f"has {len(extra)} weights {whose}, such as {extra[0]}" if extra else ""
+    if missing:
         raise CheckpointError(
-            f"{what} {path!r} {' and '.join(x for x in (lacks, has) if x)}: it is not a "
-            f"{type(model).__name__}, or is incomplete"
+            f"{where} lacks {len(missing)} weights, such as {missing[0]}: it is not a {type(model).__name__}, or is "
+            "incomplete"
         )
-    refuse_undescribed(model, path, unknown, f"{what} {path!r}")
-    refuse_to_read(model.named_parameters(), f"{what} {path!r}")
-    check_stops(model, f"{what} {path!r}")
+    refuse_unused(model, unknown, model_folder(path), where, start=start)
+    refuse_undescribed(model, path, unknown, where)
+    refuse_to_read(model.named_parameters(), where)
+    check_stops(model, where)
+    mark(model, form)
     return model
 
 
@@ -92,9 +101,10 @@ _FLOATS = {"F16", "BF16", "F32", "F64"}
 
 
 def refuse_undescribed(model: Any, path: str, unused: Collection[str], where: str) -> None:
-    """Refuse a model that was read from integers or 8-bit floats without a description of how they become floats.
+    """Refuse a model that was read from integers or 8-bit floats without what makes floats of them.
 
-    transformers takes them by name and shape alone where config.json has no `quantization_config`.
+    transformers takes them by name and shape alone where config.json has no `quantization_config`, and as they are
+    where the scales of its `quantization_config` have other names.
 
     Args:
         model: as it was read.
@@ -106,17 +116,15 @@ def refuse_undescribed(model: Any, path: str, unused: Collection[str], where: st
         CheckpointError: a weight is so stored.
     """
     folder = model_folder(path)
-    if folder is None or (quantization_of(model.config) is not None and _describes_storage(folder)):
+    if folder is None:
         return
-    ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     buffers = {name.rpartition(".")[2] for name, _ in model.named_buffers()}
-    stored = {
-        name: form
-        for name, form in stored_forms(folder).items()
-        if form not in _FLOATS and name.rpartition(".")[2] not in buffers
-        and name not in unused and not any(re.search(pattern, name) for pattern in ignored)
-    }  # fmt: skip
-    if stored:
+    forms = stored_forms(folder)
+    taken = not_ignored(model, [n for n in forms if n not in unused and n.rpartition(".")[2] not in buffers])
+    stored = {name: forms[name] for name in taken if forms[name] not in _FLOATS}
+    if _describes_storage(folder):
+        refuse_unscaled({name: forms[name] for name in taken}, (), where)
+    elif stored:
         name, form = next(iter(stored.items()))
         raise CheckpointError(stored_narrow(where, len(stored), name, form))
 
@@ -124,28 +132,8 @@ def refuse_undescribed(model: Any, path: str, unused: Collection[str], where: st
 def _describes_storage(folder: Path) -> bool:
     """Whether the configuration of a folder says how its weights are stored; a model may also be made 4-bit here."""
     said = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return any(said.get(key) for key in ("quantization_config", "compression_config"))
-
-
-def stored_forms(folder: Path) -> dict[str, str]:
-    """The element types of the tensors of a folder, by name, from the heads of its safetensors files."""
-    from safetensors import safe_open
-
-    forms: dict[str, str] = {}
-    for file in weight_files(folder):
-        with boundary(CheckpointError, f"{file} cannot be read"), safe_open(file, framework="pt") as tensors:
-            forms |= {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}  # noqa: SIM118 (not a map)
-    return forms
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The files of all weights of a folder: `model.safetensors`, or those of `model.safetensors.index.json`."""
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        return [folder / "model.safetensors"]
-    with boundary(CheckpointError, f"{index} cannot be read"):
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    return [folder / name for name in sorted(names)]
+    parts = (said, said.get("text_config") or {})
+    return any(part.get(key) for part in parts for key in ("quantization_config", "compression_config"))
 
 
 def _refuse_tables(kind: Any, path: str, what: str) -> None:
@@ -168,18 +156,6 @@ def _refuse_tables(kind: Any, path: str, what: str) -> None:
             f"{what} {path!r} cannot be read: config.json gives it {positions:,} positions, whose tables would take "
             f"{size / 1e9:,.3g} GB; correct it"
         )
-
-
-def of_more_layers(model: Any, names: Iterable[str]) -> list[str]:
-    """The names that belong to layers beyond the number in the configuration, but for those that transformers ignores.
-
-    The latter are layers that predict several tokens, as of DeepSeek-V3.
-    """
-    own = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    kinds = {_LAYER.sub(".N.", name) for name in own}
-    ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
-    beyond = [n for n in names if n not in own and _LAYER.search(n) and _LAYER.sub(".N.", n) in kinds]
-    return [name for name in beyond if not any(re.search(pattern, name) for pattern in ignored)]
 
 
 def caps_attention(model: Any) -> bool:
@@ -293,14 +269,8 @@ def _one_of(made: Callable[[], dict[str, Tensor]], name: str) -> Tensor:
     return made()[name]
 
 
-def quantization_of(config: Any) -> dict[str, Any] | None:
-    """How the weights of a model are stored, where they are not floats."""
-    given = getattr(config, "quantization_config", None)
-    return given if given is None or isinstance(given, dict) else dict(given.to_dict())
-
-
 def dequantizer(config: Any, where: str) -> Any:
-    """The quantizer of transformers that makes float32 of stored weights in 8 bits (`fp8`); None where there are none.
+    """The quantizer of transformers that makes float32 of weights in fp8 or mxfp4; None where there are none.
 
     Args:
         config: of a model.
@@ -311,15 +281,15 @@ def dequantizer(config: Any, where: str) -> Any:
     """
     if (stored := quantization_of(config)) is None:
         return None
-    from transformers import FineGrainedFP8Config
-    from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
 
-    if (method := stored.get("quant_method")) != "fp8":
+    if (method := stored.get("quant_method")) not in ("fp8", "mxfp8", "mxfp4"):
         raise CheckpointError(
             f"{where}: weights that are stored by {method} cannot be shared by several learners; store them in bfloat16"
             " (`dequantize()` and `save_pretrained` of transformers)"
         )
-    return FineGrainedFP8HfQuantizer(FineGrainedFP8Config.from_dict({**stored, "dequantize": True}), pre_quantized=True)
+    how = AUTO_QUANTIZATION_CONFIG_MAPPING[method].from_dict({**stored, "dequantize": True})
+    return AUTO_QUANTIZER_MAPPING[method](how, pre_quantized=True)
 
 
 def meta_model(kind: Any, path: str, what: str, *, buffers: bool) -> Any:
@@ -347,19 +317,21 @@ def meta_model(kind: Any, path: str, what: str, *, buffers: bool) -> Any:
     return model
 
 
-def map_pretrained(kind: Any, path: str, what: str) -> tuple[Any, dict[str, Tensor]] | None:
+def map_pretrained(kind: Any, path: str, what: str, *, start: bool = False) -> tuple[Any, dict[str, Tensor]] | None:
     """The model of `read_pretrained` on torch's device `meta`, and its weights by name, to be read one at a time.
 
     Args:
         kind: a class with `from_config`.
         path: folder or `package:<name>`.
         what: see `read_pretrained`.
+        start: see `read_pretrained`.
 
     Returns:
-        None where a weight is missing, or belongs to a layer that the configuration does not have.
+        None where a weight is missing.
 
     Raises:
-        CheckpointError: it cannot be read, or its weights are stored neither in floats nor in fp8.
+        CheckpointError: it cannot be read, its weights are stored in a form of which no part can be read alone, or as
+            `refuse_unused`.
     """
     if (folder := model_folder(local_model(path))) is None:
         return None
@@ -368,7 +340,7 @@ def map_pretrained(kind: Any, path: str, what: str) -> tuple[Any, dict[str, Tens
     model.tie_weights()  # inside, each parameter becomes one of its own
     quantizer = dequantizer(model.config, f"{what} {path!r}")
     if quantizer is not None:
-        del model.config.quantization_config  # of the files, not of the model
+        forget_storage(model.config)
     stored = read_tensors(folder)
     with reading(what, path):
         weights = as_transformers_names(model, stored, quantizer)
@@ -377,11 +349,14 @@ def map_pretrained(kind: Any, path: str, what: str) -> tuple[Any, dict[str, Tens
     refuse_narrow({name: weights[name] for name, _ in model.named_parameters() if name in weights}, f"{what} {path!r}")
     lost = [name for name, own in model.named_parameters()
             if name not in weights or weights[name].shape != own.shape]  # fmt: skip
-    if of_more_layers(model, weights):
-        return None  # `read_pretrained` refuses it
     if lost:
         log_once(f"{path}: each process reads the whole model, as its weights have other names in its files")
         return None
+    unknown = sorted(weights.keys() - model.state_dict().keys())
+    refuse_unused(model, unknown, folder, f"{what} {path!r}", start=start)
+    if quantizer is not None:
+        forms = stored_forms(folder)
+        refuse_unscaled({name: forms[name] for name in not_ignored(model, forms)}, unknown, f"{what} {path!r}")
     check_stops(model, f"{what} {path!r}")
     return model.eval(), weights
 
@@ -392,14 +367,6 @@ def _give_all_names(model: nn.Module, weights: dict[str, Tensor]) -> None:
         there = [weights[name] for name in names if name in weights]
         if there and all(one is there[0] or torch.equal(one, there[0]) for one in there):
             weights |= dict.fromkeys(names, there[0])
-
-
-def filled(model: Any, weights: Mapping[str, Tensor]) -> Any:
-    """A model of `map_pretrained` with its weights in float32, in memory."""
-    own = {name: weights[name].to(torch.float32, copy=True) for name in model.state_dict() if name in weights}
-    model.load_state_dict(own, assign=True, strict=False)
-    model.tie_weights()
-    return model
 
 
 def names_of_parameters(model: nn.Module) -> dict[int, list[str]]:

@@ -342,6 +342,7 @@ def build_policy(
     proprioception_size: int = 0,
     columns: Sequence[ObservedColumn] | None = None,
     algorithm: str = "control",
+    other_data: bool = False,
 ) -> RobotPolicy:
     """A fresh policy with weights drawn from the seed; global random state is left alone.
 
@@ -355,6 +356,7 @@ def build_policy(
         proprioception_size: measurements of the robot's own that the world gives; 0: it does not say which they are.
         columns: what the world shows; None: one array.
         algorithm: `type` of the section of that name, which decides on what the outputs of the network mean.
+        other_data: see `build_vla`.
 
     Raises:
         ConfigError: the policy type does not fit the observations, or a user's factory cannot make it.
@@ -369,7 +371,7 @@ def build_policy(
     policy: RobotPolicy
     with seeded(seed):
         if isinstance(settings, VLAPolicySettings):
-            policy = _vla_policy(settings, offered)
+            policy = _vla_policy(settings, offered | ({"other_data": True} if other_data else {}))
         elif isinstance(settings, OwnPolicySettings) and settings.whole:
             policy = _own_policy(settings, {**offered, "observation_shape": observation_shape})
         else:
@@ -506,6 +508,7 @@ def load_policy(folder: Path) -> RobotPolicy:
             if "columns" in spec
             else None,
             algorithm=spec.get("algorithm", "control"),
+            other_data=True,
         )
         policy.load_tensors(load_weights(weights, states=True))
     return policy

@@ -24,8 +24,7 @@ from torch.nn import functional as F
 
 from guerdon.compute.packaged import local_model
 from guerdon.errors import CheckpointError, ConfigError, boundary
-from guerdon.network.hub import check_model
-from guerdon.policies.pretrained.reading import refuse_undescribed
+from guerdon.policies.pretrained.reading import read_pretrained
 from guerdon.policies.robots.efficientnet import FIELD, read_efficientnet
 from guerdon.settings.policy import POLICIES, CNNPolicySettings, GaussianPolicySettings, OwnPolicySettings
 from guerdon.types import BoolArray, FloatArray
@@ -381,9 +380,6 @@ def _frozen(path: str, device: torch.device) -> tuple[Any, int, Any]:
         return network.eval().requires_grad_(False).to(device), network.width, None
     from transformers import ResNetModel
 
-    check_model(CheckpointError, "policy.backbone", path)
-    with boundary(CheckpointError, f"policy.backbone {path!r} cannot be read as a transformers ResNet"):
-        network = ResNetModel.from_pretrained(str(folder), trust_remote_code=False, use_safetensors=True)
-    refuse_undescribed(network, str(folder), (), f"policy.backbone {path!r}")
+    network = read_pretrained(ResNetModel, str(folder), "policy.backbone", start=True)
     imagenet = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     return network.eval().requires_grad_(False).to(device), network.config.hidden_sizes[-1], imagenet

@@ -30,7 +30,7 @@ from guerdon.policies.vla.policy import (
     sharding,
 )
 from guerdon.policies.vla.prismatic import PrismaticNetwork
-from guerdon.policies.vla.published import Published, is_openpi, read_config
+from guerdon.policies.vla.published import Published, config_of, is_openpi
 from guerdon.policies.vla.smolvla import ExpertSize, SmolVLANetwork
 from guerdon.policies.vla.vision import ConvTower, DinoSiglipTowers, EfficientNetTower, ViTSize
 from guerdon.settings.vla_policy import TinyVLASettings, VLAPolicySettings
@@ -117,7 +117,7 @@ READERS = {
 
 def build_vla(
     settings: VLAPolicySettings, action_space: gymnasium.Space, *, heads: Sequence[str],
-    auxiliary: Sequence[str] = (), proprioception_size: int = 0,
+    auxiliary: Sequence[str] = (), proprioception_size: int = 0, other_data: bool = False,
 ) -> VLAPolicy:  # fmt: skip
     """A fresh policy, with weights from its checkpoint or drawn from torch's generator.
 
@@ -127,6 +127,8 @@ def build_vla(
         heads: names of the value heads.
         auxiliary: names of the auxiliary heads.
         proprioception_size: measurements that the world gives; 0: it does not say which they are.
+        other_data: statistics, joints and cameras of the checkpoint may be those of another data set: the policy is
+            cloned, or what was cloned is loaded into it. So it is where `checkpoint` is set.
 
     Raises:
         ConfigError: the settings do not fit the world or the checkpoint.
@@ -144,7 +146,10 @@ def build_vla(
     proprio = proprioception_size if settings.use_proprio else 0
     actions = int(np.prod(action_space.shape or ()))
     if settings.vla_path is not None:
-        network, encode, statistics = _reader(settings)(settings, actions=actions, proprio_size=proprio)
+        other = other_data or settings.checkpoint is not None
+        network, encode, statistics = _reader(settings)(
+            settings, actions=actions, proprio_size=proprio, other_data=other
+        )
     else:
         assert settings.tiny is not None
         encode, statistics = hashed_words(settings.tiny.words), bounds_as_statistics(action_space)
@@ -192,7 +197,7 @@ def _check_quantization(device: torch.device) -> None:
 def _reader(settings: VLAPolicySettings) -> Callable[..., Published]:
     """What reads the checkpoint of `vla_path`."""
     folder = Path(str(settings.vla_path))
-    config = read_config(folder)
+    config = config_of(settings)
     kind = OPENPI if is_openpi(config) else str(config.get("model_type") or config.get("type"))
     if kind not in READERS:
         raise CheckpointError(f"{folder} is a checkpoint of {kind!r}; known are {', '.join(READERS)}")

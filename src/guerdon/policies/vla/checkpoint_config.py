@@ -103,21 +103,28 @@ class LeRobotConfig(BaseModel):
         """What else is not supported."""
         return []
 
-    def check_numbers(self, file: Path, *, actions: int, proprio_size: int) -> None:
+    def check_numbers(self, file: Path, *, actions: int, proprio_size: int, other_data: bool = False) -> None:
         """Refuse another environment than the one that the features describe.
 
         Raises:
-            ConfigError: as it says.
+            ConfigError: as it says; of `other_data` only what is wider than the padding.
         """
-        for features, name, limit, size in (
-            (self.output_features, "action", "max_action_dim", actions),
-            (self.input_features, STATE, "max_state_dim", proprio_size),
-        ):
+        for limit, size in (("max_action_dim", actions), ("max_state_dim", proprio_size)):
             if size > getattr(self, limit):
                 raise ConfigError(f"{file} has {limit} {getattr(self, limit)}, the environment has {size}")
+        for name, (has, size) in self.changes(actions, proprio_size).items() if not other_data else ():
+            raise ConfigError(f"{file}: {name} has the shape [{has}], the environment has [{size}]")
+
+    def changes(self, actions: int, proprio_size: int) -> dict[str, tuple[int, int]]:
+        """Features whose numbers are others than those of an environment: how many it has, and the environment has."""
+        found = {}
+        for features, name, size in (
+            (self.output_features, "action", actions), (self.input_features, STATE, proprio_size),
+        ):  # fmt: skip
             feature = (features or {}).get(name)
             if feature is not None and feature.shape and feature.shape != [size]:
-                raise ConfigError(f"{file}: {name} has the shape {feature.shape}, the environment has [{size}]")
+                found[name] = (feature.shape[0], size)
+        return found
 
     def inputs(self) -> tuple[list[str], list[str]]:
         """Names of cameras, without those that `empty_cameras` leaves black and masked, and of all other inputs."""

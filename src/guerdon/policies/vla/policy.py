@@ -376,13 +376,16 @@ class VLAPolicy(RobotPolicy):
         """The network with its weights frozen and an adapter on every linear layer but those left alone."""
         settings = self.settings
         names = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
-        targets = tuple(name for name in names if name not in self.heads_left_alone)
+        drawn: tuple[str, ...] = getattr(network, "drawn", ())  # projections without a training, see `drawn_anew`
+        targets = tuple(name for name in names if name not in (*self.heads_left_alone, *drawn))
         lora = LoraSettings(
             r=settings.lora_rank, alpha=float(min(settings.lora_rank, 16)), dropout=settings.lora_dropout,
             target_modules=targets,
         )  # fmt: skip
         with fresh_lora(lora, seed=torch.initial_seed() % 2**63) as config:
             adapted: nn.Module = import_peft().inject_adapter_in_model(config, network)
+        for name in drawn:
+            adapted.get_submodule(name).requires_grad_(requires_grad=True)
         for parameter in adapted.parameters():  # peft makes them as the weights are that they sit on
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()

@@ -25,6 +25,7 @@ from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.network.hub import OFT_PARTS, check_folder, reading
 from guerdon.policies.pretrained.adapter_files import merged_weights
 from guerdon.policies.pretrained.reading import ComputedWeight, read_tensors, read_tokenizer
+from guerdon.policies.pretrained.unused import stored_shapes, weight_files
 from guerdon.policies.vla.checkpoint_config import (
     PROPRIO,
     STATE,
@@ -40,6 +41,7 @@ from guerdon.policies.vla.prismatic import PrismaticNetwork
 from guerdon.policies.vla.smolvla import ExpertSize, SmolVLANetwork
 from guerdon.policies.vla.statistics import instruction_length, lerobot_statistics, openvla_statistics
 from guerdon.policies.vla.vision import DinoSiglipTowers, ViTSize
+from guerdon.processes.progress import log_once
 from guerdon.settings.vla_policy import VLAPolicySettings
 
 TOWERS = {
@@ -60,6 +62,8 @@ _SMOLVLA = {
     "vlm_with_expert.vlm.model.connector.": "see.connector.",
     "vlm_with_expert.lm_expert.": "expert.",
 }
+_OPENPI = ("paligemma_with_expert.", "model.paligemma_with_expert.")  # before the names of its weights
+_PROJECTIONS = {"action": ("action_in_proj", "action_out_proj"), STATE: ("state_proj",)}
 _SMOLVLA_UNUSED = "model.vlm_with_expert.vlm.lm_head.weight"
 
 
@@ -89,18 +93,50 @@ def read_config(folder: Path) -> dict[str, Any]:
     return json_object(file)
 
 
+def config_of(settings: VLAPolicySettings) -> dict[str, Any]:
+    """The `config.json` of the checkpoint of `vla_path`; without one the shape of openpi's that `openpi` says.
+
+    Raises:
+        CheckpointError: there is neither.
+        ConfigError: there are both.
+    """
+    folder = Path(str(settings.vla_path))
+    there = (folder / "config.json").is_file()
+    if settings.openpi is None:
+        if not there and any(name.startswith(_OPENPI) for name in _names_in(folder)):
+            raise CheckpointError(
+                f"policy.vla_path: {folder} has weights of openpi and no config.json: say their shape by "
+                "policy.openpi, such as policy.openpi.action_horizon=50"
+            )
+        return read_config(folder)
+    if there:
+        raise ConfigError.about(
+            "policy.openpi", f" would do nothing: {folder / 'config.json'} says the shape; remove the key"
+        )
+    return settings.openpi.model_dump()
+
+
+def _names_in(folder: Path) -> list[str]:
+    """Names of the weights in a folder; none where there are no files of them."""
+    return list(stored_shapes(folder)) if all(file.is_file() for file in weight_files(folder)) else []
+
+
 def is_openpi(config: Mapping[str, Any]) -> bool:
     """Whether a `config.json` is the one that openpi writes, which names no kind of model."""
     return {"action_horizon", "paligemma_variant"} <= config.keys() and not {"type", "model_type"} & config.keys()
 
 
-def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int) -> Published:
+def read_openvla(
+    settings: VLAPolicySettings, *, actions: int, proprio_size: int, other_data: bool = False
+) -> Published:
     """An OpenVLA or OpenVLA-OFT checkpoint: with action tokens or an L1 regression head, with or without FiLM.
 
     Args:
         settings: the `policy` section, with `vla_path`.
         actions: numbers of an action of the environment.
         proprio_size: measurements that the model is to see; 0: none.
+        other_data: see `build_vla`. Statistics of any data set do that have the numbers of the environment, of which
+            this family has no padding.
 
     Raises:
         CheckpointError: it lacks weights, has others, or is of another kind.
@@ -121,7 +157,7 @@ def read_openvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
     _check_head(folder, parts["action_head"], regression)
     statistics = openvla_statistics(
         folders(settings), config.norm_stats, settings.unnorm_key, actions=actions, proprio_size=proprio_size,
-        mode=_BOUNDS[settings.normalization],
+        mode=_BOUNDS[settings.normalization], other_data=other_data,
     )  # fmt: skip
     language = LlamaConfig(**config.text_config.model_dump())
     modulated = bool(parts["vision_backbone"])  # OFT saves vision towers apart only where the task modulates them
@@ -213,13 +249,16 @@ def openvla_unused(network: PrismaticNetwork) -> dict[str, tuple[int, ...]]:
     }  # fmt: skip
 
 
-def read_smolvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int) -> Published:
+def read_smolvla(
+    settings: VLAPolicySettings, *, actions: int, proprio_size: int, other_data: bool = False
+) -> Published:
     """A SmolVLA checkpoint as LeRobot writes it.
 
     Args:
         settings: the `policy` section, with `vla_path` and, where the checkpoint names a hub model, `vlm_path`.
         actions: numbers of an action of the environment.
         proprio_size: measurements that the model is to see.
+        other_data: see `build_vla`.
 
     Raises:
         CheckpointError: it lacks weights, has others, or is of another kind.
@@ -230,7 +269,7 @@ def read_smolvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
     folder = Path(str(settings.vla_path))
     file = folder / "config.json"
     config = checked(SmolVLAConfig, read_config(folder), file)
-    check_lerobot(config, file, settings, actions=actions, proprio_size=proprio_size)
+    check_lerobot(config, file, settings, actions=actions, proprio_size=proprio_size, other_data=other_data)
     name = settings.vlm_path or config.vlm_model_name
     vlm = _vlm_config(name)
     if config.num_vlm_layers > 0:
@@ -248,7 +287,10 @@ def read_smolvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
         network = SmolVLANetwork(see, vlm.text_config, expert, image_size=size, proprio_size=proprio_size, padded=True)
     renamed = {_smolvla_name(key): tensor for key, tensor in published_weights(settings).items()}
     unused = {_SMOLVLA_UNUSED: (vlm.text_config.vocab_size, vlm.text_config.hidden_size)}
-    statistics = lerobot_statistics(folders(settings), config, renamed, actions=actions, proprio_size=proprio_size)
+    statistics = lerobot_statistics(
+        folders(settings), config, renamed, actions=actions, proprio_size=proprio_size, other_data=other_data
+    )
+    network.drawn = drawn_anew(renamed, config.changes(actions, proprio_size), file) if other_data else ()
     fill_exactly(network, renamed, unused, folder, settings=settings)
     if config.train_expert_only:
         network.see.requires_grad_(False)
@@ -266,9 +308,17 @@ def read_smolvla(settings: VLAPolicySettings, *, actions: int, proprio_size: int
 
 
 def check_lerobot(
-    config: LeRobotConfig, file: Path, settings: VLAPolicySettings, *, actions: int, proprio_size: int
+    config: LeRobotConfig,
+    file: Path,
+    settings: VLAPolicySettings,
+    *,
+    actions: int,
+    proprio_size: int,
+    other_data: bool = False,
 ) -> None:
     """Refuse what LeRobot's configuration of a checkpoint does not support, and a study that does not fit it.
+
+    Cameras and numbers of `other_data` may be others, within the width that the family pads to.
 
     Raises:
         CheckpointError: the checkpoint needs what is not supported.
@@ -284,10 +334,35 @@ def check_lerobot(
             "policy.num_action_chunks", f": {file.parent} was trained on chunks of {config.chunk_size}"
         )
     cameras, others = config.inputs()
-    check_inputs(
-        file, cameras, others, given=[STATE], images=settings.num_images_in_input, ignored=settings.ignored_inputs
-    )
-    config.check_numbers(file, actions=actions, proprio_size=proprio_size)
+    images = settings.num_images_in_input
+    if other_data and not settings.ignored_inputs and len(cameras) != images:
+        log_once(f"{file.parent}: was trained with the cameras {', '.join(cameras) or 'none'}; here it sees {images}")
+        cameras = []
+    check_inputs(file, cameras, others, given=[STATE], images=images, ignored=settings.ignored_inputs)
+    config.check_numbers(file, actions=actions, proprio_size=proprio_size, other_data=other_data)
+
+
+def drawn_anew(stored: dict[str, Tensor], changes: Mapping[str, tuple[int, int]], file: Path) -> tuple[str, ...]:
+    """Draw the projections of numbers that are others than those of the training, and say so.
+
+    Args:
+        stored: weights by their names in the network; those of the projections are replaced.
+        changes: see `LeRobotConfig.changes`.
+        file: of the configuration, for the line.
+
+    Returns:
+        Names of the layers.
+    """
+    names = tuple(name for part in changes for name in _PROJECTIONS[part] if f"{name}.weight" in stored)
+    for name in names:
+        out, into = stored[f"{name}.weight"].shape
+        layer = nn.Linear(into, out)
+        stored |= {f"{name}.{leaf}": value.detach() for leaf, value in layer.named_parameters()}
+    if changes:
+        said = ", ".join(f"{part} of {had} numbers instead of {has}" for part, (has, had) in changes.items())
+        drawn = f": {', '.join(names)} {'is' if len(names) == 1 else 'are'} drawn anew" if names else ""
+        log_once(f"{file.parent}: {said}{drawn}")
+    return names
 
 
 def folders(settings: VLAPolicySettings) -> list[Path]:

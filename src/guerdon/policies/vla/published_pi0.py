@@ -22,15 +22,16 @@ from guerdon.policies.vla.policy import VLAInputs
 from guerdon.policies.vla.published import (
     Published,
     check_lerobot,
+    config_of,
+    drawn_anew,
     fill_exactly,
     folders,
     is_openpi,
     published_weights,
-    read_config,
     without_weights,
 )
 from guerdon.policies.vla.smolvla import ExpertNetwork, ExpertSize, Prefix, rotation, turned
-from guerdon.policies.vla.statistics import instruction_length, lerobot_statistics, openpi_statistics
+from guerdon.policies.vla.statistics import instruction_length, lerobot_statistics, openpi_statistics, unmeasured
 from guerdon.settings.vla_policy import VLAPolicySettings
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -229,20 +230,21 @@ _NAMES = {
 _WORDS, _ADAPTIVE = "text.embed_tokens.weight", "expert.norm.dense.weight"  # the latter of pi0.5 alone
 
 
-def read_pi0(settings: VLAPolicySettings, *, actions: int, proprio_size: int) -> Published:
+def read_pi0(settings: VLAPolicySettings, *, actions: int, proprio_size: int, other_data: bool = False) -> Published:
     """A pi0 or pi0.5 checkpoint as LeRobot writes it, or openpi.
 
     Args:
         settings: the `policy` section, with `vla_path` and `vlm_path`, the folder of PaliGemma's tokenizer.
         actions: numbers of an action of the environment.
         proprio_size: measurements that the model is to see; 0, with pi0.5 of openpi: the instruction has no state.
+        other_data: see `build_vla`.
 
     Raises:
         CheckpointError: it lacks weights, has others, or is of another kind.
         ConfigError: it does not fit the environment or the settings.
     """
     folder = Path(str(settings.vla_path))
-    file, given = folder / "config.json", read_config(folder)
+    file, given = folder / "config.json", config_of(settings)
     openpi = is_openpi(given)
     if settings.vlm_path is None:
         raise ConfigError(
@@ -257,14 +259,19 @@ def read_pi0(settings: VLAPolicySettings, *, actions: int, proprio_size: int) ->
         config = checked(OpenPiConfig, given, file).as_lerobot(kind)
         _check_openpi(config, file, settings, actions=actions, proprio_size=proprio_size)
         mode = config.normalization_mapping["ACTION"]
-        statistics = openpi_statistics(folder, mode, actions=actions, proprio_size=proprio_size)
+        if other_data:
+            statistics = unmeasured((mode, mode), actions=actions, proprio_size=proprio_size)
+        else:
+            statistics = openpi_statistics(folder, mode, actions=actions, proprio_size=proprio_size)
     else:
         if given["type"] == "pi05":
             kind = Pi05Config
         config = checked(kind, given, file)
-        check_lerobot(config, file, settings, actions=actions, proprio_size=proprio_size)
+        check_lerobot(config, file, settings, actions=actions, proprio_size=proprio_size, other_data=other_data)
         stored = _weights(settings)
-        statistics = lerobot_statistics(folders(settings), config, stored, actions=actions, proprio_size=proprio_size)
+        statistics = lerobot_statistics(
+            folders(settings), config, stored, actions=actions, proprio_size=proprio_size, other_data=other_data
+        )
     adaptive = isinstance(config, Pi05Config)
     head = f"{_PALIGEMMA}lm_head.weight"
     if _WORDS not in stored:  # they are one tensor, of which a file of safetensors has one name
@@ -274,6 +281,7 @@ def read_pi0(settings: VLAPolicySettings, *, actions: int, proprio_size: int) ->
     words = len(stored[_WORDS])
     network = _network(folder, config, words, proprio_size, adaptive=adaptive)
     unused = {head: (words, network.width), f"{_EXPERT}lm_head.weight": (words, network.expert_width)}
+    network.drawn = drawn_anew(stored, config.changes(actions, proprio_size), file) if other_data else ()
     fill_exactly(network, stored, unused, folder, settings=settings)
     if config.train_expert_only:
         network.see.requires_grad_(False)

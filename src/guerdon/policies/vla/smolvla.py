@@ -79,6 +79,7 @@ class ExpertNetwork(nn.Module):
             depends on those before it alone.
         text: the language model, which reads the prefix.
         prompt: what the language model reads of an instruction and the normalised state (P,); None: the instruction.
+        drawn: names of projections that were not in the checkpoint, and are trained whatever else is.
     """
 
     width: int
@@ -86,6 +87,7 @@ class ExpertNetwork(nn.Module):
     max_action_dim: int
     horizon = 0
     prompt: Callable[[str, np.ndarray], str] | None = None
+    drawn: tuple[str, ...] = ()
     head_dim: int
     groups: int
     size: ExpertSize

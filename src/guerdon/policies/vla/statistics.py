@@ -36,7 +36,7 @@ _STEPS = {  # of LeRobot's processors; the others change actions or observations
 
 def openvla_statistics(
     folders: Sequence[Path], config: Mapping[str, Any] | None, key: str | None, *, actions: int, proprio_size: int,
-    mode: Normalization = "QUANTILES",
+    mode: Normalization = "QUANTILES", other_data: bool = False,
 ) -> Statistics:  # fmt: skip
     """Bounds of a data set; those of fine-tuning (`dataset_statistics.json`) before those of the base model.
 
@@ -46,6 +46,7 @@ def openvla_statistics(
         key: the name of the data set; None: the only one.
         actions, proprio_size: numbers of the environment.
         mode: which statistics are the bounds: `QUANTILES` or `MIN_MAX`.
+        other_data: they are replaced by those of cloned data, so that without a name any with these numbers do.
 
     Raises:
         ConfigError: the data set is not known, or has other numbers than the environment.
@@ -56,10 +57,39 @@ def openvla_statistics(
         known |= {name: (file, name, part) for name, part in (json_object(file) if file.is_file() else {}).items()}
     if not known:
         raise CheckpointError(f"{folders[0]} has no statistics of any data set; {_NEXT}")
+    if other_data and not key:
+        key = next((name for name, (*_, one) in known.items() if _fits(one, actions, proprio_size, mode)), None)
+        if key is None and len(known) > 1:
+            raise ConfigError(
+                f"{folders[0]}: no data set in its statistics has {actions} action numbers and {proprio_size} of the "
+                f"state ({', '.join(known)}), and this family pads neither: take a checkpoint of such a robot"
+            )
     key = _data_set_name(known, key, folders[0])
     action = _openvla_part(known[key], key, "action", actions, mode)
     proprio = _openvla_part(known[key], key, "proprio", proprio_size, mode) if proprio_size else None
     return Statistics(action, proprio, (mode, mode))
+
+
+def _fits(parts: Any, actions: int, proprio_size: int, mode: Normalization) -> bool:
+    """Whether the statistics of a data set have the numbers of an environment."""
+    wanted = {"action": actions, **({"proprio": proprio_size} if proprio_size else {})}
+    given = parts if isinstance(parts, dict) else {}
+    lengths = {
+        part: [len(one.get(name) or ()) for name in NORMALIZATIONS[mode]]
+        for part in wanted if isinstance(one := given.get(part), dict)
+    }  # fmt: skip
+    return all(set(lengths.get(part, [0])) == {size} for part, size in wanted.items())
+
+
+def unmeasured(modes: tuple[Normalization, Normalization], *, actions: int, proprio_size: int) -> Statistics:
+    """Statistics that cloning, or a stored policy, replaces: 0 and 1.
+
+    Args:
+        modes: how actions and the state are normalised.
+        actions, proprio_size: numbers of the environment.
+    """
+    action, state = ((np.zeros(size), np.ones(size)) for size in (actions, proprio_size))
+    return Statistics(action, state if proprio_size else None, modes)
 
 
 def _data_set_name(known: Collection[str], key: str | None, folder: Path) -> str:
@@ -116,7 +146,13 @@ def _openvla_part(
 
 
 def lerobot_statistics(
-    folders: Sequence[Path], config: LeRobotConfig, stored: dict[str, Tensor], *, actions: int, proprio_size: int
+    folders: Sequence[Path],
+    config: LeRobotConfig,
+    stored: dict[str, Tensor],
+    *,
+    actions: int,
+    proprio_size: int,
+    other_data: bool = False,
 ) -> Statistics:
     """What LeRobot normalises by: in files of its processors, or in older checkpoints among the weights.
 
@@ -128,12 +164,18 @@ def lerobot_statistics(
         config: of the checkpoint.
         stored: the weights; statistics among them are taken out.
         actions, proprio_size: numbers of the environment.
+        other_data: they are replaced by those of cloned data: only how numbers are normalised is read.
 
     Raises:
         ConfigError: the statistics have other numbers than the environment.
         CheckpointError: statistics are missing, or no statistics; a step or a mode of the processors is not supported.
     """
     own = config.normalization_mapping
+    if other_data:
+        for name in [key for key in stored if _is_statistic(key)]:
+            del stored[name]
+        modes = _mode(folders, "post", "ACTION", own), _mode(folders, "pre", "STATE", own)
+        return unmeasured(modes, actions=actions, proprio_size=proprio_size)
     old = _among_weights(stored, folders[0], own)
     found: dict[str, Normaliser] = {
         side: next((one for folder in reversed(folders) if (one := _normaliser(folder, side, own)) is not None), old)
@@ -336,10 +378,28 @@ def _tensors(file: Path) -> dict[str, Tensor]:
     return found
 
 
+def _mode(folders: Sequence[Path], side: str, kind: str, own: Mapping[str, Normalization]) -> Normalization:
+    """How a kind of feature is normalised, by the newest processors that say so, else by the configuration."""
+    name = {"pre": "normalizer_processor"}.get(side, _STEPS["post"][0])
+    for file in (folder / f"policy_{side}processor.json" for folder in reversed(folders)):
+        for step in _steps(file, _STEPS[side]):
+            if step.registry_name == name:
+                found = checked(_NormaliserConfig, step.config, file, f"{name}.config.")
+                _refuse_visual(Normaliser(file, found.norm_map, {}))
+                return found.norm_map.get(kind, "IDENTITY")
+    _refuse_visual(Normaliser(folders[0] / "config.json", own, {}))
+    return own.get(kind, "IDENTITY")
+
+
+def _is_statistic(name: str) -> bool:
+    """Whether a weight of an older checkpoint is a statistic."""
+    return name.startswith(("normalize_", "unnormalize_")) and ".buffer_" in name
+
+
 def _among_weights(stored: dict[str, Tensor], folder: Path, own: Mapping[str, Normalization]) -> Normaliser:
     """The statistics of older checkpoints, taken out of the weights; names may hold that of a robot, too."""
     found: dict[str, Tensor] = {}
-    for name in [key for key in stored if key.startswith(("normalize_", "unnormalize_")) and ".buffer_" in key]:
+    for name in [key for key in stored if _is_statistic(key)]:
         group, _, rest = name.partition(".buffer_")
         if group.partition(".")[0] not in ("normalize_inputs", "normalize_targets", "unnormalize_outputs"):
             continue

@@ -66,6 +66,7 @@ from guerdon.policies.batches import packing
 from guerdon.policies.batches.control_tokens import control_tokens
 from guerdon.policies.batches.packing import PACKED_ATTENTION, Layout
 from guerdon.policies.batches.passes import token_limit
+from guerdon.policies.batches.ropes import switch_of
 from guerdon.policies.batches.tokens import chat_text, pad_id, pad_right, piece_ids, tokenized
 from guerdon.policies.language.shared_base import SharedBase
 from guerdon.policies.language.text import TextPolicy
@@ -133,6 +134,7 @@ class StepReader:
         room: most tokens that the model takes; None for any number.
         micro_batch_size: solutions per forward pass.
         tokens_per_pass: most tokens in one, padding included; None: any number.
+        apart: see `guerdon.policies.batches.passes.passes`.
         conversations: whether the form takes `context` and `tools`; without, a conversation is refused.
 
     Raises:
@@ -149,12 +151,14 @@ class StepReader:
         room: int | None,
         micro_batch_size: int,
         tokens_per_pass: int | None = None,
+        apart: int | None = None,
         conversations: bool = False,
     ) -> None:
         if micro_batch_size < 1:
             raise ConfigError(f"micro_batch_size must be at least 1, got {micro_batch_size}")
         self.form, self.tokenizer, self.room, self._conversations = form, tokenizer, room, conversations
         self._name, self._read, self._micro, self._tokens = name, read, micro_batch_size, tokens_per_pass
+        self._apart = apart
 
     @property
     def info(self) -> RewardInfo:
@@ -180,7 +184,7 @@ class StepReader:
         def scores(batch: Sequence[Reading]) -> list[Score]:
             return [Score.from_values(values) for values in self._read(batch)]
 
-        return judge_readings(readings, self._micro, scores, tokens=self._tokens)
+        return judge_readings(readings, self._micro, scores, tokens=self._tokens, apart=self._apart)
 
     def _reading_of(self, episode: Episode) -> Reading | Failure:
         if episode.texts is None:
@@ -348,7 +352,7 @@ def read_strictly(kind: Any, path: str, device: str | torch.device = "auto") -> 
     Raises:
         CheckpointError: it cannot be read, lacks weights, or has some that the class does not.
     """
-    return placed(read_classifier(kind, path, "the reward model", exact=True), device)
+    return placed(read_classifier(kind, path, "the reward model"), device)
 
 
 def placed(model: Any, device: str | torch.device = "auto") -> Any:
@@ -360,18 +364,19 @@ def placed(model: Any, device: str | torch.device = "auto") -> Any:
     return model
 
 
-def read_base(path: str, tokenizer: Any, device: str | torch.device = "auto") -> SharedBase:
+def read_base(path: str, tokenizer: Any, device: str | torch.device = "auto", *, start: bool = False) -> SharedBase:
     """A language model for reading, strictly loaded.
 
     Args:
         path: folder or hub id; an adapter is merged into its model.
         tokenizer: of the family.
         device: as a key `device` says.
+        start: whether it is no reward model itself but a reference, see `read_pretrained`.
 
     Raises:
         CheckpointError: it cannot be read, lacks weights, or was saved as another kind of model.
     """
-    model, _ = read_model(path)
+    model, _ = read_model(path, start=start)
     saved_as = [str(a) for a in model.config.architectures or ()]
     if saved_as and not any(a.endswith(("ForCausalLM", "LMHeadModel")) for a in saved_as):
         raise CheckpointError(f"{path!r} was saved as {saved_as[0]}, which is not a language model")
@@ -436,6 +441,8 @@ _REFERENCES = {"eurusprm": "Qwen/Qwen2.5-Math-7B-Instruct"}  # what the cards na
 class Qwen2ForProcessRewardModel(Qwen2PreTrainedModel):  # type: ignore[misc]
     """The decoder and a head of two layers with two outputs: wrong, right."""
 
+    _keys_to_ignore_on_load_unexpected = (r"^lm_head\.",)  # in the published files, without a use
+
     def __init__(self, config: Qwen2Config) -> None:
         super().__init__(config)
         self.model = Qwen2Model(config)
@@ -446,6 +453,8 @@ class Qwen2ForProcessRewardModel(Qwen2PreTrainedModel):  # type: ignore[misc]
 
 class Qwen2ForPrmModel(Qwen2PreTrainedModel):  # type: ignore[misc]
     """The decoder and a value head."""
+
+    _keys_to_ignore_on_load_unexpected = (r"^lm_head\.",)  # in the published files, without a use
 
     def __init__(self, config: Qwen2Config) -> None:
         super().__init__(config)
@@ -585,7 +594,8 @@ def _with_head(
 
     return StepReader(
         name, form, read, tokenizer=tokenizer, room=room_of(model), micro_batch_size=micro,
-        tokens_per_pass=token_limit(None, model, model.device), conversations=conversations,
+        tokens_per_pass=token_limit(None, model, model.device), apart=switch_of(model.config),
+        conversations=conversations,
     )  # fmt: skip
 
 
@@ -659,7 +669,7 @@ def _with_verdicts(name: str, form: Form, base: SharedBase, right: int, wrong: i
 
     return StepReader(
         name, form, read, tokenizer=base.tokenizer, room=room_of(base.model), micro_batch_size=micro,
-        tokens_per_pass=base.tokens_per_pass,
+        tokens_per_pass=base.tokens_per_pass, apart=base.ropes.switch,
     )  # fmt: skip
 
 
@@ -688,7 +698,8 @@ def load_implicit(path: str, micro_batch_size: int, device: str | torch.device =
     theirs = checked_tokenizer(origin, chat=False).get_vocab()
     if any(ours[token] != theirs[token] for token in ours.keys() & theirs.keys()):
         raise CheckpointError(f"the tokens of {path!r} have other ids than those of its reference {origin!r}")
-    policy, reference = (TextPolicy(read_base(folder, tokenizer, device), trainable=False) for folder in (path, origin))
+    policy = TextPolicy(read_base(path, tokenizer, device), trainable=False)
+    reference = TextPolicy(read_base(origin, tokenizer, device, start=True), trainable=False)
     rooms = [room for one in (policy, reference) if (room := room_of(one.base.model)) is not None]
 
     def form(
