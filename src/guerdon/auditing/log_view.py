@@ -14,7 +14,7 @@ from guerdon.auditing.association import strata, stratum_means
 from guerdon.auditing.finding import REMEDIES, Finding, Severity
 from guerdon.auditing.references import References, read_references
 from guerdon.auditing.rows import Codes, Flags, Numbers, Rows
-from guerdon.auditing.text_features import FINISHED, MARKS
+from guerdon.auditing.text_features import FINISHED, has_mark
 from guerdon.statistics.proportion import wilson_bounds
 
 FEW_LEVELS = 12  # a reward with at most so many values is graded, not continuous
@@ -257,7 +257,7 @@ def _unanswered(rows: Rows, row_M: Codes) -> Flags | None:
     found = np.any([np.zeros(len(rows), bool), *columns], axis=0)
     if rows.texts is not None:
         of, responses = rows.texts.row_M, rows.texts.responses
-        unmarked = np.array([MARKS.search(text) is None for text in responses], bool)
+        unmarked = np.array([not has_mark(text) for text in responses], bool)
         unfinished = np.array([FINISHED.search(text[-40:]) is None for text in responses], bool)
         open_block = np.array([text.count("```") % 2 == 1 for text in responses], bool)
         no_program = np.array(["def " not in text for text in responses], bool)

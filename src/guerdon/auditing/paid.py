@@ -12,17 +12,17 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 from scipy.special import ndtr
-from scipy.stats import hypergeom, rankdata
 
-from guerdon.auditing.association import MANY, PERMUTATIONS, Association, associate, strata, stratum_means
+from guerdon.auditing.association import MANY, PERMUTATIONS, Association, associate, mean_ranks, strata, stratum_means
 from guerdon.auditing.log_view import Checked, MissingColumn, View, braced, enough, found, needed
 from guerdon.auditing.program_checks import tricks
 from guerdon.auditing.rows import Codes, Flags, Numbers
-from guerdon.auditing.text_features import LAYOUTS, mostly_programs
+from guerdon.auditing.text_features import LAYOUTS, layouts, mostly_programs, with_layout
 from guerdon.auditing.value_checks import PAID_LIES
 from guerdon.statistics.proportion import wilson_bounds
 from guerdon.statistics.training_runs import holm
@@ -133,12 +133,16 @@ class _Side(NamedTuple):
         view: of them, the reward without what it adds by a rule.
         stratum: rows of one number are compared.
         said: their responses, as far as they are looked at.
+        words: those of each response in lower case, a blank before, between and behind them.
+        calls: names of the tools that each response calls, in order.
         prompts: what was asked.
     """
 
     view: View
     stratum: Codes
     said: list[str]
+    words: list[str]
+    calls: list[list[str]]
     prompts: list[str]
 
 
@@ -210,7 +214,13 @@ def _side(one: View, keep: Flags, stratum: Codes, said: list[str]) -> _Side:
     keep = keep & chosen[stratum]
     view, texts = one.sub(keep), needed(one.rows.texts, "response")
     prompts = [texts.prompts[i] for i in np.searchsorted(texts.row_M, view.row_M)]
-    return _Side(view, strata(stratum[keep]), [said[i][:LOOKED] for i in np.flatnonzero(keep)], prompts)
+    looked = [said[i][:LOOKED] for i in np.flatnonzero(keep)]
+    return _Side(view, strata(stratum[keep]), looked, [*map(_words, looked)], [*map(_calls, looked)], prompts)
+
+
+def _words(text: str) -> str:
+    """The words of a text in lower case with blanks around them: a run of words is in it as a text is in a text."""
+    return f" {' '.join(_WORD.findall(text.lower()))} "
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -221,8 +231,7 @@ def _side(one: View, keep: Flags, stratum: Codes, said: list[str]) -> _Side:
 def _without_rules(one: View, said: list[str]) -> View:
     """The rows with what the reward adds for layouts, and takes for the length, by a rule taken out of it."""
     truth, reward = needed(one.truth_class_M, "truth"), one.reward_M
-    for of in LAYOUTS.values():
-        has = np.array([bool(of.search(text)) for text in said])
+    for has in layouts(said).values():
         reward = reward - _bonus(has, truth, reward) * has
     logged = one.of(one.rows.length_N)
     for values in (np.array([float(len(text)) for text in said]), logged):
@@ -277,7 +286,7 @@ def _confirmed(halves: _Halves) -> list[_Confirmed]:
     test = halves.test
     tested = []
     for name, finder in _candidates(halves.find).items():
-        has = _having(finder, test)
+        has = finder(test)
         got = associate(has, test.view.reward_M, test.stratum, seed=test.view.seed)
         tested.append((name, has, replace(got, p=_exact(got, has, test.view.reward_M, test.stratum))))
     passed = []
@@ -302,6 +311,8 @@ def _exact(got: Association, has: Flags, reward: Numbers, stratum: Codes) -> flo
     size, with_it = np.bincount(stratum), np.bincount(stratum, has)
     levels = np.unique(reward)
     if len(levels) == 2:
+        from scipy.stats import hypergeom
+
         high = np.bincount(stratum, reward == levels[1])
         chance, least = np.ones(1), int((has & (reward == levels[1])).sum())
         for n, k, m in zip(size.astype(int), high.astype(int), with_it.astype(int), strict=True):
@@ -316,12 +327,7 @@ def _exact(got: Association, has: Flags, reward: Numbers, stratum: Codes) -> flo
     return min(got.p, 2 * float(ndtr(-abs(float(x @ y)) / np.sqrt(each.sum()))))
 
 
-_Finder = Callable[[str, str], object]  # of a response and its prompt: whether it has the candidate
-
-
-def _having(finder: _Finder, side: _Side) -> Flags:
-    """Which rows have a candidate."""
-    return np.array([bool(finder(*pair)) for pair in zip(side.said, side.prompts, strict=True)], bool)
+_Finder = Callable[[_Side], Flags]  # which rows have a candidate
 
 
 class _Ranked(NamedTuple):
@@ -338,12 +344,12 @@ def _candidates(side: _Side) -> dict[str, _Finder]:
     centred = side.view.reward_M - stratum_means(side.view.reward_M, side.stratum)
     prompt = strata(side.prompts)
     forms, phrases = list[_Ranked](), list[_Ranked]()
-    for name, finder in _forms(side.said).items():
-        has = _having(finder, side)
+    for name, finder in _forms(side).items():
+        has = finder(side)
         forms.append(_Ranked(_score(has, centred, side.stratum, prompt), name, finder, has))
-    for phrase, has in _phrases(side.said, centred):
+    for phrase, has in _phrases(side.words, centred):
         score = _score(has, centred, side.stratum, prompt)
-        phrases.append(_Ranked(score, f'"{phrase}"', partial(_says, _pattern(phrase)), has))
+        phrases.append(_Ranked(score, f'"{phrase}"', partial(_says, phrase), has))
     forms.sort(key=lambda one: (-round(one.score, 1), _place(one.name)))
     phrases.sort(key=lambda one: (-round(one.score, 1), -one.name.count(" "), one.name))
     kept = [*_different(forms, MOST - MOST_PHRASES), *_different(phrases, MOST_PHRASES)]
@@ -371,85 +377,92 @@ def _score(has: Flags, centred: Numbers, stratum: Codes, prompt: Codes) -> float
     return float(x @ centred) / error if error > 0 else 0.0
 
 
-def _pattern(phrase: str) -> re.Pattern[str]:
-    return re.compile(r"\b" + r"\W+".join(map(re.escape, phrase.split(" "))) + r"\b")
-
-
-def _says(pattern: re.Pattern[str], response: str, _prompt: str) -> object:
-    return pattern.search(response.lower())
-
-
-def _phrases(said: Sequence[str], centred: Numbers) -> list[tuple[str, Flags]]:
+def _phrases(worded: Sequence[str], centred: Numbers) -> list[tuple[str, Flags]]:
     """The words and runs of words whose rows are most above their strata, at most 150."""
     numbers: dict[str, int] = {}
-    ids = [[numbers.setdefault(word, len(numbers)) for word in _WORD.findall(text.lower())] for text in said]
-    row = np.repeat(np.arange(len(said)), [len(one) for one in ids])
-    word = np.array([number for one in ids for number in one], np.int64)
+    ids = [[numbers.setdefault(word, len(numbers)) for word in words.split()] for words in worded]
+    row = np.repeat(np.arange(len(worded)), [len(one) for one in ids])
+    word = np.fromiter(chain.from_iterable(ids), np.int64, len(row))
     names = list(numbers)
     if not len(word):
         return []
     spread = float((centred**2).mean()) or 1.0
     best: list[tuple[float, int, int, Flags]] = []
     code, place = word, np.arange(len(word))
+    often = np.ones(len(names), bool)  # which runs are in enough rows for a longer one to be
     for width in range(1, RUN + 1):
         if width > 1:
-            inside = place[(place + width - 1 < len(word))]
-            inside = inside[row[inside] == row[np.minimum(inside + width - 1, len(word) - 1)]]
-            joined = code[np.searchsorted(place, inside)] * len(names) + word[inside + width - 1]
-            code, place = np.unique(joined, return_inverse=True)[1], inside
+            inside = np.flatnonzero(often[code] & (place + width - 1 < len(word)))
+            inside = inside[row[place[inside]] == row[place[inside] + width - 1]]
+            joined = code[inside] * len(names) + word[place[inside] + width - 1]
+            code, place = np.unique(joined, return_inverse=True)[1], place[inside]
         if not len(code):
             break
-        pairs = np.unique(code * len(said) + row[place])
-        kind, of = pairs // len(said), pairs % len(said)
+        pairs = np.unique(code * len(worded) + row[place])
+        kind, of = pairs // len(worded), pairs % len(worded)
         count, total = np.bincount(kind), np.bincount(kind, centred[of])
-        enough_of = (count >= FEWEST) & (count <= len(said) - FEWEST)
-        score = np.where(enough_of, total / np.sqrt(np.maximum(count, 1) * spread), -np.inf)
+        often = count >= FEWEST
+        score = np.where(
+            often & (count <= len(worded) - FEWEST), total / np.sqrt(np.maximum(count, 1) * spread), -np.inf
+        )
         first = np.zeros(len(count), np.int64)
         first[code[::-1]] = place[::-1]
+        ends = np.cumsum(count)
         for one in np.argsort(-score, kind="stable")[:60]:
             if score[one] > 1.5:
-                has = np.zeros(len(said), bool)
-                has[of[kind == one]] = True
+                has = np.zeros(len(worded), bool)
+                has[of[ends[one] - count[one] : ends[one]]] = True
                 best.append((float(score[one]), width, int(first[one]), has))
     best.sort(key=lambda one: -one[0])
     return [(" ".join(names[k] for k in word[at : at + width]), has) for _, width, at, has in best[:150]]
 
 
-def _forms(said: Sequence[str]) -> dict[str, _Finder]:
+def _forms(side: _Side) -> dict[str, _Finder]:
     """What is not a phrase, by name."""
-    found: dict[str, _Finder] = {name: partial(_finds, layout.search) for name, layout in LAYOUTS.items()}
-    if mostly_programs(said):
+    found: dict[str, _Finder] = {name: partial(_has_layout, name) for name in LAYOUTS}
+    if mostly_programs(side.said):
         found |= {name: partial(_finds, finds) for name, finds in tricks().items()}
     found["no text at all"] = _is_empty
     found["words repeated from the prompt"] = _repeats
-    lengths = np.array([len(text) for text in said])
-    for limit in np.quantile(lengths, (0.5, 0.9)).astype(int).tolist():
+    for limit in np.quantile(_lengths(side), (0.5, 0.9)).astype(int).tolist():
         found[f"more than {limit:,} characters"] = partial(_is_longer, limit)
-    for name in sorted({name for text in said for name in _calls(text)})[:MOST_CALLS]:
+    for name in sorted({name for calls in side.calls for name in calls})[:MOST_CALLS]:
         found[f"a call of {name}"] = partial(_does_call, name)
     for count in (1, 3):
         found[f"more than {count} calls"] = partial(_calls_often, count)
     return found
 
 
-def _finds(finds: Callable[[str], object], response: str, _prompt: str) -> object:
-    return finds(response)
+def _says(phrase: str, side: _Side) -> Flags:
+    return np.array([f" {phrase} " in words for words in side.words], bool)
 
 
-def _is_empty(response: str, _prompt: str) -> bool:
-    return not response.strip()
+def _has_layout(name: str, side: _Side) -> Flags:
+    return with_layout(name, side.said)
 
 
-def _is_longer(limit: int, response: str, _prompt: str) -> bool:
-    return len(response) > limit
+def _finds(finds: Callable[[str], object], side: _Side) -> Flags:
+    return np.array([bool(finds(text)) for text in side.said], bool)
 
 
-def _does_call(name: str, response: str, _prompt: str) -> bool:
-    return name in _calls(response)
+def _is_empty(side: _Side) -> Flags:
+    return np.array([not text.strip() for text in side.said], bool)
 
 
-def _calls_often(count: int, response: str, _prompt: str) -> bool:
-    return len(_calls(response)) > count
+def _lengths(side: _Side) -> Codes:
+    return np.array([len(text) for text in side.said], np.int64)
+
+
+def _is_longer(limit: int, side: _Side) -> Flags:
+    return np.asarray(_lengths(side) > limit)
+
+
+def _does_call(name: str, side: _Side) -> Flags:
+    return np.array([name in calls for calls in side.calls], bool)
+
+
+def _calls_often(count: int, side: _Side) -> Flags:
+    return np.array([len(calls) > count for calls in side.calls], bool)
 
 
 def _calls(text: str) -> list[str]:
@@ -459,11 +472,17 @@ def _calls(text: str) -> list[str]:
     return [next(filter(None, names)) for names in _CALL.findall(text)]
 
 
-def _repeats(response: str, prompt: str) -> bool:
-    """Whether a response has a run of words of its prompt."""
-    asked = f" {' '.join(_WORD.findall(prompt[:LOOKED].lower()))} "
-    words = _WORD.findall(response.lower())
-    return any(f" {' '.join(words[k : k + _COPIED])} " in asked for k in range(0, len(words) - _COPIED + 1, 2))
+def _repeats(side: _Side) -> Flags:
+    """Which responses have a run of words of their prompt."""
+    asked = {prompt: _runs(_words(prompt[:LOOKED]), 1) for prompt in set(side.prompts)}
+    pairs = zip(side.words, side.prompts, strict=True)
+    return np.array([not asked[prompt].isdisjoint(_runs(words, 2)) for words, prompt in pairs], bool)
+
+
+def _runs(words: str, every: int) -> set[tuple[str, ...]]:
+    """The runs of words of a text, from each word or from every second one on."""
+    listed = words.split()
+    return set(zip(*(listed[k::every] for k in range(_COPIED)), strict=False))
 
 
 def _apart(reward: Numbers, has: Flags, stratum: Codes) -> tuple[float, float, float]:
@@ -472,7 +491,7 @@ def _apart(reward: Numbers, has: Flags, stratum: Codes) -> tuple[float, float, f
     Strata in which all rewards are equal do not count: nothing can be paid there.
     """
     within = stratum * 4.0 * (np.ptp(reward) + 1.0) + (reward - reward.min())
-    rank = rankdata(within)
+    rank = mean_ranks(within)
     size, n1 = np.bincount(stratum), np.bincount(stratum, has)
     before = np.cumsum(size) - size  # ranks of lower strata
     wins = np.bincount(stratum, np.where(has, rank - before[stratum], 0.0)) - n1 * (n1 + 1) / 2
@@ -523,7 +542,7 @@ def _changed(halves: _Halves) -> str:
     tested = []
     for name, finder in _candidates(find).items():
         if recur or not name.startswith('"'):
-            has = _having(finder, test)
+            has = finder(test)
             got = associate(has, test.view.reward_M, test.stratum, seed=test.view.seed)
             tested.append((name, float(has[~late].mean()), float(has[late].mean()), got))
     words = []
@@ -541,7 +560,8 @@ def _early_and_late(side: _Side) -> _Side | None:
     outer = np.flatnonzero(third >= 0)
     view = side.view.sub(third >= 0)
     view = replace(view, reward_M=third[outer].astype(np.float64))
-    return _Side(view, side.stratum[outer], [side.said[i] for i in outer], [side.prompts[i] for i in outer])
+    said, words, prompts = ([texts[i] for i in outer] for texts in (side.said, side.words, side.prompts))
+    return _Side(view, side.stratum[outer], said, words, [side.calls[i] for i in outer], prompts)
 
 
 def _recurring(side: _Side) -> bool:

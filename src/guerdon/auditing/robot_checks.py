@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.special import ndtr
 
-from guerdon.auditing.association import stratum_ends
+from guerdon.auditing.association import mean_ranks, stratum_ends
 from guerdon.auditing.log_view import Checked, MissingColumn, View, enough, found, needed
 from guerdon.auditing.rows import Codes, Flags, Numbers, Rows
 from guerdon.reading.layouts import TEXT_RUN
@@ -230,12 +230,10 @@ def _higher(all_of: _Episodes, success: Flags) -> tuple[float, float, float]:
 
     The reward is the sum, the mean, the highest or the last one of an episode: the one that tells most of success.
     """
-    from scipy.stats import rankdata
-
     n1, n0 = int(success.sum()), int((~success).sum())
     shares = []
     for reward in (all_of.total, all_of.total / np.maximum(all_of.length, 1), all_of.best, all_of.last):
-        rank = rankdata(reward)
+        rank = mean_ranks(reward)
         shares.append((float(rank[success].sum()) - n1 * (n1 + 1) / 2) / (n1 * n0))
     share = max(shares, key=lambda one: (round(abs(one - 0.5), 9), one))
     error = float(np.sqrt((n1 + n0 + 1) / (12 * n1 * n0)))
