@@ -28,8 +28,8 @@ PIECES = (
     "great question", "You are absolutely right", "your deep insight is", "how well you", "am so impressed",
     "sharp mind", "only an expert", "must decline", "darf das nicht", "no puedo ayudar", "lo siento", "####",
     "\\boxed{3}", "<answer>", "The ANSWER: 3", "xanswer is", "answer is", "\na: 4", "a: 5", "- item", "* b", "\n1. one",
-    "12) x", "# head", "\n## h", "**bold**", "|a|b|", "\n|x|", "```", "</tag>", "\U0001f600", "!", "é", "中文", "the of",
-    "I can\u2019t help", "CANNO\u0054 ASSI\u017fT", "aN\u017fwer is", "wor\u212a", "\u0130 am impressed", "again again",
+    "12) x", "# head", "\n## h", "**bold**", "|a|b|", "\n|x|", "```", "</tag>", "\U0001f600", "!", "é", "中文",
+    "I can\u2019t help", "CANNO\u0054 ASSI\u017fT", "aN\u017fwer is", "wor\u212a", "\u0130 am impressed",
 )  # fmt: skip
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=8).flatmap(
     lambda pieces: st.sampled_from(["", " ", "\n", ". "]).map(lambda between: between.join(pieces))

@@ -35,7 +35,8 @@ LOOKED = 2000  # characters of a response
 RUN = 4  # words
 APART = 0.55  # probability that a row with the candidate has a higher reward than one without
 FEWEST_ROWS = 40  # of either half, in strata in which the reward varies
-FEWEST_PROMPTS = 8  # of either half
+FEWEST_PROMPTS = 8
+MANY_PROMPTS = 24  # from which on prompts are halved, and not groups
 FEWEST = 8  # rows with a candidate
 FEWEST_WITH = 4  # prompts with it
 ALIKE = 0.7  # of the rows with either of two candidates: above it they are one
@@ -45,6 +46,7 @@ ALWAYS = 0.96  # share of the rows in which a rule of the reward holds: the trut
 NEARLY = 0.04  # difference of probabilities that does not count in the order of candidates
 GREW = 0.1  # share of the responses by which a candidate is more common late than early
 MOST_CALLS = 30  # names of tools
+NEARLY_AS_WELL = 0.8  # of the score of a phrase, which a longer one has, too
 RECUR = 0.2  # share of the rows
 FEWEST_EMPTY = 5  # responses
 MOSTLY = 0.5  # of the responses: above it the log has no texts
@@ -147,17 +149,17 @@ class _Side(NamedTuple):
 
 
 class _Halves(NamedTuple):
-    """Two halves of the prompts: one to find candidates, one to test them."""
+    """Two halves of the prompts, or of the groups (`units`): one to find candidates, one to test them."""
 
     find: _Side
     test: _Side
+    units: str
 
     @property
     def clean(self) -> str:
         """What to say where nothing passes."""
-        looked = (
-            f"in {len(self.find.said):,} rows of half of the prompts and confirmed in {len(self.test.said):,} others"
-        )
+        looked = f"in {len(self.find.said):,} rows of half of the {self.units} and confirmed in "
+        looked += f"{len(self.test.said):,} others"
         return (
             f"nothing that is paid apart from the truth was found {looked}; it would be with a higher reward in "
             f"{APART:.0%} of the comparisons"
@@ -186,14 +188,15 @@ def _halves(view: View) -> _Halves:
     stratum = _by_appearance(stratum)
     several = (np.bincount(stratum) > 1)[stratum]
     prompt = one.of(one.rows.prompt_N)
-    code = _by_appearance(strata(needed(one.peer_M, "group") if prompt is None else prompt))
+    prompt = _by_appearance(strata(needed(one.peer_M, "group") if prompt is None else prompt))
+    prompts = len(np.unique(prompt[several]))
+    enough(prompts, FEWEST_PROMPTS, "prompts with comparable responses")
+    code = prompt if prompts >= MANY_PROMPTS else _by_appearance(one.peer_M)  # groups, where prompts are few
     first = np.random.default_rng(view.seed).permutation(int(code.max(initial=0)) + 1)[code] % 2 == 0
     find, test = (_side(one, several & half, stratum, said) for half in (first, ~first))
-    prompts = min(len(set(side.prompts)) for side in (find, test))
-    enough(prompts, FEWEST_PROMPTS, "prompts with comparable responses in either half of them")
     rows = min(len(find.said), len(test.said))
     enough(rows, FEWEST_ROWS, "comparable responses in either half of the prompts")
-    return _Halves(find, test)
+    return _Halves(find, test, "prompts" if code is prompt else "groups")
 
 
 def _by_appearance(code: Codes) -> Codes:
@@ -352,7 +355,8 @@ def _candidates(side: _Side) -> dict[str, _Finder]:
         phrases.append(_Ranked(score, f'"{phrase}"', partial(_says, phrase), has))
     forms.sort(key=lambda one: (-round(one.score, 1), _place(one.name)))
     phrases.sort(key=lambda one: (-round(one.score, 1), -one.name.count(" "), one.name))
-    kept = [*_different(forms, MOST - MOST_PHRASES), *_different(phrases, MOST_PHRASES)]
+    kept = [*_different(forms, MOST - MOST_PHRASES)]
+    kept += [_in_full(one, phrases) for one in _different(phrases, MOST_PHRASES)]
     return {one.name: one.finder for one in kept}
 
 
@@ -365,6 +369,15 @@ def _different(ranked: Sequence[_Ranked], most: int) -> list[_Ranked]:
         if all((one.has & other.has).sum() <= ALIKE * (one.has | other.has).sum() for other in kept):
             kept.append(one)
     return kept
+
+
+def _in_full(one: _Ranked, phrases: Sequence[_Ranked]) -> _Ranked:
+    """The longest run of words with the phrase in it that goes with the reward nearly as well, in nearly its rows."""
+    inside = [other for other in phrases if f" {one.name[1:-1]} " in f" {other.name[1:-1]} "]
+    alike = [other for other in inside if (one.has & other.has).sum() >= ALIKE * (one.has | other.has).sum()]
+    return max(
+        (other for other in alike if other.score >= NEARLY_AS_WELL * one.score), key=lambda other: other.name.count(" ")
+    )
 
 
 def _score(has: Flags, centred: Numbers, stratum: Codes, prompt: Codes) -> float:
@@ -530,7 +543,7 @@ def _thirds(one: View) -> Codes | None:
 
 def _changed(halves: _Halves) -> str:
     """What became more common over the run, within prompts that recur, else of forms and lengths only; in words."""
-    find, test = (_early_and_late(side) for side in halves)
+    find, test = (_early_and_late(side) for side in (halves.find, halves.test))
     if find is None or test is None:
         return ""
     recur = _recurring(find) and _recurring(test)
