@@ -18,11 +18,21 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import ndtr
 
-from guerdon.auditing.association import MANY, PERMUTATIONS, Association, associate, mean_ranks, strata, stratum_means
-from guerdon.auditing.log_view import Checked, MissingColumn, View, braced, enough, found, needed
+from guerdon.auditing.association import (
+    MANY,
+    PERMUTATIONS,
+    Association,
+    associate,
+    mean_ranks,
+    strata,
+    stratum_ends,
+    stratum_means,
+)
+from guerdon.auditing.log_view import THE_TRUTH, VERIFIED, Checked, MissingColumn, View, braced, enough, found, needed
 from guerdon.auditing.program_checks import tricks
 from guerdon.auditing.rows import Codes, Flags, Numbers
 from guerdon.auditing.text_features import LAYOUTS, layouts, mostly_programs, with_layout
+from guerdon.auditing.time_checks import references_of
 from guerdon.auditing.value_checks import PAID_LIES
 from guerdon.statistics.proportion import wilson_bounds
 from guerdon.statistics.training_runs import holm
@@ -35,8 +45,9 @@ LOOKED = 2000  # characters of a response
 RUN = 4  # words
 APART = 0.55  # probability that a row with the candidate has a higher reward than one without
 FEWEST_ROWS = 40  # of either half, in strata in which the reward varies
-FEWEST_PROMPTS = 8
+FEWEST_PROMPTS = 5
 MANY_PROMPTS = 24  # from which on prompts are halved, and not groups
+FEW_VARYING = 200  # rows in strata in which a 0/1 reward varies, below which the prompt does not count
 FEWEST = 8  # rows with a candidate
 FEWEST_WITH = 4  # prompts with it
 ALIKE = 0.7  # of the rows with either of two candidates: above it they are one
@@ -58,18 +69,20 @@ _COPIED = 8  # words in a row that repeat the prompt
 def check_paid(view: View) -> Checked:
     """Something that right and wrong responses have in common with others gets more."""
     halves = _halves(view)
-    confirmed = _confirmed(halves)
+    confirmed, one = _confirmed(halves), halves.test.view
+    measured = one.truth_name in (THE_TRUTH, VERIFIED)
+    if not measured:  # a second reward does not know all that is good: what good responses have was there before
+        confirmed = [candidate for candidate in confirmed if _growth(one, candidate) >= GREW]
     if not confirmed:
         return Checked(None, halves.clean + _changed(halves))
-    best, one = confirmed[0], halves.test.view
+    best = confirmed[0]
     names = ", ".join(candidate.name for candidate in confirmed[:3])
     has = best.has_B
     gained = has & (one.reward_M > stratum_means(one.reward_M, halves.test.stratum))
     effect = best.found.difference / one.spread
-    title = (
-        f"responses with {names} get more than others with the same prompt, step and truth: by {effect:.2f} standard "
-    )
-    title += f"deviations, and with probability {best.apart:.2f} a higher reward{_grew(one, best)}"
+    title = f"responses with {names} get more than others with the same {halves.within} and "
+    title += f"{'truth' if measured else one.truth_name}: by {effect:.2f} standard deviations, and with probability "
+    title += f"{best.apart:.2f} a higher reward{_grew(one, best)}"
     phrases = tuple(candidate.name.strip('"') for candidate in confirmed if candidate.name.startswith('"'))
     return found(
         one, "paid", gained, braced(title), halves.clean, effect=(best.apart, best.low, best.high), unit="probability",
@@ -154,6 +167,7 @@ class _Halves(NamedTuple):
     find: _Side
     test: _Side
     units: str
+    within: str  # what equal rows have in common besides the truth
 
     @property
     def clean(self) -> str:
@@ -174,6 +188,7 @@ def _halves(view: View) -> _Halves:
         Undecided: too few rows vary.
     """
     whole, responses = view.texts()
+    whole = _by_second(whole)
     needed(
         whole.truth_M if whole.has_truth else None, "truth, or reference answers: without one good responses are paid"
     )
@@ -184,7 +199,10 @@ def _halves(view: View) -> _Halves:
     keep = np.isfinite(needed(whole.truth_M, "truth")) & ~whole.copy_M
     one, said = whole.sub(keep), [text for text, kept in zip(responses, keep, strict=True) if kept]
     one = _without_rules(one, said)
-    stratum = strata(one.peer_M, one.truth_class_M, None if unfinished is None else unfinished[keep])
+    unfinished = None if unfinished is None else unfinished[keep]
+    stratum, within = strata(one.peer_M, one.truth_class_M, unfinished), "prompt, step"
+    if one.binary and _varying(one, stratum) < FEW_VARYING:  # equally good responses are paid alike to any prompt
+        stratum, within = strata(one.truth_class_M, one.of(one.rows.step_N), unfinished), "step"
     stratum = _by_appearance(stratum)
     several = (np.bincount(stratum) > 1)[stratum]
     prompt = one.of(one.rows.prompt_N)
@@ -196,7 +214,29 @@ def _halves(view: View) -> _Halves:
     find, test = (_side(one, several & half, stratum, said) for half in (first, ~first))
     rows = min(len(find.said), len(test.said))
     enough(rows, FEWEST_ROWS, "comparable responses in either half of the prompts")
-    return _Halves(find, test, "prompts" if code is prompt else "groups")
+    return _Halves(find, test, "prompts" if code is prompt else "groups", within)
+
+
+def _varying(one: View, stratum: Codes) -> int:
+    """How many rows are in strata in which the reward varies."""
+    low, high = stratum_ends(one.reward_M, stratum)
+    return int((low < high)[stratum].sum())
+
+
+def _by_second(one: View) -> View:
+    """The rows with a second reward in the place of the truth, where there is none and one agreed at first.
+
+    What the second reward explains of the reward is taken out of it, and its better half counts as right.
+    """
+    if one.truth_M is not None or one.doubt:
+        return one
+    for name, values in references_of(one).items():
+        known = np.isfinite(values)
+        explained = np.polynomial.Polynomial.fit(values[known], one.reward_M[known], 3)
+        reward = np.where(known, one.reward_M - explained(np.where(known, values, 0.0)), one.reward_M)
+        better = np.where(known, (values > np.median(values[known])).astype(np.float64), np.nan)
+        return replace(one, truth_M=better, truth_name=name, reward_M=reward)
+    return one
 
 
 def _by_appearance(code: Codes) -> Codes:
@@ -521,15 +561,26 @@ def _apart(reward: Numbers, has: Flags, stratum: Codes) -> tuple[float, float, f
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+def _shares(one: View, best: _Confirmed) -> tuple[float, float] | None:
+    """The shares of the first and of the last third of the run that have a candidate; None without steps."""
+    late = _thirds(one)
+    if late is None or not {0, 1} <= set(late.tolist()):
+        return None
+    return float(best.has_B[late == 0].mean()), float(best.has_B[late == 1].mean())
+
+
+def _growth(one: View, best: _Confirmed) -> float:
+    """By which share of the responses a candidate is more common late than early; 0 without steps."""
+    shares = _shares(one, best)
+    return 0.0 if shares is None else shares[1] - shares[0]
+
+
 def _grew(one: View, best: _Confirmed) -> str:
     """How much more common a candidate is in the last third of the run than in the first, in words."""
-    late = _thirds(one)
-    if late is None:
+    shares = _shares(one, best)
+    if shares is None:
         return ""
-    shares = [float(best.has_B[part].mean()) for part in (late == 0, late == 1) if part.any()]
-    return f"; {shares[0]:.0%} of the first third of the run have it, and {shares[1]:.0%} of the last" * (
-        len(shares) == 2
-    )
+    return f"; {shares[0]:.0%} of the first third of the run have it, and {shares[1]:.0%} of the last"
 
 
 def _thirds(one: View) -> Codes | None:

@@ -44,7 +44,7 @@ TRUTH = "truth, or reference answers"
 
 def check_truth(view: View) -> Checked:
     """The reward rises by more than the truth, or a second reward that agreed with it at first, explains."""
-    steps, references = _progress(view), _references(view)
+    steps, references = _progress(view), references_of(view)
     return _moved(view, steps, needed(references or None, "truth, reference answers or a second reward"), "truth")
 
 
@@ -88,7 +88,7 @@ def _progress(view: View) -> Numbers:
     return np.asarray(order / order.max())
 
 
-def _references(view: View) -> dict[str, Numbers]:
+def references_of(view: View) -> dict[str, Numbers]:
     """The truth; without it second rewards that are no parts of the reward and agreed with it in the first third."""
     if view.doubt:
         raise Undecided(view.doubt)
