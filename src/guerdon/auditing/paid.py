@@ -181,11 +181,31 @@ class _Halves(NamedTuple):
 
 
 def _halves(view: View) -> _Halves:
-    """The rows that can be compared, split by their prompt.
+    """The rows that can be compared, split by their prompt, or by their group where prompts are few.
 
     Raises:
         MissingColumn: no texts, no truth, or no several responses to a prompt.
         Undecided: too few rows vary.
+    """
+    one, said, unfinished = _comparable(view)
+    stratum, within = _strata(one, unfinished)
+    several = (np.bincount(stratum) > 1)[stratum]
+    group, prompt = _by_appearance(needed(one.peer_M, "group")), one.of(one.rows.prompt_N)
+    prompt = group if prompt is None else _by_appearance(strata(prompt))
+    prompts = len(np.unique(prompt[several]))
+    enough(prompts, FEWEST_PROMPTS, "prompts with comparable responses")
+    units, code = ("prompts", prompt) if prompts >= MANY_PROMPTS else ("groups", group)
+    first = np.random.default_rng(view.seed).permutation(int(code.max(initial=0)) + 1)[code] % 2 == 0
+    find, test = (_side(one, several & half, stratum, said) for half in (first, ~first))
+    enough(min(len(find.said), len(test.said)), FEWEST_ROWS, f"comparable responses in either half of the {units}")
+    return _Halves(find, test, units, within)
+
+
+def _comparable(view: View) -> tuple[View, list[str], Flags | None]:
+    """The rows with a text and a truth, without copies and rules of the reward; their texts, and which are unfinished.
+
+    Raises:
+        MissingColumn: no texts, no truth, or no several responses to a prompt.
     """
     whole, responses = view.texts()
     whole = _by_second(whole)
@@ -197,24 +217,17 @@ def _halves(view: View) -> _Halves:
     if unfinished is not None:  # an empty response is one of the candidates
         unfinished = unfinished & np.array([bool(text.strip()) for text in responses])
     keep = np.isfinite(needed(whole.truth_M, "truth")) & ~whole.copy_M
-    one, said = whole.sub(keep), [text for text, kept in zip(responses, keep, strict=True) if kept]
-    one = _without_rules(one, said)
-    unfinished = None if unfinished is None else unfinished[keep]
-    stratum, within = strata(one.peer_M, one.truth_class_M, unfinished), "prompt, step"
-    if one.binary and _varying(one, stratum) < FEW_VARYING:  # equally good responses are paid alike to any prompt
-        stratum, within = strata(one.truth_class_M, one.of(one.rows.step_N), unfinished), "step"
-    stratum = _by_appearance(stratum)
-    several = (np.bincount(stratum) > 1)[stratum]
-    prompt = one.of(one.rows.prompt_N)
-    prompt = _by_appearance(strata(needed(one.peer_M, "group") if prompt is None else prompt))
-    prompts = len(np.unique(prompt[several]))
-    enough(prompts, FEWEST_PROMPTS, "prompts with comparable responses")
-    code = prompt if prompts >= MANY_PROMPTS else _by_appearance(one.peer_M)  # groups, where prompts are few
-    first = np.random.default_rng(view.seed).permutation(int(code.max(initial=0)) + 1)[code] % 2 == 0
-    find, test = (_side(one, several & half, stratum, said) for half in (first, ~first))
-    rows = min(len(find.said), len(test.said))
-    enough(rows, FEWEST_ROWS, "comparable responses in either half of the prompts")
-    return _Halves(find, test, "prompts" if code is prompt else "groups", within)
+    said = [text for text, kept in zip(responses, keep, strict=True) if kept]
+    return _without_rules(whole.sub(keep), said), said, None if unfinished is None else unfinished[keep]
+
+
+def _strata(one: View, unfinished: Flags | None) -> tuple[Codes, str]:
+    """Which rows are compared, and what they have in common besides the truth, in words."""
+    inside = strata(one.peer_M, one.truth_class_M, unfinished)
+    if not one.binary or _varying(one, inside) >= FEW_VARYING:
+        return _by_appearance(inside), "prompt, step"
+    # equally good responses are paid alike to any prompt
+    return _by_appearance(strata(one.truth_class_M, one.of(one.rows.step_N), unfinished)), "step"
 
 
 def _varying(one: View, stratum: Codes) -> int:
@@ -475,15 +488,12 @@ def _forms(side: _Side) -> dict[str, _Finder]:
     found: dict[str, _Finder] = {name: partial(_has_layout, name) for name in LAYOUTS}
     if mostly_programs(side.said):
         found |= {name: partial(_finds, finds) for name, finds in tricks().items()}
-    found["no text at all"] = _is_empty
-    found["words repeated from the prompt"] = _repeats
-    for limit in np.quantile(_lengths(side), (0.5, 0.9)).astype(int).tolist():
-        found[f"more than {limit:,} characters"] = partial(_is_longer, limit)
-    for name in sorted({name for calls in side.calls for name in calls})[:MOST_CALLS]:
-        found[f"a call of {name}"] = partial(_does_call, name)
-    for count in (1, 3):
-        found[f"more than {count} calls"] = partial(_calls_often, count)
-    return found
+    found |= {"no text at all": _is_empty, "words repeated from the prompt": _repeats}
+    limits = np.quantile(_lengths(side), (0.5, 0.9)).astype(int).tolist()
+    found |= {f"more than {limit:,} characters": partial(_is_longer, limit) for limit in limits}
+    called = sorted({name for calls in side.calls for name in calls})[:MOST_CALLS]
+    found |= {f"a call of {name}": partial(_does_call, name) for name in called}
+    return found | {f"more than {count} calls": partial(_calls_often, count) for count in (1, 3)}
 
 
 def _says(phrase: str, side: _Side) -> Flags:
@@ -602,18 +612,22 @@ def _changed(halves: _Halves) -> str:
         side._replace(stratum=strata(side.prompts if recur else np.zeros(len(side.said)), side.view.truth_class_M))
         for side in (find, test)
     )
-    late = test.view.reward_M > 0
-    tested = []
-    for name, finder in _candidates(find).items():
-        if recur or not name.startswith('"'):
-            has = finder(test)
-            got = associate(has, test.view.reward_M, test.stratum, seed=test.view.seed)
-            tested.append((name, float(has[~late].mean()), float(has[late].mean()), got))
-    words = []
-    for (name, before, after, got), p in zip(tested, holm([got.p for *_, got in tested]), strict=True):
-        if p is not None and p < ALPHA and got.r > 0 and after - before >= GREW:
-            words.append(f"{name} ({before:.0%} to {after:.0%})")
+    words = _more_common(find, test, phrases=recur)
     return f"; more common late in the run, whether paid or not: {', '.join(words[:3])}" if words else ""
+
+
+def _more_common(find: _Side, test: _Side, *, phrases: bool) -> list[str]:
+    """Candidates of the first half that the late rows of the second have more often than the early ones, in words."""
+    late = test.view.reward_M > 0
+    finders = {name: of for name, of in _candidates(find).items() if phrases or not name.startswith('"')}
+    having = {name: finder(test) for name, finder in finders.items()}
+    got = [associate(has, test.view.reward_M, test.stratum, seed=test.view.seed) for has in having.values()]
+    words = []
+    for (name, has), one, p in zip(having.items(), got, holm([one.p for one in got]), strict=True):
+        before, after = float(has[~late].mean()), float(has[late].mean())
+        if p is not None and p < ALPHA and one.r > 0 and after - before >= GREW:
+            words.append(f"{name} ({before:.0%} to {after:.0%})")
+    return words
 
 
 def _early_and_late(side: _Side) -> _Side | None:
