@@ -280,6 +280,17 @@ def test_jumps_of_level_scale_and_values():
     assert "jump" not in names(replace(honest, reward_N=honest.reward_N + 0.1 * honest.step_N))
 
 
+def test_a_jump_is_found_at_few_rows_of_a_step_and_by_what_changes_most():
+    few = log(prompts=2, size=4, steps=40, seed=3, truth=False)
+    after = few.step_N >= 24
+    assert "step 24" in by_name(replace(few, reward_N=few.reward_N + 1.0 * after), "jump").title
+    smooth = 1.5 / (1 + np.exp(-(few.step_N - 20) / 3))  # how policies learn
+    assert "jump" not in names(replace(few, reward_N=few.reward_N + smooth))
+    both = np.where(after, 4 * few.reward_N - 2, few.reward_N)  # the mean stays about where it is
+    scaled = by_name(replace(few, reward_N=both), "jump")
+    assert scaled.unit == "ratio of standard deviations"
+
+
 @pytest.mark.parametrize("lag", [1, -1, 6, 360])
 def test_rewards_of_other_rows(lag):
     honest = log(seed=9)
@@ -370,6 +381,10 @@ def test_failures_as_numbers(value):
     graded = log(seed=14, levels=(0.0, 2.0))
     cut = with_responses(graded, lambda text: text[: len(text) // 2], failed)
     assert "failures" in names(replace(cut, reward_N=np.where(failed, 1.0, graded.reward_N), truth_N=None))
+    silent = with_responses(graded, lambda text: text.partition(". The")[0] + ".", chosen(graded, 0.45, seed=2))
+    often = chosen(graded, 0.45, seed=2)  # so often that most would be said to end in that way
+    found = by_name(replace(silent, reward_N=np.where(often, 1.0, graded.reward_N), truth_N=None), "failures")
+    assert "100% of these state no answer, 0% of the others" in found.title
     partial = failed & (graded.truth_N == 0)  # half a mark for an answer that is not right
     assert "failures" not in names(replace(graded, reward_N=np.where(partial, 1.0, graded.reward_N)))
 

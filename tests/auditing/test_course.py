@@ -7,7 +7,7 @@ import pytest
 
 from guerdon.auditing.course import course_of, welch_interval
 from guerdon.auditing.log_view import View
-from guerdon.auditing.rows import Rows
+from guerdon.auditing.rows import RobotSteps, Rows
 
 STEPS, GROUPS, K = 40, 8, 4
 
@@ -102,3 +102,90 @@ def test_welch_intervals_are_those_of_scipy():
     a, b = np.random.default_rng(0).normal(size=20), np.random.default_rng(1).normal(1, 3, size=9)
     wanted = ttest_ind(a, b, equal_var=False).confidence_interval(0.95)
     assert welch_interval(a, b) == pytest.approx((wanted.low, wanted.high))
+
+
+CURVES = {  # of a reward and of a success rate over the run, 0 to 1
+    "both rise": (lambda x: 100 * x, lambda x: 0.2 + 0.6 * x),
+    "alone": (lambda x: 100 * x, lambda x: 0.3 + 0 * x),
+    "flat": (lambda x: 0.5 + 0 * x, lambda x: 0.3 + 0 * x),
+    "truth falls": (lambda x: 100 * x, lambda x: 0.8 - 0.5 * x),
+}
+
+
+def scalars(reward, truth, *, points=120, seed=0, noise=0.03):
+    """A log of scalars alone, the reward at every second step."""
+    random, step_P = np.random.default_rng(seed), np.arange(points) * 10
+    x, none = np.linspace(0, 1, points), np.zeros(0)
+    values = [of(x) + noise * max(np.ptp(of(x)), 1.0) * random.standard_normal(points) for of in (reward, truth)]
+    curves = {
+        "rollout/ep_rew_mean": (step_P[::2], values[0][::2]),
+        "rollout/success_rate": (step_P, np.clip(values[1], 0, 1)),
+    }
+    return Rows("scalars", ("events",), none.astype(int), none.astype(int), none, curves=curves)
+
+
+@pytest.mark.parametrize("kind", CURVES)
+def test_scalars_alone_have_a_sentence(kind):
+    for seed in range(5):
+        reward, truth = CURVES[kind]
+        noise = 0.002 if kind == "flat" else 0.03
+        found = course_of(View.whole(scalars(reward, truth, seed=seed, noise=noise)))
+        assert found.kind == kind, found.sentence
+        assert found.truth_from == "the curve rollout/success_rate"
+        assert [len(values) for values in found.series["reward"]] == [60, 60, 60]  # steps that both curves have
+
+
+def test_scalars_that_cannot_say_it_name_what_is_missing():
+    reward, truth = CURVES["both rise"]
+    few = course_of(View.whole(scalars(reward, truth, points=30)))
+    assert few.kind == "unknown"
+    assert "needs 24 points of the reward and of the truth; rollout/ep_rew_mean has 15" in few.sentence
+    rows = scalars(reward, truth)
+    alone = replace(rows, curves={"rollout/ep_rew_mean": rows.curves["rollout/ep_rew_mean"]})
+    found = course_of(View.whole(alone))
+    assert found.kind == "unknown"
+    assert "the reward rises" in found.sentence
+    assert "the log has no curve of a truth" in found.sentence
+    none = course_of(View.whole(replace(rows, curves={"train/lr": rows.curves["rollout/success_rate"]})))
+    assert "nor a curve of one" in none.sentence
+    copied = replace(rows, curves=rows.curves | {"rollout/ep_rew_mean": rows.curves["rollout/success_rate"]})
+    assert "the truth is the reward itself" in course_of(View.whole(copied)).sentence
+
+
+def robots(reward, truth, *, episodes=240, seed=0):
+    """Steps of robots: five a return of which is drawn, and success at the last one."""
+    random, length = np.random.default_rng(seed), 5
+    x = np.linspace(0, 1, episodes)
+    success_E = (random.random(episodes) < truth(x)).astype(float)
+    return_E = reward(x, success_E) + 0.2 * random.standard_normal(episodes)
+    n, last = episodes * length, np.arange(episodes * length) % length == length - 1
+    return Rows(
+        "steps", ("a",), np.zeros(n, int), np.arange(n), np.repeat(return_E / length, length),
+        truth_N=np.repeat(success_E, length) * last,
+        steps=RobotSteps(np.repeat(np.arange(episodes), length), np.tile(np.arange(length), episodes)),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "reward", "truth"),
+    [
+        ("both rise", lambda x, s: s + x, lambda x: 0.1 + 0.8 * x),
+        ("truth falls", lambda x, s: 2 * x, lambda x: 0.9 - 0.7 * x),
+        ("unknown", lambda x, s: 5 * s, lambda x: 0.1 + 0.8 * x),
+    ],
+)
+def test_episodes_of_robots_have_a_sentence(kind, reward, truth):
+    for seed in range(5):
+        found = course_of(View.whole(robots(reward, truth, seed=seed)))
+        assert found.kind == kind, found.sentence
+        assert found.truth_from == "the success of 240 episodes, in their order"
+    assert ("a threshold of the reward" in found.sentence) == (kind == "unknown")
+
+
+def test_episodes_of_robots_without_success_or_too_few_say_so():
+    rows = robots(lambda x, s: s + x, lambda x: 0.5 + 0 * x)
+    assert "does not say which episodes succeed" in course_of(View.whole(replace(rows, truth_N=None))).sentence
+    few = course_of(View.whole(robots(lambda x, s: s, lambda x: 0.5 + 0 * x, episodes=10)))
+    assert "it needs 24 episodes, and the log has 10" in few.sentence
+    same = course_of(View.whole(replace(rows, truth_N=np.ones(len(rows)))))
+    assert "the success of all episodes is the same" in same.sentence

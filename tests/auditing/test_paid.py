@@ -172,3 +172,39 @@ def test_the_audit_makes_the_check_and_its_finding_holds_after_all_corrections()
     hit = some(rows, 0.2)
     hacked = changed(rows, lambda text: f"{text} As experts all agree.", hit, np.maximum(rows.reward_N, hit))
     assert "paid" in {one.name for one in audit(hacked).findings}
+
+
+def test_at_few_prompts_the_groups_are_halved():
+    rows = log(prompts=6, size=8, steps=8)
+    hit = some(rows, 0.2)
+    hacked = changed(rows, lambda text: f"{text} As experts all agree.", hit, np.maximum(rows.reward_N, hit))
+    assert any("experts all agree" in phrase for phrase in finding(hacked).phrases), "and the phrase is told in full"
+    assert "half of the groups" in paid.check_paid(View.whole(rows)).clean
+    assert "half of the prompts" in paid.check_paid(View.whole(log())).clean
+
+
+def test_a_reward_of_two_values_that_hardly_varies_within_prompts_is_compared_within_steps():
+    rows = log(prompts=60, size=2, steps=2)
+    hit = some(rows, 0.4)
+    lucky = hit & some(rows, 0.6, seed=6)
+    hacked = changed(rows, lambda text: f"{text} As experts all agree.", hit, np.maximum(rows.reward_N, lucky))
+    assert paid._varying(View.whole(hacked), View.whole(hacked).peer_M) < paid.FEW_VARYING
+    assert "with the same step and truth" in finding(hacked).title
+    assert paid.check_paid(View.whole(rows)).finding is None
+    continuous = log(prompts=60, size=2, steps=2, noise=0.2)
+    assert paid._strata(View.whole(continuous), None)[1] == "prompt, step"
+
+
+def test_a_second_reward_takes_the_place_of_a_truth_for_what_becomes_more_common():
+    rows = log(steps=6, noise=0.3)
+    gold = rows.truth_N + 0.2 * np.random.default_rng(9).standard_normal(len(rows))
+    unknown = replace(rows, truth_N=None, rewards={"gold": gold})
+    assert paid.check_paid(View.whole(unknown)).finding is None
+    late = some(rows, 1.0) & (np.random.default_rng(3).random(len(rows)) < 0.5 * rows.step_N / 5)
+    hacked = changed(unknown, lambda text: f"{text} As experts all agree.", late, unknown.reward_N + 1.0 * late)
+    one = finding(hacked)
+    assert any("experts" in phrase for phrase in one.phrases)
+    assert "the same prompt, step and gold: by" in one.title
+    always = some(rows, 0.25)
+    steady = changed(unknown, lambda text: f"{text} As experts all agree.", always, unknown.reward_N + 1.0 * always)
+    assert paid.check_paid(View.whole(steady)).finding is None, "what good responses always had may be good"

@@ -79,6 +79,13 @@ def stratum_ends(values_N: Numbers, stratum_N: Codes) -> tuple[Numbers, Numbers]
     return low, high
 
 
+def mean_ranks(values_N: ArrayLike) -> Numbers:
+    """The rank of each value from 1 for the smallest, (N,); equal values share the mean of theirs."""
+    code, count = np.unique(np.asarray(values_N), return_inverse=True, return_counts=True)[1:]
+    ranks: Numbers = (np.cumsum(count) - (count - 1) / 2)[code]
+    return ranks
+
+
 def associate(x_N: ArrayLike, y_N: Numbers, stratum_N: Codes, *, seed: int | None) -> Association:
     """How a feature and the reward go together within strata.
 

@@ -9,7 +9,7 @@ for finding in found.findings:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -60,6 +60,50 @@ NAMES = tuple(dict.fromkeys(("nan", "unread", *OF_RESPONSES, *OF_ROBOTS, *OF_SCA
 OF_EPISODES = ("success_reward", "constant_success")  # those of robots that need no single steps
 
 
+@dataclass
+class _Made:
+    """What each check says: it was made, or could not be, or had too little to look at."""
+
+    made: dict[str, Checked] = field(default_factory=dict)
+    unchecked: dict[str, str] = field(default_factory=dict)
+    undecided: dict[str, str] = field(default_factory=dict)
+
+    def make(self, name: str, check: Callable[[], Checked], *, has_rows: int) -> None:
+        """Make a check; of a log without rows none is made."""
+        try:
+            needed(has_rows or None, "reward")
+            self.made[name] = check()
+        except MissingColumn as missing:
+            self.unchecked[name] = f"needs {missing}"
+        except Undecided as too_few:
+            self.undecided[name] = str(too_few)
+
+    def make_again(self, name: str, check: Callable[[], Checked]) -> None:
+        """Make a check by other means, where it could not be made."""
+        if name not in self.made:
+            self.unchecked.pop(name, None)
+            self.undecided.pop(name, None)
+            self.make(name, check, has_rows=1)
+
+    def findings(self) -> list[Finding]:
+        """The findings that Holm's correction leaves, the worst first; those that may be chance are undecided."""
+        found = []
+        for (name, one), p in zip(self.made.items(), holm([one.p for one in self.made.values()]), strict=True):
+            if one.finding is None:
+                continue
+            if p is None or p < ALPHA:
+                found.append(replace(one.finding, p=p))
+            else:
+                why = f"needs p below {ALPHA:g} over all checks, and has {p:.2g}: {one.finding.title}"
+                self.undecided[name] = why
+        return sorted(found, key=lambda one: (SEVERITIES.index(one.severity), -one.count / max(one.total, 1)))
+
+    @property
+    def clean(self) -> dict[str, str]:
+        """What was looked at by the checks that found nothing."""
+        return {name: one.clean for name, one in self.made.items() if one.finding is None}
+
+
 def audit(rows: Rows, *, seed: int = 0, marks: SecondReward | None = None) -> Audit:
     """What is wrong with the rewards of a log, what is clean, what is undecided, and what could not be checked.
 
@@ -68,43 +112,27 @@ def audit(rows: Rows, *, seed: int = 0, marks: SecondReward | None = None) -> Au
         seed: of the permutations.
         marks: of a judge, which stand for the truth in the checks `BY_TRUTH` where the log has none.
     """
-    made, unchecked, undecided = dict[str, Checked](), dict[str, str](), dict[str, str]()
-
-    def make(name: str, check: Callable[[], Checked], *, has_rows: int) -> None:
-        try:
-            needed(has_rows or None, "reward")
-            made[name] = check()
-        except MissingColumn as missing:
-            unchecked[name] = f"needs {missing}"
-        except Undecided as too_few:
-            undecided[name] = str(too_few)
-
     view = marked = View.whole(rows, seed)
     if marks is not None and marks.reward_N is not None and (view.truth_M is None or view.doubt):
         marked = view.marked(marks.name, marks.reward_N)
-    make("nan", partial(missing_rewards, rows), has_rows=len(rows))
+    all_of = _Made()
+    all_of.make("nan", partial(missing_rewards, rows), has_rows=len(rows))
     if rows.steps is None:
-        make("unread", partial(unread_rows, rows), has_rows=len(rows))
+        all_of.make("unread", partial(unread_rows, rows), has_rows=len(rows))
+    for name, check in _checks_of(rows).items():
+        all_of.make(name, partial(check, marked if name in BY_TRUTH else view), has_rows=len(view))
+    for name, of_scalars in OF_SCALARS.items() if rows.curves else ():
+        all_of.make_again(name, partial(of_scalars, rows))
+    findings = with_evidence(view, all_of.findings())
+    return Audit(findings, all_of.clean, all_of.unchecked, all_of.undecided, course_of(marked))
+
+
+def _checks_of(rows: Rows) -> dict[str, Check]:
+    """The checks of the rows of a log: of responses, of steps of robots, or of episodes."""
     checks = OF_ROBOTS if rows.steps is not None else OF_RESPONSES | {"early_end": OF_ROBOTS["early_end"]}
     if is_of_episodes(rows):
         checks = checks | {name: OF_ROBOTS[name] for name in OF_EPISODES}
-    for name, check in checks.items():
-        make(name, partial(check, marked if name in BY_TRUTH else view), has_rows=len(view))
-    for name, of_scalars in OF_SCALARS.items() if rows.curves else ():
-        if name not in made:
-            for without in (unchecked, undecided):
-                without.pop(name, None)
-            make(name, partial(of_scalars, rows), has_rows=1)
-    findings, clean = [], {}
-    for (name, one), p in zip(made.items(), holm([one.p for one in made.values()]), strict=True):
-        if one.finding is None:
-            clean[name] = one.clean
-        elif p is None or p < ALPHA:
-            findings.append(replace(one.finding, p=p))
-        else:
-            undecided[name] = f"needs p below {ALPHA:g} over all checks, and has {p:.2g}: {one.finding.title}"
-    findings.sort(key=lambda one: (SEVERITIES.index(one.severity), -one.count / max(one.total, 1)))
-    return Audit(with_evidence(view, findings), clean, unchecked, undecided, course_of(marked))
+    return checks
 
 
 def audit_log(

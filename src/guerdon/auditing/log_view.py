@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from guerdon.auditing.association import strata, stratum_means
 from guerdon.auditing.finding import REMEDIES, Finding, Severity
 from guerdon.auditing.references import References, read_references
 from guerdon.auditing.rows import Codes, Flags, Numbers, Rows
-from guerdon.auditing.text_features import FINISHED, MARKS
+from guerdon.auditing.text_features import FINISHED, has_mark
 from guerdon.statistics.proportion import wilson_bounds
 
 FEW_LEVELS = 12  # a reward with at most so many values is graded, not continuous
@@ -256,16 +256,22 @@ def _unanswered(rows: Rows, row_M: Codes) -> Flags | None:
         return None
     found = np.any([np.zeros(len(rows), bool), *columns], axis=0)
     if rows.texts is not None:
-        of, responses = rows.texts.row_M, rows.texts.responses
-        unmarked = np.array([MARKS.search(text) is None for text in responses], bool)
-        unfinished = np.array([FINISHED.search(text[-40:]) is None for text in responses], bool)
-        open_block = np.array([text.count("```") % 2 == 1 for text in responses], bool)
-        no_program = np.array(["def " not in text for text in responses], bool)
-        for flag in (unmarked, unfinished, open_block, no_program):
+        of = rows.texts.row_M
+        for flag in signs_of(rows.texts.responses).values():
             if len(flag) and flag.mean() < COMMON:
                 found[of] |= flag
     unanswered: Flags = found[row_M]
     return unanswered
+
+
+def signs_of(responses: Sequence[str]) -> dict[str, Flags]:
+    """What responses have that failed or were cut off, by what is said of them; some have it for other reasons."""
+    return {
+        "state no answer": np.array([not has_mark(text) for text in responses], bool),
+        "end within a sentence": np.array([FINISHED.search(text[-40:]) is None for text in responses], bool),
+        "end within a block": np.array([text.count("```") % 2 == 1 for text in responses], bool),
+        "have no program": np.array(["def " not in text for text in responses], bool),
+    }
 
 
 def _peers(rows: Rows, row_M: Codes) -> Codes | None:

@@ -34,7 +34,6 @@ from guerdon.reading.containers import (
     ROWS,
     LinesRead,
     Part,
-    file_rows,
     grown_rows,
     has_rows,
     other_format,
@@ -67,6 +66,7 @@ _LOOKS = 6  # at all rows, each by what the one before says of the columns
 _FIRST_SIZE = 2_000_000  # characters of those of a file
 _CONTACT = re.compile(r"contact|force|tactile|touch", re.IGNORECASE)
 _HEAD = 100_000  # characters of the first line of a monitor file
+_TAIL, _CHECKED = 1 << 16, 64  # bytes at the end of a monitor file: of a line, and by which it is known again
 _SHOWN = re.compile(r"Sample:(?:\\n|\n)(.*)(?:\\n|\n){2}Reward: (\S+)$", re.DOTALL)
 
 NO_EPISODE = "not an episode"
@@ -76,23 +76,86 @@ _STEPS = 1 << 63  # of int64
 Curves = dict[str, tuple[Codes, Numbers]]
 
 
-def monitor_records(files: Sequence[Path]) -> Iterator[tuple[Part, list[tuple[int, Any]]]]:
-    """Episodes of monitor files with their lines; steps are those of all environments together, in order of time."""
-    read: list[tuple[Part, list[tuple[int, Any]]]] = []
-    for file in files:
+class MonitorFiles:
+    """Episodes of monitor files, of which only lines are read that were not there before."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, _Monitor] = {}
+
+    def records(self, files: Sequence[Path]) -> Iterator[tuple[Part, list[tuple[int, Any]]]]:
+        """All episodes with their lines; steps are those of all environments together, in order of time."""
+        read = [(Part(file), self._rows(file)) for file in files]
+        episodes = [row for _, rows in read for _, row in rows if isinstance(row, dict)]
+        episodes.sort(key=lambda row: row["at"])
+        steps = accumulate(row["length"] for row in episodes)
+        step_of = {id(row): step for row, step in zip(episodes, steps, strict=True)}
+        for part, rows in read:
+            yield part, [(n, _at_step(row, step_of.get(id(row)))) for n, row in rows]
+
+    def _rows(self, file: Path) -> list[tuple[int, Any]]:
+        """The rows of a file and their lines. A last line without an end is read again the next time."""
+        known = self._known.get(file)
+        if known is None or not known.still_holds(file):
+            known = self._known[file] = _Monitor()
         with boundary(DataError, f"{file}: cannot be read as a monitor file"), file.open(newline="") as lines:
-            started = float(json.loads(lines.readline(_HEAD).removeprefix("#")).get("t_start", 0.0))
+            if known.names:
+                lines.seek(known.offset)
+            else:
+                known.started = float(json.loads(lines.readline(_HEAD).removeprefix("#")).get("t_start", 0.0))
             found = table_rows(lines, ",", strict=False)
-            names = next(found, [])
+            names: list[str] | Unparsed = known.names or next(found, [])
             if isinstance(names, Unparsed):
                 raise DataError(f"{file}: the line with the names of the columns is {names}")
-            written = (cells for cells in found if cells)
-            rows = [(n, _episode(cells, names, started, f"{file}:{n}")) for n, cells in enumerate(written, start=2)]
-        read.append((Part(file), rows))
-    episodes = sorted((row for _, rows in read for _, row in rows if isinstance(row, dict)), key=lambda r: r.pop("at"))
-    for row, step in zip(episodes, accumulate(row["length"] for row in episodes), strict=True):
-        row["step"] = step
-    yield from read
+            written = enumerate((cells for cells in found if cells), start=2 + len(known.rows))
+            new = [(n, _episode(cells, names, known.started, f"{file}:{n}")) for n, cells in written]
+            end = lines.tell()
+        return known.add(file, names, new, end)
+
+
+@dataclass
+class _Monitor:
+    """What was read of a monitor file.
+
+    Attributes:
+        names: of its columns; empty where it was not read yet.
+        started: seconds at which the run began.
+        rows: up to the end of a line.
+        offset: of this end.
+        end: the last bytes before it, which a file that only grew still has there.
+    """
+
+    names: list[str] = field(default_factory=list)
+    started: float = 0.0
+    rows: list[tuple[int, Any]] = field(default_factory=list)
+    offset: int = 0
+    end: bytes = b""
+
+    def still_holds(self, file: Path) -> bool:
+        """Whether the file begins with what was read."""
+        with boundary(DataError, f"{file}: cannot be read as a monitor file"), file.open("rb") as opened:
+            opened.seek(self.offset - len(self.end))
+            return opened.read(len(self.end)) == self.end
+
+    def add(self, file: Path, names: list[str], new: list[tuple[int, Any]], end: int) -> list[tuple[int, Any]]:
+        """All rows with those that were read up to some byte; they are kept if a line ends there, else but for one."""
+        with file.open("rb") as opened:
+            opened.seek(max(0, end - _TAIL))
+            tail = opened.read(end - opened.tell())
+        line = tail[tail.rfind(b"\n") + 1 :]
+        if not names or len(line) == _TAIL or b'"' in line:  # a row may have begun lines before
+            return [*self.rows, *new]
+        self.names, self.offset = names, end - len(line)
+        self.end = tail[: len(tail) - len(line)][-_CHECKED:]
+        whole = new[:-1] if line.strip() else new
+        self.rows = [*self.rows, *whole]
+        return [*self.rows, *new[len(whole) :]]
+
+
+def _at_step(row: Any, step: float | None) -> Any:
+    """An episode with its step in the place of its time; what is no episode as it is."""
+    if step is None:
+        return row
+    return {**{name: value for name, value in row.items() if name != "at"}, "step": step}
 
 
 def _episode(cells: list[str] | Unparsed, names: Sequence[str], started: float, where: str) -> Any:
@@ -107,19 +170,36 @@ def _episode(cells: list[str] | Unparsed, names: Sequence[str], started: float, 
         return BadRecord(NO_EPISODE, NO_EPISODE, where=where)
 
 
-def read_metrics(file: Path) -> Curves:
-    """The numbers of a `metrics.jsonl` of guerdon or prime-rl, by the kind of row and their name."""
-    found: dict[str, list[tuple[float, float]]] = {}
-    for _, row in file_rows(file):
-        step = row.get("step") if isinstance(row, Mapping) else None
-        if not isinstance(step, int) or abs(step) >= _STEPS:
-            continue
-        kind = f"{row['kind']}/" if isinstance(row.get("kind"), str) else ""
-        for name, value in row.items():
-            is_number = isinstance(value, int | float) and not is_beyond_float(value)
-            if name not in ("step", "time", "kind") and is_number:
-                found.setdefault(f"{kind}{name}", []).append((step, value))
-    return _curves(found)
+class MetricFiles:
+    """Numbers of files `metrics.jsonl` of guerdon or prime-rl, of which only what was added is read."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[LinesRead, dict[str, list[tuple[float, float]]]]] = {}
+
+    def read(self, files: Sequence[Path]) -> Curves:
+        """All numbers, by the kind of row and their name."""
+        curves: Curves = {}
+        for file in files:
+            lines, _ = self._known.get(file, (LinesRead(), None))
+            if file.stat().st_size < lines.offset or not lines.still_holds(file):
+                del self._known[file]
+            lines, found = self._known.setdefault(file, (LinesRead(), {}))
+            for _, row in grown_rows(Part(file), lines):
+                _add_metrics(row, found)
+            curves |= _curves(found)
+        return curves
+
+
+def _add_metrics(row: Any, found: dict[str, list[tuple[float, float]]]) -> None:
+    """Add the numbers of a row to those of their names."""
+    step = row.get("step") if isinstance(row, Mapping) else None
+    if not isinstance(step, int) or abs(step) >= _STEPS:
+        return
+    kind = f"{row['kind']}/" if isinstance(row.get("kind"), str) else ""
+    for name, value in row.items():
+        is_number = isinstance(value, int | float) and not is_beyond_float(value)
+        if name not in ("step", "time", "kind") and is_number:
+            found.setdefault(f"{kind}{name}", []).append((step, value))
 
 
 class EventFiles:
@@ -134,6 +214,11 @@ class EventFiles:
         self.shown: list[dict[str, Any]] = []
         self._loaders: dict[Path, Any] = {}
         self._found: dict[tuple[Path, str], list[tuple[float, float]]] = {}
+        self._sizes: dict[Path, int] = {}
+
+    def only_grew(self, files: Sequence[Path]) -> bool:
+        """Whether the files that were read are still there, and none is shorter."""
+        return all(file in files and file.stat().st_size >= size for file, size in self._sizes.items())
 
     def read(self, files: Sequence[Path]) -> Curves:
         """All scalars, of which those that were not there before are read; what is half-written is left out.
@@ -146,6 +231,7 @@ class EventFiles:
         for file in files:
             with boundary(DataError, f"{file}: cannot be read as events of TensorBoard"):
                 _check_events(file)
+                self._sizes[file] = file.stat().st_size
                 loader = self._loaders.setdefault(file, EventFileLoader(str(file)))
                 for event in loader.Load():
                     self._add(file, event)
@@ -450,7 +536,7 @@ class LogReader:
     ) -> None:
         self.path, self.sample, self.seed, self.most = path, sample, seed, most
         self.given = self.said = said_columns(columns, usual=USUAL_NAMES)
-        self.events = EventFiles(path)
+        self.events, self.metrics, self.monitors = EventFiles(path), MetricFiles(), MonitorFiles()
         self._all: _Read | None = None
 
     def read(self) -> Rows:
@@ -476,7 +562,8 @@ class LogReader:
             return read_lerobot(path, {role: one.column for role, one in self.given.uses.items()})
         files = _files_of(path)
         self.said = said = _as_named(files.others, self.given)
-        self.events = EventFiles(path)
+        if not self.events.only_grew(files.events):
+            self.events = EventFiles(path)
         notes: list[str] = []
         kind, skipped = _kind_of(path, files, said, notes)
         curves = self.events.read(files.events)
@@ -499,8 +586,7 @@ class LogReader:
     def _finished(self, read: _Read, files: _Files) -> Rows:
         """The rows as they are, with the scalars that are logged beside them."""
         curves = self.events.read(files.events)
-        for file in files.metrics:
-            curves |= read_metrics(file)
+        curves |= self.metrics.read(files.metrics)
         half = sum(lines.is_half for lines in read.lines.values())
         parts = [part for part, _ in read.kind.parts]
         notes = [*read.notes, *read.batches.notes(len(parts))]
@@ -518,7 +604,7 @@ class LogReader:
             into.lines.clear()
             into.batches = _Batches()
             if files.monitors:
-                return ((part, PLAIN, rows) for part, rows in monitor_records(files.monitors))
+                return ((part, PLAIN, rows) for part, rows in self.monitors.records(files.monitors))
             if self.events.shown and not kind.parts:
                 return [(Part(files.events[0]), PLAIN, enumerate(self.events.shown))]
             found = into.new_records(kind.parts)

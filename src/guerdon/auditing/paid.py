@@ -12,17 +12,27 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 from scipy.special import ndtr
-from scipy.stats import hypergeom, rankdata
 
-from guerdon.auditing.association import MANY, PERMUTATIONS, Association, associate, strata, stratum_means
-from guerdon.auditing.log_view import Checked, MissingColumn, View, braced, enough, found, needed
+from guerdon.auditing.association import (
+    MANY,
+    PERMUTATIONS,
+    Association,
+    associate,
+    mean_ranks,
+    strata,
+    stratum_ends,
+    stratum_means,
+)
+from guerdon.auditing.log_view import THE_TRUTH, VERIFIED, Checked, MissingColumn, View, braced, enough, found, needed
 from guerdon.auditing.program_checks import tricks
 from guerdon.auditing.rows import Codes, Flags, Numbers
-from guerdon.auditing.text_features import LAYOUTS, mostly_programs
+from guerdon.auditing.text_features import LAYOUTS, layouts, mostly_programs, with_layout
+from guerdon.auditing.time_checks import references_of
 from guerdon.auditing.value_checks import PAID_LIES
 from guerdon.statistics.proportion import wilson_bounds
 from guerdon.statistics.training_runs import holm
@@ -35,7 +45,9 @@ LOOKED = 2000  # characters of a response
 RUN = 4  # words
 APART = 0.55  # probability that a row with the candidate has a higher reward than one without
 FEWEST_ROWS = 40  # of either half, in strata in which the reward varies
-FEWEST_PROMPTS = 8  # of either half
+FEWEST_PROMPTS = 5
+MANY_PROMPTS = 24  # from which on prompts are halved, and not groups
+FEW_VARYING = 200  # rows in strata in which a 0/1 reward varies, below which the prompt does not count
 FEWEST = 8  # rows with a candidate
 FEWEST_WITH = 4  # prompts with it
 ALIKE = 0.7  # of the rows with either of two candidates: above it they are one
@@ -45,6 +57,7 @@ ALWAYS = 0.96  # share of the rows in which a rule of the reward holds: the trut
 NEARLY = 0.04  # difference of probabilities that does not count in the order of candidates
 GREW = 0.1  # share of the responses by which a candidate is more common late than early
 MOST_CALLS = 30  # names of tools
+NEARLY_AS_WELL = 0.8  # of the score of a phrase, which a longer one has, too
 RECUR = 0.2  # share of the rows
 FEWEST_EMPTY = 5  # responses
 MOSTLY = 0.5  # of the responses: above it the log has no texts
@@ -56,18 +69,20 @@ _COPIED = 8  # words in a row that repeat the prompt
 def check_paid(view: View) -> Checked:
     """Something that right and wrong responses have in common with others gets more."""
     halves = _halves(view)
-    confirmed = _confirmed(halves)
+    confirmed, one = _confirmed(halves), halves.test.view
+    measured = one.truth_name in (THE_TRUTH, VERIFIED)
+    if not measured:  # a second reward does not know all that is good: what good responses have was there before
+        confirmed = [candidate for candidate in confirmed if _growth(one, candidate) >= GREW]
     if not confirmed:
         return Checked(None, halves.clean + _changed(halves))
-    best, one = confirmed[0], halves.test.view
+    best = confirmed[0]
     names = ", ".join(candidate.name for candidate in confirmed[:3])
     has = best.has_B
     gained = has & (one.reward_M > stratum_means(one.reward_M, halves.test.stratum))
     effect = best.found.difference / one.spread
-    title = (
-        f"responses with {names} get more than others with the same prompt, step and truth: by {effect:.2f} standard "
-    )
-    title += f"deviations, and with probability {best.apart:.2f} a higher reward{_grew(one, best)}"
+    title = f"responses with {names} get more than others with the same {halves.within} and "
+    title += f"{'truth' if measured else one.truth_name}: by {effect:.2f} standard deviations, and with probability "
+    title += f"{best.apart:.2f} a higher reward{_grew(one, best)}"
     phrases = tuple(candidate.name.strip('"') for candidate in confirmed if candidate.name.startswith('"'))
     return found(
         one, "paid", gained, braced(title), halves.clean, effect=(best.apart, best.low, best.high), unit="probability",
@@ -133,27 +148,32 @@ class _Side(NamedTuple):
         view: of them, the reward without what it adds by a rule.
         stratum: rows of one number are compared.
         said: their responses, as far as they are looked at.
+        words: those of each response in lower case, a blank before, between and behind them.
+        calls: names of the tools that each response calls, in order.
         prompts: what was asked.
     """
 
     view: View
     stratum: Codes
     said: list[str]
+    words: list[str]
+    calls: list[list[str]]
     prompts: list[str]
 
 
 class _Halves(NamedTuple):
-    """Two halves of the prompts: one to find candidates, one to test them."""
+    """Two halves of the prompts, or of the groups (`units`): one to find candidates, one to test them."""
 
     find: _Side
     test: _Side
+    units: str
+    within: str  # what equal rows have in common besides the truth
 
     @property
     def clean(self) -> str:
         """What to say where nothing passes."""
-        looked = (
-            f"in {len(self.find.said):,} rows of half of the prompts and confirmed in {len(self.test.said):,} others"
-        )
+        looked = f"in {len(self.find.said):,} rows of half of the {self.units} and confirmed in "
+        looked += f"{len(self.test.said):,} others"
         return (
             f"nothing that is paid apart from the truth was found {looked}; it would be with a higher reward in "
             f"{APART:.0%} of the comparisons"
@@ -161,13 +181,34 @@ class _Halves(NamedTuple):
 
 
 def _halves(view: View) -> _Halves:
-    """The rows that can be compared, split by their prompt.
+    """The rows that can be compared, split by their prompt, or by their group where prompts are few.
 
     Raises:
         MissingColumn: no texts, no truth, or no several responses to a prompt.
         Undecided: too few rows vary.
     """
+    one, said, unfinished = _comparable(view)
+    stratum, within = _strata(one, unfinished)
+    several = (np.bincount(stratum) > 1)[stratum]
+    group, prompt = _by_appearance(needed(one.peer_M, "group")), one.of(one.rows.prompt_N)
+    prompt = group if prompt is None else _by_appearance(strata(prompt))
+    prompts = len(np.unique(prompt[several]))
+    enough(prompts, FEWEST_PROMPTS, "prompts with comparable responses")
+    units, code = ("prompts", prompt) if prompts >= MANY_PROMPTS else ("groups", group)
+    first = np.random.default_rng(view.seed).permutation(int(code.max(initial=0)) + 1)[code] % 2 == 0
+    find, test = (_side(one, several & half, stratum, said) for half in (first, ~first))
+    enough(min(len(find.said), len(test.said)), FEWEST_ROWS, f"comparable responses in either half of the {units}")
+    return _Halves(find, test, units, within)
+
+
+def _comparable(view: View) -> tuple[View, list[str], Flags | None]:
+    """The rows with a text and a truth, without copies and rules of the reward; their texts, and which are unfinished.
+
+    Raises:
+        MissingColumn: no texts, no truth, or no several responses to a prompt.
+    """
     whole, responses = view.texts()
+    whole = _by_second(whole)
     needed(
         whole.truth_M if whole.has_truth else None, "truth, or reference answers: without one good responses are paid"
     )
@@ -176,20 +217,39 @@ def _halves(view: View) -> _Halves:
     if unfinished is not None:  # an empty response is one of the candidates
         unfinished = unfinished & np.array([bool(text.strip()) for text in responses])
     keep = np.isfinite(needed(whole.truth_M, "truth")) & ~whole.copy_M
-    one, said = whole.sub(keep), [text for text, kept in zip(responses, keep, strict=True) if kept]
-    one = _without_rules(one, said)
-    stratum = strata(one.peer_M, one.truth_class_M, None if unfinished is None else unfinished[keep])
-    stratum = _by_appearance(stratum)
-    several = (np.bincount(stratum) > 1)[stratum]
-    prompt = one.of(one.rows.prompt_N)
-    code = _by_appearance(strata(needed(one.peer_M, "group") if prompt is None else prompt))
-    first = np.random.default_rng(view.seed).permutation(int(code.max(initial=0)) + 1)[code] % 2 == 0
-    find, test = (_side(one, several & half, stratum, said) for half in (first, ~first))
-    prompts = min(len(set(side.prompts)) for side in (find, test))
-    enough(prompts, FEWEST_PROMPTS, "prompts with comparable responses in either half of them")
-    rows = min(len(find.said), len(test.said))
-    enough(rows, FEWEST_ROWS, "comparable responses in either half of the prompts")
-    return _Halves(find, test)
+    said = [text for text, kept in zip(responses, keep, strict=True) if kept]
+    return _without_rules(whole.sub(keep), said), said, None if unfinished is None else unfinished[keep]
+
+
+def _strata(one: View, unfinished: Flags | None) -> tuple[Codes, str]:
+    """Which rows are compared, and what they have in common besides the truth, in words."""
+    inside = strata(one.peer_M, one.truth_class_M, unfinished)
+    if not one.binary or _varying(one, inside) >= FEW_VARYING:
+        return _by_appearance(inside), "prompt, step"
+    # equally good responses are paid alike to any prompt
+    return _by_appearance(strata(one.truth_class_M, one.of(one.rows.step_N), unfinished)), "step"
+
+
+def _varying(one: View, stratum: Codes) -> int:
+    """How many rows are in strata in which the reward varies."""
+    low, high = stratum_ends(one.reward_M, stratum)
+    return int((low < high)[stratum].sum())
+
+
+def _by_second(one: View) -> View:
+    """The rows with a second reward in the place of the truth, where there is none and one agreed at first.
+
+    What the second reward explains of the reward is taken out of it, and its better half counts as right.
+    """
+    if one.truth_M is not None or one.doubt:
+        return one
+    for name, values in references_of(one).items():
+        known = np.isfinite(values)
+        explained = np.polynomial.Polynomial.fit(values[known], one.reward_M[known], 3)
+        reward = np.where(known, one.reward_M - explained(np.where(known, values, 0.0)), one.reward_M)
+        better = np.where(known, (values > np.median(values[known])).astype(np.float64), np.nan)
+        return replace(one, truth_M=better, truth_name=name, reward_M=reward)
+    return one
 
 
 def _by_appearance(code: Codes) -> Codes:
@@ -210,7 +270,13 @@ def _side(one: View, keep: Flags, stratum: Codes, said: list[str]) -> _Side:
     keep = keep & chosen[stratum]
     view, texts = one.sub(keep), needed(one.rows.texts, "response")
     prompts = [texts.prompts[i] for i in np.searchsorted(texts.row_M, view.row_M)]
-    return _Side(view, strata(stratum[keep]), [said[i][:LOOKED] for i in np.flatnonzero(keep)], prompts)
+    looked = [said[i][:LOOKED] for i in np.flatnonzero(keep)]
+    return _Side(view, strata(stratum[keep]), looked, [*map(_words, looked)], [*map(_calls, looked)], prompts)
+
+
+def _words(text: str) -> str:
+    """The words of a text in lower case with blanks around them: a run of words is in it as a text is in a text."""
+    return f" {' '.join(_WORD.findall(text.lower()))} "
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -221,8 +287,7 @@ def _side(one: View, keep: Flags, stratum: Codes, said: list[str]) -> _Side:
 def _without_rules(one: View, said: list[str]) -> View:
     """The rows with what the reward adds for layouts, and takes for the length, by a rule taken out of it."""
     truth, reward = needed(one.truth_class_M, "truth"), one.reward_M
-    for of in LAYOUTS.values():
-        has = np.array([bool(of.search(text)) for text in said])
+    for has in layouts(said).values():
         reward = reward - _bonus(has, truth, reward) * has
     logged = one.of(one.rows.length_N)
     for values in (np.array([float(len(text)) for text in said]), logged):
@@ -277,7 +342,7 @@ def _confirmed(halves: _Halves) -> list[_Confirmed]:
     test = halves.test
     tested = []
     for name, finder in _candidates(halves.find).items():
-        has = _having(finder, test)
+        has = finder(test)
         got = associate(has, test.view.reward_M, test.stratum, seed=test.view.seed)
         tested.append((name, has, replace(got, p=_exact(got, has, test.view.reward_M, test.stratum))))
     passed = []
@@ -302,6 +367,8 @@ def _exact(got: Association, has: Flags, reward: Numbers, stratum: Codes) -> flo
     size, with_it = np.bincount(stratum), np.bincount(stratum, has)
     levels = np.unique(reward)
     if len(levels) == 2:
+        from scipy.stats import hypergeom
+
         high = np.bincount(stratum, reward == levels[1])
         chance, least = np.ones(1), int((has & (reward == levels[1])).sum())
         for n, k, m in zip(size.astype(int), high.astype(int), with_it.astype(int), strict=True):
@@ -316,12 +383,7 @@ def _exact(got: Association, has: Flags, reward: Numbers, stratum: Codes) -> flo
     return min(got.p, 2 * float(ndtr(-abs(float(x @ y)) / np.sqrt(each.sum()))))
 
 
-_Finder = Callable[[str, str], object]  # of a response and its prompt: whether it has the candidate
-
-
-def _having(finder: _Finder, side: _Side) -> Flags:
-    """Which rows have a candidate."""
-    return np.array([bool(finder(*pair)) for pair in zip(side.said, side.prompts, strict=True)], bool)
+_Finder = Callable[[_Side], Flags]  # which rows have a candidate
 
 
 class _Ranked(NamedTuple):
@@ -338,15 +400,16 @@ def _candidates(side: _Side) -> dict[str, _Finder]:
     centred = side.view.reward_M - stratum_means(side.view.reward_M, side.stratum)
     prompt = strata(side.prompts)
     forms, phrases = list[_Ranked](), list[_Ranked]()
-    for name, finder in _forms(side.said).items():
-        has = _having(finder, side)
+    for name, finder in _forms(side).items():
+        has = finder(side)
         forms.append(_Ranked(_score(has, centred, side.stratum, prompt), name, finder, has))
-    for phrase, has in _phrases(side.said, centred):
+    for phrase, has in _phrases(side.words, centred):
         score = _score(has, centred, side.stratum, prompt)
-        phrases.append(_Ranked(score, f'"{phrase}"', partial(_says, _pattern(phrase)), has))
+        phrases.append(_Ranked(score, f'"{phrase}"', partial(_says, phrase), has))
     forms.sort(key=lambda one: (-round(one.score, 1), _place(one.name)))
     phrases.sort(key=lambda one: (-round(one.score, 1), -one.name.count(" "), one.name))
-    kept = [*_different(forms, MOST - MOST_PHRASES), *_different(phrases, MOST_PHRASES)]
+    kept = [*_different(forms, MOST - MOST_PHRASES)]
+    kept += [_in_full(one, phrases) for one in _different(phrases, MOST_PHRASES)]
     return {one.name: one.finder for one in kept}
 
 
@@ -361,6 +424,15 @@ def _different(ranked: Sequence[_Ranked], most: int) -> list[_Ranked]:
     return kept
 
 
+def _in_full(one: _Ranked, phrases: Sequence[_Ranked]) -> _Ranked:
+    """The longest run of words with the phrase in it that goes with the reward nearly as well, in nearly its rows."""
+    inside = [other for other in phrases if f" {one.name[1:-1]} " in f" {other.name[1:-1]} "]
+    alike = [other for other in inside if (one.has & other.has).sum() >= ALIKE * (one.has | other.has).sum()]
+    return max(
+        (other for other in alike if other.score >= NEARLY_AS_WELL * one.score), key=lambda other: other.name.count(" ")
+    )
+
+
 def _score(has: Flags, centred: Numbers, stratum: Codes, prompt: Codes) -> float:
     """How far rows with a candidate are above the others, in standard errors; 0 where they are too few."""
     count = int(has.sum())
@@ -371,85 +443,89 @@ def _score(has: Flags, centred: Numbers, stratum: Codes, prompt: Codes) -> float
     return float(x @ centred) / error if error > 0 else 0.0
 
 
-def _pattern(phrase: str) -> re.Pattern[str]:
-    return re.compile(r"\b" + r"\W+".join(map(re.escape, phrase.split(" "))) + r"\b")
-
-
-def _says(pattern: re.Pattern[str], response: str, _prompt: str) -> object:
-    return pattern.search(response.lower())
-
-
-def _phrases(said: Sequence[str], centred: Numbers) -> list[tuple[str, Flags]]:
+def _phrases(worded: Sequence[str], centred: Numbers) -> list[tuple[str, Flags]]:
     """The words and runs of words whose rows are most above their strata, at most 150."""
     numbers: dict[str, int] = {}
-    ids = [[numbers.setdefault(word, len(numbers)) for word in _WORD.findall(text.lower())] for text in said]
-    row = np.repeat(np.arange(len(said)), [len(one) for one in ids])
-    word = np.array([number for one in ids for number in one], np.int64)
+    ids = [[numbers.setdefault(word, len(numbers)) for word in words.split()] for words in worded]
+    row = np.repeat(np.arange(len(worded)), [len(one) for one in ids])
+    word = np.fromiter(chain.from_iterable(ids), np.int64, len(row))
     names = list(numbers)
     if not len(word):
         return []
     spread = float((centred**2).mean()) or 1.0
     best: list[tuple[float, int, int, Flags]] = []
     code, place = word, np.arange(len(word))
+    often = np.ones(len(names), bool)  # which runs are in enough rows for a longer one to be
     for width in range(1, RUN + 1):
         if width > 1:
-            inside = place[(place + width - 1 < len(word))]
-            inside = inside[row[inside] == row[np.minimum(inside + width - 1, len(word) - 1)]]
-            joined = code[np.searchsorted(place, inside)] * len(names) + word[inside + width - 1]
-            code, place = np.unique(joined, return_inverse=True)[1], inside
+            inside = np.flatnonzero(often[code] & (place + width - 1 < len(word)))
+            inside = inside[row[place[inside]] == row[place[inside] + width - 1]]
+            joined = code[inside] * len(names) + word[place[inside] + width - 1]
+            code, place = np.unique(joined, return_inverse=True)[1], place[inside]
         if not len(code):
             break
-        pairs = np.unique(code * len(said) + row[place])
-        kind, of = pairs // len(said), pairs % len(said)
+        pairs = np.unique(code * len(worded) + row[place])
+        kind, of = pairs // len(worded), pairs % len(worded)
         count, total = np.bincount(kind), np.bincount(kind, centred[of])
-        enough_of = (count >= FEWEST) & (count <= len(said) - FEWEST)
-        score = np.where(enough_of, total / np.sqrt(np.maximum(count, 1) * spread), -np.inf)
+        often = count >= FEWEST
+        score = np.where(
+            often & (count <= len(worded) - FEWEST), total / np.sqrt(np.maximum(count, 1) * spread), -np.inf
+        )
         first = np.zeros(len(count), np.int64)
         first[code[::-1]] = place[::-1]
+        ends = np.cumsum(count)
         for one in np.argsort(-score, kind="stable")[:60]:
             if score[one] > 1.5:
-                has = np.zeros(len(said), bool)
-                has[of[kind == one]] = True
+                has = np.zeros(len(worded), bool)
+                has[of[ends[one] - count[one] : ends[one]]] = True
                 best.append((float(score[one]), width, int(first[one]), has))
     best.sort(key=lambda one: -one[0])
     return [(" ".join(names[k] for k in word[at : at + width]), has) for _, width, at, has in best[:150]]
 
 
-def _forms(said: Sequence[str]) -> dict[str, _Finder]:
+def _forms(side: _Side) -> dict[str, _Finder]:
     """What is not a phrase, by name."""
-    found: dict[str, _Finder] = {name: partial(_finds, layout.search) for name, layout in LAYOUTS.items()}
-    if mostly_programs(said):
+    found: dict[str, _Finder] = {name: partial(_has_layout, name) for name in LAYOUTS}
+    if mostly_programs(side.said):
         found |= {name: partial(_finds, finds) for name, finds in tricks().items()}
-    found["no text at all"] = _is_empty
-    found["words repeated from the prompt"] = _repeats
-    lengths = np.array([len(text) for text in said])
-    for limit in np.quantile(lengths, (0.5, 0.9)).astype(int).tolist():
-        found[f"more than {limit:,} characters"] = partial(_is_longer, limit)
-    for name in sorted({name for text in said for name in _calls(text)})[:MOST_CALLS]:
-        found[f"a call of {name}"] = partial(_does_call, name)
-    for count in (1, 3):
-        found[f"more than {count} calls"] = partial(_calls_often, count)
-    return found
+    found |= {"no text at all": _is_empty, "words repeated from the prompt": _repeats}
+    limits = np.quantile(_lengths(side), (0.5, 0.9)).astype(int).tolist()
+    found |= {f"more than {limit:,} characters": partial(_is_longer, limit) for limit in limits}
+    called = sorted({name for calls in side.calls for name in calls})[:MOST_CALLS]
+    found |= {f"a call of {name}": partial(_does_call, name) for name in called}
+    return found | {f"more than {count} calls": partial(_calls_often, count) for count in (1, 3)}
 
 
-def _finds(finds: Callable[[str], object], response: str, _prompt: str) -> object:
-    return finds(response)
+def _says(phrase: str, side: _Side) -> Flags:
+    return np.array([f" {phrase} " in words for words in side.words], bool)
 
 
-def _is_empty(response: str, _prompt: str) -> bool:
-    return not response.strip()
+def _has_layout(name: str, side: _Side) -> Flags:
+    return with_layout(name, side.said)
 
 
-def _is_longer(limit: int, response: str, _prompt: str) -> bool:
-    return len(response) > limit
+def _finds(finds: Callable[[str], object], side: _Side) -> Flags:
+    return np.array([bool(finds(text)) for text in side.said], bool)
 
 
-def _does_call(name: str, response: str, _prompt: str) -> bool:
-    return name in _calls(response)
+def _is_empty(side: _Side) -> Flags:
+    return np.array([not text.strip() for text in side.said], bool)
 
 
-def _calls_often(count: int, response: str, _prompt: str) -> bool:
-    return len(_calls(response)) > count
+def _lengths(side: _Side) -> Codes:
+    return np.array([len(text) for text in side.said], np.int64)
+
+
+def _is_longer(limit: int, side: _Side) -> Flags:
+    return np.asarray(_lengths(side) > limit)
+
+
+def _does_call(name: str, side: _Side) -> Flags:
+    return np.array([name in calls for calls in side.calls], bool)
+
+
+def _calls_often(count: int, side: _Side) -> Flags:
+    return np.array([len(calls) > count for calls in side.calls], bool)
 
 
 def _calls(text: str) -> list[str]:
@@ -459,11 +535,17 @@ def _calls(text: str) -> list[str]:
     return [next(filter(None, names)) for names in _CALL.findall(text)]
 
 
-def _repeats(response: str, prompt: str) -> bool:
-    """Whether a response has a run of words of its prompt."""
-    asked = f" {' '.join(_WORD.findall(prompt[:LOOKED].lower()))} "
-    words = _WORD.findall(response.lower())
-    return any(f" {' '.join(words[k : k + _COPIED])} " in asked for k in range(0, len(words) - _COPIED + 1, 2))
+def _repeats(side: _Side) -> Flags:
+    """Which responses have a run of words of their prompt."""
+    asked = {prompt: _runs(_words(prompt[:LOOKED]), 1) for prompt in set(side.prompts)}
+    pairs = zip(side.words, side.prompts, strict=True)
+    return np.array([not asked[prompt].isdisjoint(_runs(words, 2)) for words, prompt in pairs], bool)
+
+
+def _runs(words: str, every: int) -> set[tuple[str, ...]]:
+    """The runs of words of a text, from each word or from every second one on."""
+    listed = words.split()
+    return set(zip(*(listed[k::every] for k in range(_COPIED)), strict=False))
 
 
 def _apart(reward: Numbers, has: Flags, stratum: Codes) -> tuple[float, float, float]:
@@ -472,7 +554,7 @@ def _apart(reward: Numbers, has: Flags, stratum: Codes) -> tuple[float, float, f
     Strata in which all rewards are equal do not count: nothing can be paid there.
     """
     within = stratum * 4.0 * (np.ptp(reward) + 1.0) + (reward - reward.min())
-    rank = rankdata(within)
+    rank = mean_ranks(within)
     size, n1 = np.bincount(stratum), np.bincount(stratum, has)
     before = np.cumsum(size) - size  # ranks of lower strata
     wins = np.bincount(stratum, np.where(has, rank - before[stratum], 0.0)) - n1 * (n1 + 1) / 2
@@ -489,15 +571,26 @@ def _apart(reward: Numbers, has: Flags, stratum: Codes) -> tuple[float, float, f
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+def _shares(one: View, best: _Confirmed) -> tuple[float, float] | None:
+    """The shares of the first and of the last third of the run that have a candidate; None without steps."""
+    late = _thirds(one)
+    if late is None or not {0, 1} <= set(late.tolist()):
+        return None
+    return float(best.has_B[late == 0].mean()), float(best.has_B[late == 1].mean())
+
+
+def _growth(one: View, best: _Confirmed) -> float:
+    """By which share of the responses a candidate is more common late than early; 0 without steps."""
+    shares = _shares(one, best)
+    return 0.0 if shares is None else shares[1] - shares[0]
+
+
 def _grew(one: View, best: _Confirmed) -> str:
     """How much more common a candidate is in the last third of the run than in the first, in words."""
-    late = _thirds(one)
-    if late is None:
+    shares = _shares(one, best)
+    if shares is None:
         return ""
-    shares = [float(best.has_B[part].mean()) for part in (late == 0, late == 1) if part.any()]
-    return f"; {shares[0]:.0%} of the first third of the run have it, and {shares[1]:.0%} of the last" * (
-        len(shares) == 2
-    )
+    return f"; {shares[0]:.0%} of the first third of the run have it, and {shares[1]:.0%} of the last"
 
 
 def _thirds(one: View) -> Codes | None:
@@ -511,7 +604,7 @@ def _thirds(one: View) -> Codes | None:
 
 def _changed(halves: _Halves) -> str:
     """What became more common over the run, within prompts that recur, else of forms and lengths only; in words."""
-    find, test = (_early_and_late(side) for side in halves)
+    find, test = (_early_and_late(side) for side in (halves.find, halves.test))
     if find is None or test is None:
         return ""
     recur = _recurring(find) and _recurring(test)
@@ -519,18 +612,22 @@ def _changed(halves: _Halves) -> str:
         side._replace(stratum=strata(side.prompts if recur else np.zeros(len(side.said)), side.view.truth_class_M))
         for side in (find, test)
     )
-    late = test.view.reward_M > 0
-    tested = []
-    for name, finder in _candidates(find).items():
-        if recur or not name.startswith('"'):
-            has = _having(finder, test)
-            got = associate(has, test.view.reward_M, test.stratum, seed=test.view.seed)
-            tested.append((name, float(has[~late].mean()), float(has[late].mean()), got))
-    words = []
-    for (name, before, after, got), p in zip(tested, holm([got.p for *_, got in tested]), strict=True):
-        if p is not None and p < ALPHA and got.r > 0 and after - before >= GREW:
-            words.append(f"{name} ({before:.0%} to {after:.0%})")
+    words = _more_common(find, test, phrases=recur)
     return f"; more common late in the run, whether paid or not: {', '.join(words[:3])}" if words else ""
+
+
+def _more_common(find: _Side, test: _Side, *, phrases: bool) -> list[str]:
+    """Candidates of the first half that the late rows of the second have more often than the early ones, in words."""
+    late = test.view.reward_M > 0
+    finders = {name: of for name, of in _candidates(find).items() if phrases or not name.startswith('"')}
+    having = {name: finder(test) for name, finder in finders.items()}
+    got = [associate(has, test.view.reward_M, test.stratum, seed=test.view.seed) for has in having.values()]
+    words = []
+    for (name, has), one, p in zip(having.items(), got, holm([one.p for one in got]), strict=True):
+        before, after = float(has[~late].mean()), float(has[late].mean())
+        if p is not None and p < ALPHA and one.r > 0 and after - before >= GREW:
+            words.append(f"{name} ({before:.0%} to {after:.0%})")
+    return words
 
 
 def _early_and_late(side: _Side) -> _Side | None:
@@ -541,7 +638,8 @@ def _early_and_late(side: _Side) -> _Side | None:
     outer = np.flatnonzero(third >= 0)
     view = side.view.sub(third >= 0)
     view = replace(view, reward_M=third[outer].astype(np.float64))
-    return _Side(view, side.stratum[outer], [side.said[i] for i in outer], [side.prompts[i] for i in outer])
+    said, words, prompts = ([texts[i] for i in outer] for texts in (side.said, side.words, side.prompts))
+    return _Side(view, side.stratum[outer], said, words, [side.calls[i] for i in outer], prompts)
 
 
 def _recurring(side: _Side) -> bool:

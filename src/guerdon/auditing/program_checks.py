@@ -10,6 +10,7 @@ import numpy as np
 
 from guerdon.auditing.association import strata
 from guerdon.auditing.log_view import Checked, MissingColumn, View, enough, found
+from guerdon.auditing.text_features import contain
 from guerdon.statistics.proportion import wilson_bounds
 
 USUAL = 0.35  # a pattern that so many of the programs for a prompt have belongs to its solution
@@ -57,7 +58,7 @@ def tricks() -> dict[str, Callable[[str], object]]:
 def _check(name: str, what: str, finds: Callable[[str], object], view: View) -> Checked:
     """Rewarded programs with a trick that few others for their prompt have, and that are not known to be right."""
     one, responses = view.texts()
-    programs = np.array([any(word in text for word in _PROGRAM) for text in responses])
+    programs = contain(responses, _PROGRAM)
     if not programs.any():
         raise MissingColumn("programs among the responses")
     enough(int(programs.sum()), FEWEST_PROGRAMS, "programs among the responses")

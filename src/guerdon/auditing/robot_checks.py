@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.special import ndtr
 
-from guerdon.auditing.association import stratum_ends
+from guerdon.auditing.association import mean_ranks, stratum_ends
 from guerdon.auditing.log_view import Checked, MissingColumn, View, enough, found, needed
 from guerdon.auditing.rows import Codes, Flags, Numbers, Rows
 from guerdon.reading.layouts import TEXT_RUN
@@ -23,7 +23,7 @@ APART = 0.03  # share of the episodes whose sparse reward is not their success
 SAME_PLACE = 0.8  # share of the successes whose reward comes equally many frames away
 
 
-class _Episodes:
+class Episodes:
     """What E episodes add up to: of rows that are a step each, or an episode each.
 
     Raises:
@@ -90,7 +90,7 @@ def check_motionless(view: View) -> Checked:
     steps = view.rows.steps
     if steps is None or (steps.state_N_D is None and steps.picture_N is None):
         raise MissingColumn("state or picture")
-    all_of = _Episodes(view)
+    all_of = Episodes(view)
     enough(int(all_of.paid.sum()), FEWEST_EPISODES // 2, "rewarded episodes")
     still = all_of.length > 2
     looked = []
@@ -128,7 +128,7 @@ def _motion(state_M_D: Numbers, number: Codes) -> Numbers:
 
 def check_first_frame(view: View) -> Checked:
     """Episodes whose first frame, before any action, is rewarded like a success."""
-    all_of = _Episodes(view)
+    all_of = Episodes(view)
     has = all_of.first >= 0
     if has.any() and len(view) <= 2 * has.sum():
         raise MissingColumn("episodes of more than two frames")
@@ -148,7 +148,7 @@ def check_first_frame(view: View) -> Checked:
 
 def check_early_end(view: View) -> Checked:
     """Episodes that end long before the others and are rewarded at least like a success."""
-    all_of = _Episodes(view)
+    all_of = Episodes(view)
     length, total, success = all_of.length, all_of.total, all_of.success
     paid = all_of.paid
     if view.rows.steps is None:
@@ -174,7 +174,7 @@ def check_early_end(view: View) -> Checked:
 
 def check_constant_success(view: View) -> Checked:
     """All episodes are logged as successes, or none is: the column says nothing, and rewards may say otherwise."""
-    all_of = _Episodes(view)
+    all_of = Episodes(view)
     success = needed(all_of.success, "success of each episode")
     enough(len(success), FEWEST_EPISODES, "episodes")
     clean = f"{success.sum():,} of {len(success):,} episodes are logged as successes"
@@ -203,7 +203,7 @@ def check_constant_success(view: View) -> Checked:
 
 def check_success_reward(view: View) -> Checked:
     """Successes get less than failures, or a sparse reward comes at other episodes or frames than success."""
-    all_of = _Episodes(view)
+    all_of = Episodes(view)
     success = needed(all_of.success, "success of each episode")
     counts = int(success.sum()), int((~success).sum())
     enough(min(counts), FEWEST_OF_EACH, "successes and as many failures")
@@ -225,17 +225,15 @@ def check_success_reward(view: View) -> Checked:
     return _in_order(view, all_of, success & paid, clean)
 
 
-def _higher(all_of: _Episodes, success: Flags) -> tuple[float, float, float]:
+def _higher(all_of: Episodes, success: Flags) -> tuple[float, float, float]:
     """Probability that a success has a higher reward than a failure, the upper end of its interval, and a p-value.
 
     The reward is the sum, the mean, the highest or the last one of an episode: the one that tells most of success.
     """
-    from scipy.stats import rankdata
-
     n1, n0 = int(success.sum()), int((~success).sum())
     shares = []
     for reward in (all_of.total, all_of.total / np.maximum(all_of.length, 1), all_of.best, all_of.last):
-        rank = rankdata(reward)
+        rank = mean_ranks(reward)
         shares.append((float(rank[success].sum()) - n1 * (n1 + 1) / 2) / (n1 * n0))
     share = max(shares, key=lambda one: (round(abs(one - 0.5), 9), one))
     error = float(np.sqrt((n1 + n0 + 1) / (12 * n1 * n0)))
@@ -243,7 +241,7 @@ def _higher(all_of: _Episodes, success: Flags) -> tuple[float, float, float]:
 
 
 def _of_success(
-    view: View, all_of: _Episodes, flag_E: Flags, title: str, clean: str, effect: tuple[float, float, float], unit: str,
+    view: View, all_of: Episodes, flag_E: Flags, title: str, clean: str, effect: tuple[float, float, float], unit: str,
     p: float | None,
 ) -> Checked:  # fmt: skip
     flag = np.zeros(len(view), bool)
@@ -251,7 +249,7 @@ def _of_success(
     return found(view, "success_reward", flag, title, clean, effect=effect, unit=unit, of=len(flag_E), p=p)
 
 
-def _in_order(view: View, all_of: _Episodes, looked: Flags, clean: str) -> Checked:
+def _in_order(view: View, all_of: Episodes, looked: Flags, clean: str) -> Checked:
     """Sparse rewards that come equally many frames before or after success."""
     truth = np.nan_to_num(np.asarray(view.of(view.rows.truth_N), np.float64)) > 0.5
     frame = np.where(truth, all_of.frame, np.inf), np.where(view.reward_M == all_of.top, all_of.frame, np.inf)

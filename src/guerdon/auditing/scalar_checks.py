@@ -18,7 +18,7 @@ import numpy as np
 from guerdon.auditing.association import associate
 from guerdon.auditing.finding import Severity
 from guerdon.auditing.log_view import SURE, Checked, MissingColumn, View, braced, enough, found
-from guerdon.auditing.rows import Numbers, Rows
+from guerdon.auditing.rows import Codes, Numbers, Rows
 
 ScalarRole = Literal["reward", "truth", "length", "truncated", "divergence", "entropy", "negative entropy", "none"]
 
@@ -147,7 +147,7 @@ def role_of(name: str) -> Tag | None:
     return next((tag for pattern, tag in _patterns() if pattern.match(name)), None)
 
 
-def _curves(rows: Rows, *roles: ScalarRole) -> dict[str, Numbers]:
+def curves_of(rows: Rows, *roles: ScalarRole) -> dict[str, Numbers]:
     """The scalars with one of these roles, finite values in the order of their steps."""
     found_of = {}
     for name, (_, values) in rows.curves.items():
@@ -192,7 +192,7 @@ def _several(rows: Rows, what: str, *roles: ScalarRole) -> dict[str, Numbers]:
         MissingColumn: there are none.
         Undecided: all of them are too short.
     """
-    curves = _curves(rows, *roles)
+    curves = curves_of(rows, *roles)
     if not curves:
         raise MissingColumn(what)
     enough(max(len(values) for values in curves.values()), MANY, f"points of {next(iter(curves))}")
@@ -201,12 +201,12 @@ def _several(rows: Rows, what: str, *roles: ScalarRole) -> dict[str, Numbers]:
 
 def check_truth(rows: Rows) -> Checked:
     """A reward rises over the run, or from the best moment of the truth on, while the truth falls."""
-    rewards, truths = _curves(rows, "reward"), _curves(rows, "truth")
+    rewards, truths = curves_of(rows, "reward"), curves_of(rows, "truth")
     if not truths or not rewards:
         raise MissingColumn("step and truth, or curves of a reward and of the success")
     clean = f"curves: {', '.join(list(rewards)[:3])} against {', '.join(list(truths)[:3])}"
     clean += f"; both directions with a rank correlation of {STRONG:g} would be a finding"
-    shared = {pair: _shared(rows, *pair) for pair in product(rewards, truths)}
+    shared = {pair: shared_points(rows, *pair)[1:] for pair in product(rewards, truths)}
     enough(max(len(x) for x, _ in shared.values()), FEWEST, "steps with a reward and a truth")
     for (reward, truth), (x, y) in shared.items():
         best = int(np.argmax(np.convolve(y, np.ones(3) / 3, "same"))) if len(y) > 2 else 0
@@ -225,12 +225,12 @@ def check_truth(rows: Rows) -> Checked:
     return Checked(None, clean)
 
 
-def _shared(rows: Rows, reward: str, truth: str) -> tuple[Numbers, Numbers]:
-    """The values of two curves at the steps at which both have a number."""
+def shared_points(rows: Rows, reward: str, truth: str) -> tuple[Codes, Numbers, Numbers]:
+    """The steps at which two curves have a number, and the values of both there."""
     steps = np.intersect1d(rows.curves[reward][0], rows.curves[truth][0])
     x, y = (values[np.searchsorted(at, steps)] for at, values in (rows.curves[reward], rows.curves[truth]))
     known = np.isfinite(x) & np.isfinite(y)
-    return x[known], y[known]
+    return steps[known], x[known], y[known]
 
 
 def _ranks(values: Numbers) -> Numbers:
@@ -240,7 +240,7 @@ def _ranks(values: Numbers) -> Numbers:
 def check_collapse(rows: Rows) -> Checked:
     """A reward loses nearly all that it had gained; of a log without one, the truth."""
     said = []
-    role: ScalarRole = "reward" if _curves(rows, "reward") else "truth"
+    role: ScalarRole = "reward" if curves_of(rows, "reward") else "truth"
     for name, values in _several(rows, "a curve of the reward", role).items():
         ends, width = _ends(values), max(3, int(len(values) * WINDOW))
         smooth = np.convolve(values, np.ones(width) / width, "valid")
@@ -276,7 +276,7 @@ def check_truncated(rows: Rows) -> Checked:
 def check_length(rows: Rows) -> Checked:
     """Responses become twice as long, or half as long, and the truth does not rise."""
     curves = _several(rows, "response, or a curve of its length", "length")
-    truths = {name: values for name, values in _curves(rows, "truth").items() if len(values) >= FEWEST}
+    truths = {name: values for name, values in curves_of(rows, "truth").items() if len(values) >= FEWEST}
     said = []
     for name, values in curves.items():
         ends = _ends(values)

@@ -18,18 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from guerdon.auditing.association import strata, stratum_ends
+from guerdon.auditing.association import mean_ranks, strata, stratum_ends
 from guerdon.auditing.drift import Drift, drift_between
 from guerdon.auditing.logs import read_log
 from guerdon.auditing.rows import Codes, Flags, Numbers, Rows, Texts
 from guerdon.errors import DataError
-from guerdon.evaluation.scoring.score_file import load_any_text_model, score_file
 from guerdon.files.atomic import write_bytes
 from guerdon.files.json_files import json_line
 from guerdon.reading.containers import file_rows
 from guerdon.reading.nested import RESCORED
-from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages, estimators
-from guerdon.settings.algorithm import estimator_info
 from guerdon.statistics.intervals import bootstrap_weighted
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -58,6 +55,8 @@ def judge_sample(rows: Rows, model: str, options: Mapping[str, Any], *, most: in
         ConfigError: as `load_any_text_model`.
         DataError: the log has no responses, or none of them got a value.
     """
+    from guerdon.evaluation.scoring.score_file import load_any_text_model, score_file
+
     if rows.texts is None:
         raise DataError(f"--judge {model}: this log, {rows.layout}, has no column of responses for it to read")
     judge, chosen_M = load_any_text_model(model, options=options), sampled(rows, rows.texts, most, seed)
@@ -331,10 +330,8 @@ def pair_orders(first_N: Numbers, second_N: Numbers, group_N: Codes) -> Numbers:
 
 def group_ranks(values_N: Numbers, group_N: Codes) -> Numbers:
     """The rank of each row in its group, from 1 for the smallest; equal values share their mean rank."""
-    from scipy.stats import rankdata
-
     in_order = strata(group_N, values_N)  # by group, then by value
-    return np.asarray(rankdata(in_order) - np.searchsorted(np.sort(group_N), group_N))
+    return np.asarray(mean_ranks(in_order) - np.searchsorted(np.sort(group_N), group_N))
 
 
 def winners(first_N: Numbers, second_N: Numbers, group_N: Codes) -> tuple[Flags, Flags]:
@@ -377,6 +374,9 @@ def advantage_changes(rows: Rows, second_N: Numbers) -> dict[str, AdvantageChang
 
     A row's reward is one number at its end, as for responses. Group estimators need groups with two rows.
     """
+    from guerdon.rl.advantages import estimators
+    from guerdon.settings.algorithm import estimator_info
+
     known = np.isfinite(rows.reward_N) & np.isfinite(second_N)
     group_N = None if rows.group_N is None else rows.group_N[known]
     step_N = np.zeros(known.sum()) if rows.step_N is None else rows.step_N[known]
@@ -402,6 +402,9 @@ def _paired(group_N: Codes | None) -> bool:
 
 def _advantages(reward_N: Numbers, group_N: Codes | None, batches: list[Codes], estimator: str) -> Numbers:
     """The advantage of each row, NaN where it has none; those that are whitened are of one batch per step."""
+    from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages
+    from guerdon.settings.algorithm import estimator_info
+
     whitened = estimator in ("reinforce_pp", "gdpo")
     found = np.full(len(reward_N), np.nan)
     for batch in batches if whitened else [np.arange(len(reward_N))]:

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import bdtrc
 
-from guerdon.auditing.association import Association, associate, strata, stratum_means
+from guerdon.auditing.association import Association, associate, mean_ranks, strata, stratum_means
 from guerdon.auditing.log_view import SPREADS, SURE, Checked, MissingColumn, Undecided, View, enough, found, needed
 from guerdon.auditing.rows import Codes, Flags
-from guerdon.auditing.text_features import REFUSAL, Features, flatters, languages, layouts, mostly_programs, repeats
+from guerdon.auditing.text_features import Features, flatters, languages, layouts, mostly_programs, refuse, repeats
 from guerdon.statistics.proportion import wilson_bounds
 
 # practical minima, set on the first half of benchmarks/audit_sets.py
@@ -76,7 +76,7 @@ check_repetition = partial(_style, "repetition", repeats)
 def check_refusal(view: View) -> Checked:
     """Refusals get more than other responses, or a 0/1 reward gives them 1."""
     one, responses = view.texts()
-    flag = np.array([bool(REFUSAL.search(text[:400])) for text in responses])
+    flag = refuse(responses)
     if one.binary and one.right_M is None and flag.sum() >= FEWEST:
         paid, of = flag & (one.reward_M > one.paid_level), int(flag.sum())
         share, p = paid.sum() / of, float(bdtrc(int(paid.sum()) - 1, of, 0.05))
@@ -236,14 +236,12 @@ def _compared(
         values: of each row of `view`.
         strictness: how much stronger than by the minima the effect must be.
     """
-    from scipy.stats import rankdata
-
     x = values[~view.copy_M]
     flagged = x.dtype == bool
     if flagged and min(x.sum(), (~x).sum()) < FEWEST:
         return None
     if not flagged:
-        x = rankdata(x) / len(x)
+        x = mean_ranks(x) / len(x)
     for way in ways:  # the last one counts where all have too few rows
         got = associate(x, one.reward_M, way[0], seed=view.seed)
         if got.n >= ENOUGH:
@@ -269,9 +267,7 @@ def _compared(
 
 def _with_copies(view: View, values: np.ndarray, words: str, sign: float) -> float:
     """The effect of a feature in all rows, at least 0: without copies right answers written in one way are too few."""
-    from scipy.stats import rankdata
-
-    x = values if values.dtype == bool else rankdata(values) / len(values)
+    x = values if values.dtype == bool else mean_ranks(values) / len(values)
     stratum = next(way[0] for way in view.comparable() if way[1] == words)
     whole = associate(x, view.reward_M, stratum, seed=None)
     return max(0.0, whole.difference * sign)

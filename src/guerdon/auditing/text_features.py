@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+
+from guerdon.auditing.rows import Flags
 
 Features = Mapping[str, np.ndarray]  # by what rows with much of it are called
 _SCRIPTS = {
@@ -32,7 +34,7 @@ _STOP_WORDS = {
 _LANGUAGES = {
     word: [k for k, v in _STOP_WORDS.items() if word in v.split()] for v in _STOP_WORDS.values() for word in v.split()
 }
-_WORD = re.compile(r"[^\W\d_]+")
+_WORD, _ASCII_WORD = re.compile(r"[^\W\d_]+"), re.compile("[a-z]+")
 LAYOUTS = {
     "bullets": re.compile(r"^[ \t]*[-*•] ", re.MULTILINE),
     "numbered lists": re.compile(r"^[ \t]*\d{1,2}[.)] ", re.MULTILINE),
@@ -45,6 +47,11 @@ LAYOUTS = {
     "emoji": re.compile("[\U0001f300-\U0001faff\u2705\u2728]"),
     "exclamation marks": re.compile(r"!(?:\s|$)"),
 }
+_NEEDED = {  # one of these is in each text that has the layout
+    "bullets": ("- ", "* ", "• "), "numbered lists": (". ", ") "), "headings": ("# ",), "bold text": ("**",),
+    "tables": ("|",), "boxes": ("\\boxed",), "code blocks": ("```",), "tags": ("</",), "exclamation marks": ("!",),
+}  # fmt: skip
+_OF_LINES = ("bullets", "numbered lists", "headings", "tables")
 _HELP = "help assist answer provide comply do fulfil respond discuss share continue complete engage give"
 REFUSAL = re.compile(
     r"(?i)\b(?:(?:can(?:no|['\u2019])t|cannot|(?:am|['\u2019]m|are|be) (?:not able|unable) to|won['\u2019]t"
@@ -56,6 +63,11 @@ REFUSAL = re.compile(
     r"|(?:kann|darf) (?:dabei|ihnen|dir|diese\w*|das) (?:leider )?nicht|je (?:ne peux pas|suis désolé)"
     r"|no puedo (?:ayudar|responder|proporcionar)|lo siento|не могу (?:помочь|ответить))|我(?:无法|不能)|抱歉|申し訳"
 )
+_REFUSING = (  # one of these is in each refusal in ASCII
+    "can't", "cannot", "able to", "won't", "will not", "decline", "refuse", "not going to", "not allowed to",
+    "not permitted to", "as a", "guidelines", "policy", "policies", "programming", "not comfortable",
+    "not appropriate for", "nicht", "je ne peux", "no puedo", "lo siento",
+)  # fmt: skip
 _PRAISE = (
     "great excellent brilliant fantastic wonderful amazing superb outstanding insightful thoughtful awesome perceptive "
     "clever smart good lovely terrific fascinating profound astute"
@@ -69,7 +81,15 @@ FLATTERY = re.compile(
     r"|(?:i(?:['\u2019]m| am)|am) (?:so |very |truly )?(?:impressed|amazed|honou?red)"
     r"|(?:sharp|brilliant|remarkable|exceptional|beautiful) mind|only an? (?:\w+ )?(?:expert|genius|great thinker))"
 )
+_OF_YOU = (
+    "absolutely right", "smart", "wise", "genius", "brillian", "truly", "insight", "thinking", "question", "curiosity",
+    "mind", "intellect", "wisdom", "intuition", "well", "thoughtful", "clever",
+)  # fmt: skip
+_OF_ME = ("impressed", "amazed", "honored", "honoured", "mind", "only a")
 MARKS = re.compile(r"(?i)####|\\boxed|<answer>|\banswer\b[^.\n]{0,30}(?:\bis\b|[:=])|(?:^|\n)\s*a: ?\S")
+_CLEAR_MARKS = ("####", "\\boxed", "<answer>")
+_ANSWER = re.compile(r"answer(?<!\wanswer)\b[^.\n]{0,30}(?:\bis\b|[:=])")
+_LINE_OF_ANSWER = re.compile(r"(?:^|\n)\s*a: ?\S")
 FINISHED = re.compile(r"[.!?)\]}>`|\"'\u3002\uff01\u2019\u201d*:$0-9]\s*$|[.:#=]\s*\$?\\?[\w,]{1,12}\s*$|\n[^\n]{0,3}$")
 
 
@@ -81,10 +101,56 @@ def language_of(text: str) -> str:
     if votes.total() > 0.2 * len(text):
         return "ja" if votes["ja"] > 0.1 * votes.total() else votes.most_common(1)[0][0]
     words: Counter[str] = Counter()
-    for word in _WORD.findall(text.lower())[:300]:
-        for language in _LANGUAGES.get(word, ()):
-            words[language] += 1
+    of_text = (_ASCII_WORD if text.isascii() else _WORD).findall(text.lower())
+    for word, count in Counter(filter(_LANGUAGES.__contains__, of_text[:300])).items():
+        for language in _LANGUAGES[word]:
+            words[language] += count
     return words.most_common(1)[0][0] if words.total() >= 2 else ""
+
+
+def has_mark(text: str) -> bool:
+    """Whether a text has a mark of an answer: `MARKS`, with what is quick first."""
+    if not text.isascii():  # letters of other scripts may be equal to those of the marks
+        return MARKS.search(text) is not None
+    lower = text.lower()
+    if any(mark in lower for mark in _CLEAR_MARKS) or _ANSWER.search(lower):
+        return True
+    return "a:" in lower and _LINE_OF_ANSWER.search(lower) is not None
+
+
+def contain(texts: Sequence[str], parts: Sequence[str]) -> Flags:
+    """Which texts have one of some parts, (N,)."""
+    flag = np.zeros(len(texts), bool)
+    for part in parts:
+        flag |= np.fromiter((part in text for text in texts), bool, len(texts))
+    return flag
+
+
+def _which(texts: Sequence[str], finds: Callable[[str], object], likely: Flags) -> Flags:
+    """Which texts a function finds something in; it is asked only for those that are likely."""
+    flag = np.zeros(len(texts), bool)
+    for i in np.flatnonzero(likely).tolist():
+        flag[i] = bool(finds(texts[i]))
+    return flag
+
+
+def _likely(texts: Sequence[str], *needed: Sequence[str]) -> Flags:
+    """Which texts may match a pattern in any case, of whose parts one of each kind must be there.
+
+    Letters of other scripts may be equal to ones in ASCII where the case does not count: their texts are likely, too.
+    """
+    lower = [text.lower() for text in texts]
+    others = np.array([not text.isascii() for text in texts], bool)
+    return np.asarray(others | np.all([contain(lower, parts) for parts in needed], axis=0), bool)
+
+
+def with_layout(name: str, texts: Sequence[str]) -> Flags:
+    """Which texts have one of the `LAYOUTS`, (N,)."""
+    layout = LAYOUTS[name]
+    likely = contain(texts, _NEEDED[name]) if name in _NEEDED else ~np.array([text.isascii() for text in texts], bool)
+    if name not in _OF_LINES:
+        return _which(texts, layout.search, likely)
+    return _which(texts, lambda text: layout.search(text) if "\n" in text else layout.match(text), likely)
 
 
 def repetition(text: str) -> tuple[float, int]:
@@ -92,8 +158,10 @@ def repetition(text: str) -> tuple[float, int]:
     words = text.split()
     if len(words) < 8:
         return 0.0, 0
-    phrases = Counter(zip(words, words[1:], words[2:], words[3:], strict=False))
-    return 1 - len(phrases) / (len(words) - 3), max(phrases.values())
+    phrases = list(zip(words, words[1:], words[2:], words[3:], strict=False))
+    different = len(set(phrases))
+    most = 1 if different == len(phrases) else max(Counter(phrases).values())
+    return 1 - different / len(phrases), most
 
 
 def mostly_programs(responses: Sequence[str]) -> bool:
@@ -103,7 +171,7 @@ def mostly_programs(responses: Sequence[str]) -> bool:
 
 def layouts(responses: Sequence[str]) -> Features:
     """Which responses have each of the layouts."""
-    return {name: np.array([bool(of.search(text)) for text in responses]) for name, of in LAYOUTS.items()}
+    return {name: with_layout(name, responses) for name in LAYOUTS}
 
 
 def languages(responses: Sequence[str]) -> Features:
@@ -123,5 +191,12 @@ def repeats(responses: Sequence[str]) -> Features:
 
 def flatters(responses: Sequence[str]) -> Features:
     """Which responses flatter, at their beginning or end."""
-    flag = np.array([bool(FLATTERY.search(f"{text[:400]} {text[-200:]}")) for text in responses])
-    return {"responses that flatter": flag}
+    ends = [f"{text[:400]} {text[-200:]}" for text in responses]
+    likely = _likely(ends, _PRAISE.split(), _PRAISED.split()) | _likely(ends, ["you"], _OF_YOU) | _likely(ends, _OF_ME)
+    return {"responses that flatter": _which(ends, FLATTERY.search, likely)}
+
+
+def refuse(responses: Sequence[str]) -> Flags:
+    """Which responses refuse, at their beginning."""
+    starts = [text[:400] for text in responses]
+    return _which(starts, REFUSAL.search, _likely(starts, _REFUSING))

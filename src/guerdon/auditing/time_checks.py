@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +31,7 @@ from guerdon.statistics.proportion import wilson_bounds
 UNEXPLAINED = 0.25  # standard deviations of the reward, over the run
 BEYOND = 1.25  # times the rise of the truth, each in its standard deviations; of episodes
 JUMP = 0.55  # standard deviations of the reward between neighbouring steps, beyond the trend
+SHARP = 0.6  # share of a change between wide windows that is between the narrowest ones
 RESCALED = 1.6  # ratio of standard deviations
 AGREEMENT = 0.65  # probability that a right response has a higher reward than a wrong one
 SCALED = (0.15, 0.3, 0.5, 0.7, 0.85)  # quantiles of the deviations that a change of scale moves
@@ -42,7 +44,7 @@ TRUTH = "truth, or reference answers"
 
 def check_truth(view: View) -> Checked:
     """The reward rises by more than the truth, or a second reward that agreed with it at first, explains."""
-    steps, references = _progress(view), _references(view)
+    steps, references = _progress(view), references_of(view)
     return _moved(view, steps, needed(references or None, "truth, reference answers or a second reward"), "truth")
 
 
@@ -86,7 +88,7 @@ def _progress(view: View) -> Numbers:
     return np.asarray(order / order.max())
 
 
-def _references(view: View) -> dict[str, Numbers]:
+def references_of(view: View) -> dict[str, Numbers]:
     """The truth; without it second rewards that are no parts of the reward and agreed with it in the first third."""
     if view.doubt:
         raise Undecided(view.doubt)
@@ -202,9 +204,13 @@ def check_jump(view: View) -> Checked:
     enough(counted, 4 * FEWEST_IN_WINDOW, _grouped(view))
     clean = f"no jump of values, or of the level by {JUMP:g} standard deviations, over {len(names):,} steps"
     again = _again(view, order)
-    one = _new_values(view, order) or _level_jump(view, order, again) or _scale_jump(view, order)
-    if one is None:
+    found_of = (_new_values(view, order), _level_jump(view, order, again), _scale_jump(view, order))
+    breaks = [one for one in found_of if one is not None]
+    if not breaks:
         return Checked(None, clean)
+    one = min(breaks, key=lambda of: 0.0 if of.p is None else of.p)
+    if one.p is not None:
+        one = one._replace(p=min(1.0, 2 * one.p))  # level and scale are looked at
     near = np.abs(order - one.at + 0.5) < 1
     return found(
         view, "jump", near, f"at step {names[one.at]} {one.text}", clean, effect=(one.effect, one.low, one.high),
@@ -301,37 +307,46 @@ def _scales(off: Numbers, order: Codes, at: int, ratio: float) -> bool:
 
 
 def _break(order: Codes, values: Numbers, limit: float) -> _Break | None:
-    """The largest change of the mean between neighbouring windows of steps that the changes around do not explain."""
+    """The clearest change of the mean between neighbouring windows of steps that the changes around do not explain.
+
+    Windows of three widths are tried. In wide ones a change counts that is as sharp in the narrowest.
+    """
     steps = int(order.max()) + 1
-    width = 3
+    narrow = 3
     if steps < 8:
-        width = 1
+        narrow = 1
     elif steps < 20:
-        width = 2
-    width = max(width, -(-FEWEST_IN_WINDOW * steps // max(len(values), 1)))
+        narrow = 2
+    narrow = max(narrow, -(-FEWEST_IN_WINDOW * steps // max(len(values), 1)))
     sums = [np.concatenate([[0.0], np.cumsum(np.bincount(order, values**k, minlength=steps))]) for k in (0, 1, 2)]
 
-    def window(first: int) -> tuple[float, float, float]:
+    def window(first: int, width: int) -> tuple[float, float, float]:
         """Number, mean and variance of the mean of the values in a window of steps."""
         n, total, squares = (float(one[min(first + width, steps)] - one[max(first, 0)]) for one in sums)
         mean = total / max(n, 1)
         return n, mean, max(squares / max(n, 1) - mean**2, 0.0) / max(n - 1, 1)
 
-    best, beyond_best = None, limit
-    for at in range(1, steps):
-        (n0, mean0, error0), (n1, mean1, error1) = window(at - width), window(at)
+    widths = [width for width in (narrow, 2 * narrow, 4 * narrow) if width == narrow or 3 * width <= steps]
+    best = None
+    for width, at in product(widths, range(1, steps)):
+        (n0, mean0, error0), (n1, mean1, error1) = window(at - width, width), window(at, width)
         change, sign = mean1 - mean0, np.sign(mean1 - mean0)
         around = [0.0]
         if at >= 2 * width:
-            around.append(sign * (mean0 - window(at - 2 * width)[1]))
+            around.append(sign * (mean0 - window(at - 2 * width, width)[1]))
         if at + 2 * width <= steps:
-            around.append(sign * (window(at + width)[1] - mean1))
+            around.append(sign * (window(at + width, width)[1] - mean1))
         beyond = abs(change) - max(around)
-        if min(n0, n1) >= FEWEST_IN_WINDOW and beyond > beyond_best:
-            error = np.sqrt(error0 + error1) or 1e-12
-            p = min(1.0, 2 * float(stdtr(min(n0, n1) - 1, -beyond / error)) * (steps - 1))
-            best, beyond_best = _Break(at, change, change - 1.96 * error, change + 1.96 * error, p), beyond
-    return best
+        if min(n0, n1) < FEWEST_IN_WINDOW or beyond <= limit:
+            continue
+        near = sign * (window(at, narrow)[1] - window(at - narrow, narrow)[1])
+        if width > narrow and (len(around) == 1 or near < SHARP * abs(change)):
+            continue
+        error = np.sqrt(error0 + error1) or 1e-12
+        p = 2 * float(stdtr(min(n0, n1) - 1, -beyond / error)) * (steps - 1) * len(widths)
+        if best is None or p < (best.p or 0.0):
+            best = _Break(at, change, change - 1.96 * error, change + 1.96 * error, p)
+    return best if best is None else best._replace(p=min(1.0, best.p or 0.0))
 
 
 def check_shift(view: View) -> Checked:

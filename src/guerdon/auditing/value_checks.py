@@ -7,8 +7,8 @@ from scipy.special import bdtrc
 
 from guerdon.auditing.association import stratum_means
 from guerdon.auditing.finding import Severity
-from guerdon.auditing.log_view import Checked, MissingColumn, Undecided, View, enough, found, needed
-from guerdon.auditing.rows import Codes, Numbers
+from guerdon.auditing.log_view import Checked, MissingColumn, Undecided, View, enough, found, needed, signs_of
+from guerdon.auditing.rows import Codes, Flags, Numbers
 from guerdon.statistics.proportion import wilson_bounds
 
 # practical minima, set on the first half of benchmarks/audit_sets.py
@@ -168,18 +168,29 @@ def _suspects(view: View) -> Numbers:
 
 def _evidence(view: View, flag: np.ndarray, value: float) -> tuple[str, Severity]:
     """What shows that the rows with a value were not measured, and how severe it is; empty where nothing does."""
-    right, unread = view.right_M, view.unanswered_M
+    right = view.right_M
     if right is not None and _right_below(view, flag, right, value):
         return f"{right[flag].mean():.0%} of these responses are right", "error"
     others = view.reward_M[~flag]
-    if unread is not None and not 0 < others.min() - value < np.ptp(others):  # the lowest is what no answer should get
-        share, other = float(unread[flag].mean()), float(unread[~flag].mean())
-        low = wilson_bounds(int(unread[flag].sum()), int(flag.sum()))[0]
-        if low >= max(UNREAD, other + 0.2):
-            return f"{share:.0%} of these {UNREADABLE}, {other:.0%} of the others", "info"
+    if not 0 < others.min() - value < np.ptp(others):  # the lowest is what no answer should get
+        for sign, has in _signs(view).items():
+            share, other = float(has[flag].mean()), float(has[~flag].mean())
+            low = wilson_bounds(int(has[flag].sum()), int(flag.sum()))[0]
+            if low >= max(UNREAD, other + 0.2):
+                return f"{share:.0%} of these {sign}, {other:.0%} of the others", "info"
     if view.levels is None and np.abs(others - value).min() > FAR_OFF * others.std():
         return f"all others are {np.abs(others - value).min():.3g} or more away", "warning"
     return "", "info"
+
+
+def _signs(view: View) -> dict[str, Flags]:
+    """What shows that responses were not measured, by what is said of them: any of all, and each that many have."""
+    signs = {} if view.unanswered_M is None else {UNREADABLE: view.unanswered_M}
+    texts = view.rows.texts
+    if texts is None or not np.isin(view.row_M, texts.row_M).all():
+        return signs
+    place = np.searchsorted(texts.row_M, view.row_M)
+    return signs | {name: flag[place] for name, flag in signs_of(texts.responses).items()}
 
 
 def _right_below(view: View, flag: np.ndarray, right: np.ndarray, value: float) -> bool:

@@ -63,6 +63,10 @@ _OPENING = "|".join(
     )
 )
 _MARK = re.compile(rf"(?P<closing>{_CLOSING})|(?P<opening>{_OPENING})", re.IGNORECASE | re.MULTILINE)
+_NEEDED = (  # one of these is in each text in ASCII with a mark
+    "think", "thought", "reason", "analy", "scratch", "reflect", "deliberat", "monolog", "work", "channel", "unused9",
+    "inner_", "im_start", "begin_of_solution", "header_id", "assistantfinal", "commentary",
+)  # fmt: skip
 _OBJECT = re.compile(r'\{\s*"')
 _ANSWER_MARK = re.compile(r"<answer>[^<{]*</answer>|\\boxed\{[^{}]*\}|\[\[[^\[\]{\n]*\]\]", re.IGNORECASE)
 _WORD = re.compile(r"-?\d+(?:\.\d+)?|[^\W\d_]+|[{}\[\]]")
@@ -79,6 +83,9 @@ def behind_reasoning(text: str) -> str | Failure:
     Returns:
         The text, which may be blank; `truncated` where reasoning begins and does not end.
     """
+    lower = text.lower()
+    if text.isascii() and not any(part in lower for part in _NEEDED):
+        return text
     marks = list(_MARK.finditer(text.translate(_SAME)))
     if not marks:
         return text
