@@ -3,7 +3,7 @@ r"""Judges in the prompts that they were trained with, or that made them known, 
 The wording is data: `published.toml` beside this file, where every prompt has the repository, revision, file and
 licence that it is from. Only the places of the question, the answers, the reference and the rubric are filled in.
 
-| name | verdict | value of a reply |
+| name | judgement | value of a reply |
 |---|---|---|
 | `prometheus_absolute` | `[RESULT] 4` ends the reply | the score, 1 to 5 |
 | `prometheus_relative` | `[RESULT] A` ends the reply | the better response |
@@ -13,8 +13,8 @@ licence that it is from. Only the places of the question, the answers, the refer
 | `reward_bench_rating` | an integer ends the reply | the score, 1 to 10 |
 | `judgelm` | the first line: `8 6` | the response with the higher of two scores, 1 to 10 |
 
-A verdict counts behind the reasoning (`guerdon.tasks.replies`) and where it is the judge's own: not in words of the
-request that the reply repeats, and not as a mark that a response brings. Two different verdicts are none.
+A judgement counts behind the reasoning (`guerdon.tasks.replies`) and where it is the judge's own: not in words of the
+request that the reply repeats, and not as a mark that a response brings. Two different judgements are none.
 
     prompt = published_prompt("judgelm")
     prompt.messages(Asked("3+5=?", ("8", "9")))[0]["content"]
@@ -39,7 +39,7 @@ from guerdon.tasks.replies import behind_reasoning, own_part
 from guerdon.types import Failure, Message, Tool
 
 _SLOT = re.compile(r"\{(question_1|question|answer_1|answer_a|answer_b|answer|reference|rubric)\}")
-_BEFORE = 24  # characters before a verdict that show whether the reply repeats it
+_BEFORE = 24  # characters before a judgement that show whether the reply repeats it
 _ENOUGH = 12  # of them: fewer, as at the beginning of a reply, show nothing
 _NUMBER = r"[-+]?\d+(?:\.\d+)?"
 _LETTER = re.compile(r"\[\[([A-C])\]\]")
@@ -56,7 +56,7 @@ _WINNER = r"(?:\[RESULT(?:\]:?|:)\s*(?:Response\s+)?|\[Response\s+)[\"'(\[]?([AB
 _WINNER_MARK = re.compile(_WINNER, re.IGNORECASE)
 _WINNER_END = re.compile(rf"(?:{_WINNER}|(?:\A|\n)[ \t]*Result:?\s*([AB])\b)[\"')\]\s.]*\Z", re.IGNORECASE)
 
-Verdict = Mapping[str, tuple[float, str]]
+Judgement = Mapping[str, tuple[float, str]]
 """The value of the response that is shown first, from 0 to 1, and the judge's words."""
 
 
@@ -125,8 +125,8 @@ class PublishedPrompt:
         told: list[Message] = [{"role": "system", "content": system}] if system else []
         return (*told, {"role": "user", "content": user})
 
-    def read(self, reply: str, messages: Sequence[Message], material: Sequence[str] = ()) -> Verdict | Failure:
-        """The verdict of a reply.
+    def read(self, reply: str, messages: Sequence[Message], material: Sequence[str] = ()) -> Judgement | Failure:
+        """The judgement of a reply.
 
         Args:
             reply: the whole of it.
@@ -222,7 +222,7 @@ class _Reply:
         return kept, len(kept) < len(found) or self.quotes
 
     def _repeats(self, match: re.Match[str]) -> bool:
-        """Whether a verdict stands in the request behind the same words."""
+        """Whether a judgement stands in the request behind the same words."""
         mark = _on_one_line(match[0])
         around = _on_one_line(self.text[max(0, match.start() - 3 * _BEFORE) : match.end()])
         piece = around[-(_BEFORE + len(mark)) :]
@@ -236,16 +236,18 @@ def _on_one_line(text: str) -> str:
 def _none(reply: _Reply, wanted: str, quoted: bool) -> Failure:
     shown = repr(reply.text.strip()[-80:])
     if quoted:
-        return Failure("quoted", f"every verdict repeats the request or a response: {shown}")
-    return Failure("no_verdict", f"there is no {wanted}: {shown}")
+        return Failure("quoted", f"every judgement repeats the request or a response: {shown}")
+    return Failure("no_judgement", f"there is no {wanted}: {shown}")
 
 
 def _one(found: Sequence[str], quoted: bool, reply: _Reply, wanted: str) -> str | Failure:
-    """The only verdict; one that is repeated counts once."""
+    """The only judgement; one that is repeated counts once."""
     if not found:
         return _none(reply, wanted, quoted)
     if len(set(found)) > 1:
-        return Failure("two_verdicts", f"the reply has {' and '.join(sorted(set(found)))}: which one counts is unknown")
+        return Failure(
+            "two_judgements", f"the reply has {' and '.join(sorted(set(found)))}: which one counts is unknown"
+        )
     return found[0]
 
 
@@ -267,7 +269,7 @@ def _better(letters: str) -> Callable[[_Reply], float | Failure]:
         if isinstance(letter, Failure):
             return letter
         if letter not in letters:
-            return Failure("no_verdict", f"[[{letter}]] is none of the verdicts {wanted}")
+            return Failure("no_judgement", f"[[{letter}]] is none of the judgements {wanted}")
         return {"A": 1.0, "B": 0.0, "C": 0.5}[letter]
 
     return read
