@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ from guerdon.models.text.text_load import find_text_model
 from guerdon.models.text.text_model import CARD, TextModelCard, TextRewardModel, read_card
 from guerdon.network.hub import quietly
 from guerdon.policies.batches import packing, prompt_sharing
+from guerdon.policies.batches.last_layer import LastLayer
 from guerdon.policies.batches.passes import passes, token_limit
 from guerdon.policies.batches.precision import halve_linear, uses_bf16
 from guerdon.policies.batches.prompt_sharing import common_start
@@ -127,6 +129,7 @@ class SequenceClassifier:
             self._compact = type(self.model).forward is GenericForSequenceClassification.forward and packing.packs(
                 self.model, bf16=self.bf16
             )
+        self._last = LastLayer.of(self.model) if self._compact else None
 
     @batched
     def score(self, episodes: Sequence[Episode]) -> list[Score]:
@@ -219,12 +222,18 @@ class SequenceClassifier:
         places = [np.array([self._end(ids)]) for ids in sequences]
         layout, at = prompt_sharing.lay_out_compact(batch, places, window=window, device=device)
         before = model.config._attn_implementation
+        ends_B, packed = torch.from_numpy(at).to(device), layout.packing
+        if self._last is not None and isinstance(packed, prompt_sharing.Sharing):
+            packed = replace(packed, last=(self._last.index, ends_B))
         try:
             model.set_attn_implementation(layout.attention)
-            with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
+            with (
+                torch.autocast(device.type, torch.bfloat16, enabled=self.bf16),
+                nullcontext() if self._last is None else self._last.only(ends_B),
+            ):
                 hidden = model.base_model(
-                    input_ids=layout.ids, position_ids=layout.positions, packing=layout.packing, use_cache=False
-                ).last_hidden_state[0, torch.from_numpy(at).to(device)]
+                    input_ids=layout.ids, position_ids=layout.positions, packing=packed, use_cache=False
+                ).last_hidden_state[0, ends_B]
                 return np.asarray(model.score(hidden).float().cpu().numpy())
         finally:
             model.set_attn_implementation(before)
