@@ -68,11 +68,10 @@ def test_usual_families_have_such_a_layer_and_it_is_left_as_it_was(tmp_path):
     x = torch.randn(1, 5, 32)
     with torch.no_grad():
         whole = layer.mlp(x)
-        with pytest.raises(ZeroDivisionError), judge._last.only(torch.tensor([1, 3])):
+        with judge._last.only(torch.tensor([1, 3])):
             part = layer.mlp(x)
-            torch.testing.assert_close(part[:, [1, 3]], whole[:, [1, 3]])
-            assert not part[:, [0, 2, 4]].any()
-            raise ZeroDivisionError
+        torch.testing.assert_close(part[:, [1, 3]], whole[:, [1, 3]])
+        assert not part[:, [0, 2, 4]].any()
         torch.testing.assert_close(layer.mlp(x), whole, atol=0, rtol=0)
 
 
