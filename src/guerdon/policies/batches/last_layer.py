@@ -37,10 +37,13 @@ class LastLayer:
             return None
         attention, mlp = getattr(layers[-1], "self_attn", None), getattr(layers[-1], "mlp", None)
         output, query = getattr(attention, "o_proj", None), getattr(attention, "q_proj", None)
-        known = isinstance(output, nn.Linear) and isinstance(mlp, nn.Module)
-        if not known or getattr(attention, "layer_idx", None) != len(layers) - 1:
+        if not isinstance(output, nn.Linear) or not isinstance(mlp, nn.Module):
             return None
-        parts = [output, mlp, *([query] if isinstance(query, nn.Linear) else [])]
+        if getattr(attention, "layer_idx", None) != len(layers) - 1:
+            return None
+        parts: list[nn.Module] = [output, mlp]
+        if isinstance(query, nn.Linear):
+            parts.append(query)
         return cls(len(layers) - 1, parts)
 
     @contextmanager
