@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from guerdon.episodes.preferences import (
     Comparison,
+    Votes,
     benchmark_of,
     check_preferences,
     comparison,
@@ -288,6 +289,50 @@ def test_planted_noise_is_found_whatever_the_number_of_votes(wrong):
                 found.append(replace(one, ranks=one.ranks[::-1]) if turned else one)
         errors = abs(counted_votes(found).label_noise - wrong)
         assert errors < (0.02 if least > 2 else 0.035), (least, most)  # two votes a pair tell less
+
+
+@pytest.mark.parametrize("wrong", [0.05, 0.15, 0.30])
+def test_the_interval_of_the_noise_covers_what_was_planted(wrong):
+    """400 data sets of 200 pairs with two votes; the standard error is that of the closed form."""
+    rng = np.random.default_rng(3)
+    differ = 2 * wrong * (1 - wrong)
+    found, covered = [], []
+    for _ in range(400):
+        disagree = int(rng.binomial(200, differ))
+        votes = Votes(200, disagree / 200, 200.0)
+        low, high = votes.label_noise_interval
+        found.append(votes.label_noise)
+        covered.append(low <= wrong <= high)
+    assert 0.92 <= np.mean(covered) <= 0.98
+    error = np.sqrt(differ * (1 - differ) / 200) / (2 * (1 - 2 * wrong))
+    assert np.std(found) == pytest.approx(error, rel=0.25)
+
+
+@pytest.mark.parametrize(("least", "most"), [(2, 2), (3, 3), (2, 6)])
+def test_the_interval_covers_with_any_number_of_votes(least, most):
+    rng, wrong, covered = np.random.default_rng(4), 0.2, []
+    for _ in range(60):
+        rows = []
+        for k in range(100):
+            for vote in range(rng.integers(least, most + 1)):
+                one = of(f"q{k}", vote)
+                rows.append(replace(one, ranks=one.ranks[::-1]) if rng.random() < wrong else one)
+        votes = counted_votes(rows)
+        low, high = votes.label_noise_interval
+        assert low < votes.label_noise < high
+        covered.append(low <= wrong <= high)
+        if most == 2:
+            assert votes.trials == pytest.approx(100)
+    assert np.mean(covered) >= 0.88  # 95 % of 60 is within 0.88 to 1 in 98 of 100 runs
+
+
+def test_the_interval_is_undefined_without_repeated_votes():
+    assert counted_votes([of("q", 0)]).label_noise_interval is None
+    all_alike = counted_votes([of(f"q{k}", vote) for k in range(20) for vote in range(2)])
+    assert all_alike.label_noise == 0
+    low, high = all_alike.label_noise_interval
+    assert low == 0
+    assert 0 < high < 0.15
 
 
 def test_votes_of_all_files_count_together(tmp_path):

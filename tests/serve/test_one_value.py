@@ -3,8 +3,10 @@
 The tests of readers compare what a model is shown; those of models what they say of it, alone and in batches.
 """
 
+import hashlib
 import json
 import random
+import re
 import sys
 from pathlib import Path
 
@@ -12,13 +14,20 @@ import numpy as np
 import pytest
 import torch
 from foreign import serving
+from tokenizers.processors import TemplateProcessing
+from transformers import BertConfig, BertForSequenceClassification
 
 import guerdon
+from guerdon.endpoints.llm_client import LLMReply, answer_of
 from guerdon.episodes.preferences import read_preferences
 from guerdon.evaluation.benchmarks.labelled import read_labelled
 from guerdon.evaluation.benchmarks.reward_bench import read_choices
+from guerdon.models.judges.judge import JudgeModel, JudgePlan
+from guerdon.models.judges.published import published_prompt
 from guerdon.models.scores import score_solutions, solution_value
 from guerdon.models.text.text_load import load_text_model
+from guerdon.policies.language.tiny_text import byte_tokenizer
+from guerdon.settings.reward_models import JUDGE_PROMPTS
 from guerdon.settings.study import Study
 from guerdon.tasks.prompt_files import read_prompts
 from guerdon.train.text import start_model
@@ -152,13 +161,68 @@ def test_a_prompt_is_the_same_for_every_command(tmp_path, form):
 
 KINDS = {
     "stepwise": {}, "verdict": {}, "outcome": {}, "outcome in pairs": {"loss": "bradley_terry"}, "implicit": {},
-    "preference": {}, "members": {"members": 3},
+    "preference": {}, "members": {"members": 3}, "encoder": {}, "judge": {}, "prometheus_absolute": {},
+    "mt_bench_single": {}, "reward_bench_rating": {},
 }  # fmt: skip
 TINY = {"hidden_size": 32, "layers": 1, "heads": 2, "intermediate": 48, "tokenizer": "bytes", "max_positions": 2048}
 
 
+class Replies:
+    """An `LLMClient` whose replies are a number that depends on the request alone, in the form that it asks for."""
+
+    name = "replies"
+
+    def __init__(self, form):
+        self.form = form
+
+    def complete(self, requests, parsers, *, role):
+        for i, (request, parse) in enumerate(zip(requests, parsers, strict=True)):
+            text = re.sub(r"(response|question|turn|tools)-\w{8}", r"\1", json.dumps(request.messages))
+            number = hashlib.sha256(text.encode()).digest()[0]
+            yield i, answer_of(request, LLMReply(self.form(number), "end"), parse)
+
+
+REPLIES = {
+    "judge": lambda n: json.dumps({"reason": "so", "score": n % 11}),
+    "prometheus_absolute": lambda n: f"So. [RESULT] {1 + n % 5}",
+    "mt_bench_single": lambda n: f"So. Rating: [[{1 + n % 10}]]",
+    "reward_bench_rating": lambda n: f"So.\n{1 + n % 10}",
+}
+
+
+def judge_of(kind):
+    if kind == "judge":
+        return JudgeModel(Replies(REPLIES[kind]), JudgePlan("scale"))
+    form = JUDGE_PROMPTS[kind]
+    return JudgeModel(Replies(REPLIES[kind]), JudgePlan(form.mode, scale=form.scale, prompt=published_prompt(kind)))
+
+
+def encoder_of(folder):
+    """A sequence classifier of a BERT without a chat template."""
+    tokenizer = byte_tokenizer([], vocabulary_size=300)
+    tokenizer.chat_template = None
+    end = (tokenizer.eos_token, tokenizer.eos_token_id)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"$A {end[0]}", pair=f"$A {end[0]} $B:1 {end[0]}:1", special_tokens=[end]
+    )
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48,
+        max_position_embeddings=512, num_labels=1, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    network = BertForSequenceClassification(config)
+    torch.nn.init.normal_(network.classifier.weight, std=0.3)
+    network.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return load_text_model(str(folder))
+
+
 def model_of(kind, folder):
-    """A model as `guerdon train` would write it, with weights that tell texts apart."""
+    """A model as `guerdon train` would write it, with weights that tell texts apart; an encoder, or a judge."""
+    if kind in REPLIES:
+        return judge_of(kind)
+    if kind == "encoder":
+        return encoder_of(folder)
     name = {"members": "preference"}.get(kind, kind.split()[0])
     section = {"type": name, "save_dir": "unused", "data_path": "unused", "bf16": False, "tiny": TINY, **KINDS[kind]}
     study = Study.model_validate({"policy": {"type": "text", "tiny": TINY}, "train": {"rm": section}})
@@ -226,3 +290,51 @@ def asked(client, items, in_steps):
     reply = client.post("/v1/rewards", json={"items": items, **({"aggregation": "last"} if in_steps else {})})
     assert reply.status_code == 200, reply.text
     return [one["failure"]["reason"] if one.get("failure") else one["score"] for one in reply.json()["results"]]
+
+
+BETTER = {"prometheus_relative": "So. [RESULT] {}", "judgelm": "{}\nSo."}
+COMPARING = [name for name, form in JUDGE_PROMPTS.items() if form.mode == "pairwise"]
+
+
+class Prefers:
+    """An `LLMClient` that prefers one of two responses by their hashes, whatever their order."""
+
+    name = "prefers"
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def complete(self, requests, parsers, *, role):
+        for i, (request, parse) in enumerate(zip(requests, parsers, strict=True)):
+            marks = re.findall(r"ANSWER (\d+)", request.messages[-1]["content"])
+            first = hashlib.sha256(marks[0].encode()).digest() < hashlib.sha256(marks[1].encode()).digest()
+            letter = "A" if first else "B"
+            words = {"judgelm": "9 2" if first else "2 9"}.get(self.kind, letter)
+            text = BETTER.get(self.kind, "So. [[{}]]").format(words)
+            yield i, answer_of(request, LLMReply(text, "end"), parse)
+
+
+@pytest.mark.parametrize("n", [4, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", COMPARING)
+def test_a_judge_that_compares_gives_one_value_in_every_interface(tmp_path, kind, n):
+    model = JudgeModel(Prefers(kind), JudgePlan("pairwise", prompt=published_prompt(kind)))
+    rows = [{"prompt": f"q{k}", "response": f"ANSWER {5 * k + j}"} for k in range(n) for j in range(2 + k % 4)]
+    episodes = [Episode(id=str(k), task=row["prompt"], texts=(row["response"],)) for k, row in enumerate(rows)]
+    at = {
+        prompt: [k for k, row in enumerate(rows) if row["prompt"] == prompt] for prompt in {r["prompt"] for r in rows}
+    }
+    alone = [None] * len(rows)
+    for own in at.values():
+        for k, one in zip(own, model.score([episodes[k] for k in own]), strict=True):
+            alone[k] = one.total
+    assert all(one is not None for one in alone)
+    assert_equal(values(model.score(episodes)), alone, "run")
+    order = np.random.default_rng(0).permutation(len(rows))
+    mixed = values(model.score([episodes[k] for k in order]))
+    assert_equal([mixed[k] for k in np.argsort(order)], alone, "another order")
+    guerdon.score(model, written(tmp_path / "rows.jsonl", rows), output=str(tmp_path / "out.jsonl"))
+    copy = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert_equal([row["reward"] for row in copy], alone, "score")
+    items = [{"prompt": row["prompt"], "completion": row["response"]} for row in rows]
+    with serving({"rm": model}, default="rm") as (client, _):
+        assert_equal(asked(client, items, False), alone, "serve")

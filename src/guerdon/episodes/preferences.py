@@ -41,6 +41,7 @@ from guerdon.reading.reader import DataReading, Record, read
 from guerdon.reading.roles import ASKED, NUMBER_KEYS, TEXT_KEYS, Role
 from guerdon.reading.shown import ReadAs, log_reading
 from guerdon.reading.values import number_of
+from guerdon.statistics.proportion import wilson_bounds
 from guerdon.types import Failure
 
 ATTRIBUTES = ("helpfulness", "correctness", "coherence", "complexity", "verbosity")  # HelpSteer2 (2406.08673)
@@ -104,6 +105,8 @@ class Votes:
         repeated: pairs of responses that were judged more than once.
         disagreement: of a random pair that has two votes for a response at least, the probability that two random ones
             of these are for different responses; None: there is no such pair.
+        trials: votes on so many pairs, each with two, would give the disagreement with the variance that it has; 0: no
+            such pair.
         shares: of each comparison that is kept and whose pair has different votes, the share of votes that say the
             same, by its index.
         left_out: index and reason of the others: `outvoted`, or `contradicted` where either response has as many votes
@@ -114,6 +117,7 @@ class Votes:
 
     repeated: int = 0
     disagreement: float | None = None
+    trials: float = 0.0
     shares: Mapping[int, float] = field(default_factory=dict)
     left_out: Mapping[int, str] = field(default_factory=dict)
     majorities: int = 0
@@ -125,13 +129,28 @@ class Votes:
 
         Two votes with error rate e differ with probability 2 e (1 - e).
         """
+        return None if self.disagreement is None else _noise(self.disagreement)
+
+    @property
+    def label_noise_interval(self) -> tuple[float, float] | None:
+        """95 % interval of the share of wrong votes: Wilson's of the disagreement, each bound as `label_noise`.
+
+        Of n pairs with two votes, the standard error is sqrt(D (1 - D) / n) / (2 (1 - 2 e)), D = 2 e (1 - e).
+        """
         if self.disagreement is None:
             return None
-        return float((1 - np.sqrt(max(1 - 2 * self.disagreement, 0.0))) / 2)
+        low, high = wilson_bounds(self.disagreement * self.trials, self.trials)
+        return _noise(low), _noise(high)
 
     def facts(self) -> dict[str, Any]:
         """What cards say of them."""
-        return {"label_noise": self.label_noise, "majorities": self.majorities, "majority_share": self.mean_share}
+        interval = self.label_noise_interval
+        return {
+            "label_noise": self.label_noise,
+            "label_noise_interval": None if interval is None else list(interval),
+            "majorities": self.majorities,
+            "majority_share": self.mean_share,
+        }
 
 
 class JudgedRow(NamedTuple):
@@ -687,7 +706,20 @@ def counted_votes(found: Sequence[Comparison]) -> Votes:
         shares |= {place: share for place, vote in own.items() if vote == most}
     disagreement = float(np.mean(differing)) if differing else None
     mean_share = float(np.mean(majorities)) if majorities else None
-    return Votes(len(repeated), disagreement, shares, left_out, len(majorities), mean_share)
+    return Votes(len(repeated), disagreement, _trials(differing), shares, left_out, len(majorities), mean_share)
+
+
+def _noise(disagreement: float) -> float:
+    """The share e of wrong votes of which two differ with this probability, 2 e (1 - e)."""
+    return float((1 - np.sqrt(max(1 - 2 * disagreement, 0.0))) / 2)
+
+
+def _trials(shares: Sequence[float]) -> float:
+    """So many draws of 0 and 1 have a mean with the variance of the mean of these shares."""
+    if not shares:
+        return 0.0
+    mean, spread = float(np.mean(shares)), float(np.var(shares))
+    return len(shares) * mean * (1 - mean) / spread if spread else float(len(shares))
 
 
 def _majority(times: Counter[int]) -> int | None:

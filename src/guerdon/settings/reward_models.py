@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from inspect import signature
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -223,6 +223,41 @@ class SequenceClassifierSettings(_ReadModelSettings):
 
 
 JudgeMode = Literal["criteria", "scale", "pairwise", "listwise"]
+JudgePromptName = Literal[
+    "prometheus_absolute", "prometheus_relative", "reward_bench", "reward_bench_rating", "mt_bench_pair",
+    "mt_bench_single", "judgelm", "skywork_critic", "rm_r1", "rm_r1_reasoning",
+]  # fmt: skip
+
+
+class JudgePrompt(NamedTuple):
+    """The form of a published prompt.
+
+    Attributes:
+        mode: one response on a scale, or two compared.
+        scale: lowest and highest score, of mode `scale`.
+        reference: it has a place for a true answer.
+        rubric: it has a place for a rubric.
+    """
+
+    mode: JudgeMode
+    scale: tuple[float, float] = (0.0, 10.0)
+    reference: bool = False
+    rubric: bool = False
+
+
+JUDGE_PROMPTS: dict[JudgePromptName, JudgePrompt] = {
+    "prometheus_absolute": JudgePrompt("scale", (1.0, 5.0), reference=True, rubric=True),
+    "prometheus_relative": JudgePrompt("pairwise", reference=True, rubric=True),
+    "reward_bench": JudgePrompt("pairwise"),
+    "reward_bench_rating": JudgePrompt("scale", (1.0, 10.0)),
+    "mt_bench_pair": JudgePrompt("pairwise", reference=True),
+    "mt_bench_single": JudgePrompt("scale", (1.0, 10.0), reference=True),
+    "judgelm": JudgePrompt("pairwise", reference=True),
+    "skywork_critic": JudgePrompt("pairwise"),
+    "rm_r1": JudgePrompt("pairwise"),
+    "rm_r1_reasoning": JudgePrompt("pairwise"),
+}
+"""What each published prompt asks for; their wording is `guerdon.models.judges.published`."""
 JUDGE_CACHE = "judge_cache"
 
 
@@ -243,6 +278,10 @@ class JudgeModelSettings(_ModelSettings):
         "criteria",
         description="a judgement per criterion; a score on a scale; two responses to a prompt, in both orders; all "
         "responses to a prompt in one request. Values of the last two hold among the responses to one prompt only",
+    )
+    prompt: JudgePromptName | None = Field(
+        None,
+        description="a published judge's own prompt, which sets mode and scale (docs/judges.md#published-prompts)",
     )
     scale: tuple[float, float] = only_with(
         (0.0, 10.0), mode=("scale", "listwise"), description="lowest and highest score; they become 0 and 1"
@@ -274,6 +313,33 @@ class JudgeModelSettings(_ModelSettings):
     def arguments(self) -> dict[str, Any]:
         """These settings."""
         return {"settings": self}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_prompt(cls, given: Any) -> Any:
+        """Mode and scale of a published prompt, where they are not given."""
+        name = given.get("prompt") if isinstance(given, Mapping) else None
+        form = JUDGE_PROMPTS.get(name) if isinstance(name, str) else None  # type: ignore[call-overload]
+        if form is None:
+            return given
+        scale = {"scale": form.scale} if form.mode == "scale" else {}
+        return {"mode": form.mode, **scale, **given}
+
+    @model_validator(mode="after")
+    def _fits_prompt(self) -> Self:
+        if self.prompt is None:
+            return self
+        form, named = JUDGE_PROMPTS[self.prompt], f"the prompt {self.prompt}"
+        for key in ("mode", "scale"):
+            own = getattr(form, key)
+            if getattr(self, key) != own:
+                raise ConfigError.about(key, f": {named} has the {key} {own}; remove {key}")
+        for key, place in (("rubric", "rubric"), ("reference", "true answer")):
+            if getattr(self, key) and not getattr(form, key):
+                raise ConfigError.about(key, f": {named} has no place for a {place}; remove {key}, or prompt")
+        if getattr(self.judge, "response_format", None) is not None:
+            raise ConfigError.about("judge.response_format", f": {named} asks for words and not for JSON; remove it")
+        return self
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

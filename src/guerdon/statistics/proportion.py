@@ -9,8 +9,10 @@ from math import sqrt
 from statistics import NormalDist
 
 
-def wilson_bounds(successes: int, n: int, *, level: float = 0.95) -> tuple[float, float]:
+def wilson_bounds(successes: float, n: float, *, level: float = 0.95) -> tuple[float, float]:
     """Wilson's score interval of a proportion (Wilson 1927), honest for few trials and at 0 and 1.
+
+    Of a mean of shares, `n` is the number of trials that would have its variance, which is no whole number then.
 
     Raises:
         ValueError: `successes` is not between 0 and `n`, or there is no trial.

@@ -34,6 +34,7 @@ from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError, DataError, boundary, needs
 from guerdon.labels.data_set import CARD
 from guerdon.labels.data_set import target as target_of_reward
+from guerdon.models.text.encoder_model import EncoderModel, starts_from_encoder
 from guerdon.models.text.ensemble import Ensemble
 from guerdon.models.text.text_card import TextModelCard
 from guerdon.models.text.text_inputs import Reading, unread
@@ -523,6 +524,24 @@ def _counted(counts: Mapping[str, int]) -> str:
 # the model before its first gradient step
 
 
+def _refuse_on_encoder(settings: PreferenceTrainSettings, start: TextPolicySettings) -> None:
+    """Refuse keys that do nothing with an encoder, whose classifier has a head of its own.
+
+    Raises:
+        ConfigError: one is set.
+    """
+    idle = {
+        "lora": settings.lora is not None,
+        "head_epochs": settings.head_epochs > 0,
+        "head_learning_rate": settings.head_learning_rate is not None,
+        "length_coef": settings.length_coef > 0,
+        "use_remove_padding": start.use_remove_padding,
+    }
+    for key, given in idle.items():
+        if given:
+            raise ConfigError.about(key, f": {start.path} is an encoder, which is trained as a whole; remove {key}")
+
+
 def start_model(
     settings: TextTrainSettings, study_policy: TextPolicySettings, *, separator: str, device: str | None = None
 ) -> TextRewardModel:
@@ -572,6 +591,11 @@ def start_model(
             "seed": settings.seed,
         },
     )
+    if isinstance(settings, PreferenceTrainSettings) and device is None and starts_from_encoder(start):
+        _refuse_on_encoder(settings, start)
+        encoder = EncoderModel.begin(start, card, seed=settings.seed)
+        encoder.policy.dropout = start.dropout is not False
+        return encoder
     whole = settings.quantize is None or device == "meta"
     policy = fresh() if whole else _in_4_bits(start, settings)
     if card.adapters:

@@ -278,9 +278,11 @@ def preference_lines(section: Mapping[str, Any]) -> list[str]:
     lines = [*figure_table((name, share["measured"]) for name, share in shares.items())]
     lines.append(f"ties: {sum(section['ties'].values())}")
     lines += [f"rows left out: {left_out}"] * bool(left_out)
-    lines += (
-        [] if noise is None else [f"pairs judged more than once: a share of {noise:.3f} of the judgements is wrong"]
-    )
+    if noise is not None:
+        low, high = section["label_noise_interval"]
+        lines.append(
+            f"pairs judged more than once: a share of {noise:.3f} ({low:.3f} to {high:.3f}) of the judgements is wrong"
+        )
     if majorities:
         lines.append(f"pairs as a majority judged them: {majorities}, mean share {section['majority_share']:.3f}")
     titles = {

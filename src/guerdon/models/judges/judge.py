@@ -8,9 +8,10 @@
 | `listwise` | all responses of a group | its score among them (as RULER of ART) |
 
 Values of `pairwise` and `listwise` are relative to the group: they compare responses to the same prompt and nothing
-else (`RewardInfo.compares`). A judgement that cannot be read, or that changes with the order of the responses, is not
-counted; a response with too few measured judgements is a `Failure` with the most frequent reason. Requests, their
-cache, costs and retries are those of `guerdon.endpoints.llm_client`.
+else (`RewardInfo.compares`). A published judge is asked in its own prompt (`guerdon.models.judges.published`). A
+judgement that cannot be read, or that changes with the order of the responses, is not counted; a response with too few
+measured judgements is a `Failure` with the most frequent reason. Requests, their cache, costs and retries are those of
+`guerdon.endpoints.llm_client`.
 
     model = JudgeModel(client, JudgePlan("criteria", read_rubric(Path("rubric.toml"))))
     model.score([solution.as_episode()])[0].total
@@ -38,13 +39,14 @@ from guerdon.endpoints.llm_client import HttpLLMClient, LLMClient, LLMReply, LLM
 from guerdon.errors import ConfigError, DataError
 from guerdon.files.append_log import Ledger, shared
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions
+from guerdon.models.judges.published import Asked, PublishedPrompt, published_prompt
 from guerdon.models.judges.rubric import REFERENCE, RUBRIC, Rubric, read_rubric, rubric_of
 from guerdon.plan.estimate import PER_STEP_WRITTEN, call_lines
 from guerdon.processes.call_queue import alone
-from guerdon.reading.chats import asked_key, unreadable
+from guerdon.reading.chats import ChatError, asked_key, unreadable
 from guerdon.settings.reward_models import JUDGE_CACHE, JudgeMode, JudgeModelSettings
 from guerdon.tasks.replies import last_object
-from guerdon.types import Episode, Failure, RewardInfo, Score
+from guerdon.types import Episode, Failure, Message, RewardInfo, Score
 
 Judgement = Mapping[str, tuple[float, str]]  # by name of a criterion, or number of a response: value and reason
 Parsed = Callable[[Mapping[str, Any]], Judgement | Failure]
@@ -72,6 +74,7 @@ class JudgePlan:
         balanced: `pairwise` in both orders, `listwise` with another response first in every vote; False: as given.
         max_tokens: longest reply.
         temperature: of replies; None: the endpoint's own.
+        prompt: a published judge's own, in place of the requests described in the module; it has the mode and scale.
     """
 
     mode: JudgeMode = "criteria"
@@ -84,6 +87,7 @@ class JudgePlan:
     balanced: bool = True
     max_tokens: int = 2048
     temperature: float | None = 0.0
+    prompt: PublishedPrompt | None = None
 
 
 class _Item(NamedTuple):
@@ -175,7 +179,7 @@ class JudgeModel:
         known = self._client.knows if isinstance(self._client, HttpLLMClient) else lambda request: False
         new = [one for one in wanted.values() if not known(one)]
         read = sum(one.max_prompt_tokens for one in new) // BYTES_PER_TOKEN
-        judgements = sum(str(one.schema).count("'reason':") for one in new)
+        judgements = sum(max(str(one.schema).count("'reason':"), 1) for one in new)
         most = sum(one.max_tokens for one in new)
         judge, max_usd = self._settings.judge, self._settings.max_usd
         lines = call_lines(judge, len(new), (read, PER_STEP_WRITTEN * judgements, most), "no", max_usd)
@@ -197,6 +201,8 @@ class JudgeModel:
                 continue
             try:
                 items += self._items(episodes, members)
+            except ChatError as error:
+                failed |= dict.fromkeys(group, error.failure)
             except (ConfigError, DataError) as error:
                 failed |= dict.fromkeys(group, Failure("no_rubric", str(error)))
         return items, same, failed
@@ -218,7 +224,8 @@ class JudgeModel:
         """The requests about a group of episodes with different texts."""
         plan, one = self._plan, episodes[members[0]]
         rubric = plan.rubric
-        if rubric is None and (plan.mode == "criteria" or RUBRIC in one.meta):
+        shows = plan.prompt is None or plan.prompt.form.rubric
+        if rubric is None and shows and (plan.mode == "criteria" or RUBRIC in one.meta):
             rubric = rubric_of(one.meta.get(RUBRIC), f"episode {one.id}: meta.{RUBRIC}")
         found = []
         for vote, owners in itertools.product(range(plan.votes), _shown_together(plan, members)):
@@ -231,6 +238,8 @@ class JudgeModel:
     def _item(self, shown: Sequence[Episode], owners: tuple[int, ...], rubric: Rubric | None, vote: int) -> _Item:
         plan, one = self._plan, shown[0]
         texts = ["".join(episode.texts or ()) for episode in shown]
+        if plan.prompt is not None:
+            return _published_item(plan, plan.prompt, one, texts, owners, rubric, vote)
         whole = "\0".join([asked_key(one.task, one.context, one.tools), *texts])
         mark = hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()[:8]
         parts = [asked_text(one.task, one.context, one.tools, mark)]
@@ -303,9 +312,12 @@ def load_judge(settings: JudgeModelSettings) -> JudgeModel:
     """
     s = settings
     rubric = None if s.rubric is None else read_rubric(Path(s.rubric))
+    prompt = None if s.prompt is None else published_prompt(s.prompt)
+    if prompt is not None and rubric is not None:
+        prompt.check_rubric(rubric)
     plan = JudgePlan(
         s.mode, rubric, s.scale, s.votes, s.tournament, s.min_measured, s.reference, max_tokens=s.judge.max_tokens,
-        temperature=s.judge.temperature,
+        temperature=s.judge.temperature, prompt=prompt,
     )  # fmt: skip
     folder = Path(s.cache_dir or JUDGE_CACHE)
     with ExitStack() as stack:
@@ -381,6 +393,32 @@ def _example(keys: Mapping[str, Any]) -> dict[str, Any]:
         else:
             example[name] = one.get("description", "...")
     return example
+
+
+def _published_item(
+    plan: JudgePlan,
+    prompt: PublishedPrompt,
+    one: Episode,
+    texts: Sequence[str],
+    owners: tuple[int, ...],
+    rubric: Rubric | None,
+    vote: int,
+) -> _Item:
+    """A request in a published prompt."""
+    truth = one.meta.get(REFERENCE) if plan.reference else None
+    shown = Asked(
+        one.task, tuple(texts), tuple(one.context), tuple(one.tools), None if truth is None else str(truth), rubric
+    )
+    messages = prompt.messages(shown)
+    request = LLMRequest(messages, plan.max_tokens, plan.temperature, sample=vote)
+    return _Item(request, partial(_read_published, prompt, messages, shown.material), owners, rubric)
+
+
+def _read_published(
+    prompt: PublishedPrompt, messages: Sequence[Message], material: Sequence[str], reply: LLMReply
+) -> Judgement | Failure:
+    """The judgement in a reply to a published prompt."""
+    return prompt.read(reply.text, messages, material)
 
 
 def _read(parse: Parsed, keys: Sequence[str], material: Sequence[str], reply: LLMReply) -> Judgement | Failure:

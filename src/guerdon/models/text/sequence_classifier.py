@@ -5,7 +5,8 @@ log-odds of the second), or more where the card of guerdon's training says what 
 adapter of one with its head (`modules_to_save`), such as TRL's RewardTrainer writes, which is merged. It is read
 strictly: a folder that lacks weights is refused. What it reads are the ids of `apply_chat_template`, with all that the
 template writes behind the response, and its value is that of transformers' own forward pass of these ids alone,
-whatever else is in the batch: at the last token, or, where its configuration names a token for padding, at the last one
+whatever else is in the batch; an encoder without a template reads a pair of texts (`guerdon.models.text.pair_form`). A
+decoder's value is read at the last token, or, where its configuration names a token for padding, at the last one
 that is not that token (as it was trained).
 
 `PreferenceModel` is one while it is trained on preferences or ratings: its outputs are one reward, members, or ratings.
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,17 +36,19 @@ from guerdon.compute.finite import refuse_to_write
 from guerdon.errors import CheckpointError, ConfigError, DataError
 from guerdon.files.atomic import sealed_folder
 from guerdon.models import checkpoint
+from guerdon.models.text.pair_form import PairForm, encoder_inputs, is_encoder, positions_of
 from guerdon.models.text.text_card import CARD, TextModelCard, read_card
 from guerdon.models.text.text_inputs import Reading, asked_messages, hidden_at, unread
 from guerdon.models.text.text_load import find_text_model
 from guerdon.models.text.text_model import TextRewardModel
 from guerdon.network.hub import quietly
 from guerdon.policies.batches import packing, prompt_sharing
+from guerdon.policies.batches.last_layer import LastLayer
 from guerdon.policies.batches.passes import passes, token_limit
 from guerdon.policies.batches.precision import halve_linear, uses_bf16
 from guerdon.policies.batches.prompt_sharing import common_start
 from guerdon.policies.batches.ropes import sides_of, switch_of
-from guerdon.policies.batches.tokens import check_vocabulary, conversation_ids, pad_id, pad_right, token_batch
+from guerdon.policies.batches.tokens import check_vocabulary, conversation_ids, pad_id, token_batch
 from guerdon.policies.language.text import TextPolicy
 from guerdon.policies.language.text_files import check_written, read_classifier, tokenizer_home, whole_parameters
 from guerdon.policies.pretrained.reading import read_alike, read_tokenizer
@@ -98,11 +102,13 @@ class SequenceClassifier:
         saved_as = next(iter(self.model.config.architectures or ()), "")
         if saved_as.endswith("ForTokenClassification"):
             raise CheckpointError(f"{path!r} was saved as {saved_as}, which labels tokens, not responses")
-        if not self.tokenizer.chat_template:
+        encodes = is_encoder(self.model.config)
+        if not self.tokenizer.chat_template and not encodes:
             raise CheckpointError(
                 f"the tokenizer of the sequence classifier {path!r} has no chat template, by which it reads a "
                 "conversation: save one with it (tokenizer.chat_template)"
             )
+        self._pairs = None if self.tokenizer.chat_template else PairForm(self.tokenizer, turns=card is not None)
         self.labels = int(self.model.config.num_labels)
         self.card = card
         if card is not None and len(card.outputs) != self.labels:
@@ -111,7 +117,9 @@ class SequenceClassifier:
             )
         if card is None and self.labels > 2:
             raise CheckpointError(f"the sequence classifier {path!r} has {self.labels} labels; a reward needs 1 or 2")
-        self.room: int | None = getattr(self.model.config, "max_position_embeddings", None)
+        self.room: int | None = (
+            positions_of(self.model) if encodes else getattr(self.model.config, "max_position_embeddings", None)
+        )
         self.model.eval().requires_grad_(False)
         where = self.model.to(resolve_device(device)).device
         self.bf16 = where.type == "cuda" and uses_bf16("auto", where)  # on a CPU in float32
@@ -123,6 +131,7 @@ class SequenceClassifier:
             self._compact = type(self.model).forward is GenericForSequenceClassification.forward and packing.packs(
                 self.model, bf16=self.bf16
             )
+        self._last = LastLayer.of(self.model) if self._compact else None
 
     @batched
     def score(self, episodes: Sequence[Episode]) -> list[Score]:
@@ -177,10 +186,13 @@ class SequenceClassifier:
         """The token ids of a question and its response."""
         if episode.texts is None:
             return Failure("no_text", "the classifier reads text")
-        answer = {"role": "assistant", "content": "".join(episode.texts)}
+        response = "".join(episode.texts)
         try:
-            messages = [*asked_messages(episode.task, episode.context), answer]
-            ids = conversation_ids(self.tokenizer, messages, episode.tools)
+            if self._pairs is not None:
+                ids = self._pairs.ids(episode.task, response, episode.context, episode.tools)
+            else:
+                messages = [*asked_messages(episode.task, episode.context), {"role": "assistant", "content": response}]
+                ids = conversation_ids(self.tokenizer, messages, episode.tools)
         except DataError as error:
             return unread(error)
         if self.room is not None and len(ids) > self.room:
@@ -215,12 +227,18 @@ class SequenceClassifier:
         places = [np.array([self._end(ids)]) for ids in sequences]
         layout, at = prompt_sharing.lay_out_compact(batch, places, window=window, device=device)
         before = model.config._attn_implementation
+        ends_B, packed = torch.from_numpy(at).to(device), layout.packing
+        if self._last is not None and isinstance(packed, prompt_sharing.Sharing):
+            packed = replace(packed, last=(self._last.index, ends_B))
         try:
             model.set_attn_implementation(layout.attention)
-            with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
+            with (
+                torch.autocast(device.type, torch.bfloat16, enabled=self.bf16),
+                nullcontext() if self._last is None else self._last.only(ends_B),
+            ):
                 hidden = model.base_model(
-                    input_ids=layout.ids, position_ids=layout.positions, packing=layout.packing, use_cache=False
-                ).last_hidden_state[0, torch.from_numpy(at).to(device)]
+                    input_ids=layout.ids, position_ids=layout.positions, packing=packed, use_cache=False
+                ).last_hidden_state[0, ends_B]
                 return np.asarray(model.score(hidden).float().cpu().numpy())
         finally:
             model.set_attn_implementation(before)
@@ -235,15 +253,12 @@ class SequenceClassifier:
         # then rows are filled up with a token that none of them ends with
         ends = {int(ids[-1]) for ids in sequences}
         fill = next(i for i in range(len(ends) + 1) if i not in ends) if named is None else named
-        ids_B_L, mask_B_L = pad_right(sequences, int(fill))
         device = self.model.device
+        inputs = encoder_inputs(self._pairs, sequences, int(fill), device)
         try:
             config.pad_token_id = fill
             with torch.autocast(device.type, torch.bfloat16, enabled=self.bf16):
-                logits = self.model(
-                    input_ids=torch.from_numpy(ids_B_L).to(device),
-                    attention_mask=torch.from_numpy(mask_B_L.astype(np.int64)).to(device),
-                ).logits.float()
+                logits = self.model(**inputs).logits.float()
         finally:
             config.pad_token_id = named
         return np.asarray(logits.cpu().numpy())

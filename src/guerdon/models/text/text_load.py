@@ -20,6 +20,7 @@ from guerdon.compute.packaged import local_model
 from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
 from guerdon.models.load import load_reward_model
 from guerdon.models.text.adapters import ADAPTERS, adapter_of, load_adapter, recognise
+from guerdon.models.text.adapters.own_heads import why_not
 from guerdon.models.text.text_card import CARD, is_own, read_card
 from guerdon.network.hub import ADAPTER, adapter_config, check_folder, find_model, folder_with, model_folder
 from guerdon.processes.progress import doing
@@ -197,6 +198,8 @@ def _adapter_of(path: str, adapter: str) -> str:
         with boundary(CheckpointError, f"no reward model can be read at {path!r}"):
             config, _ = PreTrainedConfig.get_config_dict(path)
         name = recognise(dict(config), path)
+        if name is None and (reason := why_not(config, path)) is not None:
+            raise CheckpointError(f"no reward model can be read at {path}: {reason}")
     if name is None:
         raise CheckpointError(
             f"no reward model can be read at {path}: guerdon did not write it, and its configuration is of no known "

@@ -11,7 +11,7 @@ on what follows it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -55,6 +55,7 @@ class Sharing:
             `slots`, (G, 1, Lp) bool, True at the tokens of a prompt.
         slots: rows for the responses to one prompt, B = G * slots, prompt after prompt, for attention by plain matrix
             products, faster for short sequences on the CPU; 0: torch's fused attention, responses in their own order.
+        last: the number of the last layer and (B,) the token of each response that is read, where only these are.
     """
 
     prompt_places_P: Tensor
@@ -63,6 +64,7 @@ class Sharing:
     sizes: tuple[int, int, int, int]
     seen: Tensor
     slots: int
+    last: tuple[int, Tensor] | None = None
 
 
 def groups_of(batch: TokenBatch) -> tuple[list[int], IntArray]:
@@ -237,6 +239,9 @@ def shared_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if packing.slots:  # autocast would cast what the rotation left in float32, again in every product
         query, key = (query * scale).to(value.dtype), key.to(value.dtype)
+    if packing.last is not None and not packing.slots and module.layer_idx == packing.last[0]:
+        attend = partial(_masked_attention, scale=scale, dropout=dropout, softcap=softcap)
+        return _at_the_ends(query, key, value, packing, packing.last[1], attend), None
     q, k, v = (spread_rows(x[:, :, :count], packing.prompt_places_P, prompts, longest_p) for x in (query, key, value))
     own_q, own_k, own_v = (
         spread_rows(x[:, :, count:], packing.response_places_R, rows, longest_r) for x in (query, key, value)
@@ -257,6 +262,31 @@ def shared_attention(
         for x, places in ((among_prompts, packing.prompt_places_P), (among_responses, packing.response_places_R))
     ]
     return torch.cat(gathered)[None], None
+
+
+def _at_the_ends(
+    query: Tensor, key: Tensor, value: Tensor, packing: Sharing, ends_B: Tensor, attend: Callable[..., Tensor]
+) -> Tensor:
+    """Attention (1, N, H, D) of one token of each response, and zeros elsewhere; as `shared_attention`."""
+    prompts, longest_p, rows, longest_r = packing.sizes
+    count = len(packing.prompt_places_P)
+    q = query[0, :, ends_B].transpose(0, 1)[:, :, None]  # (B, H, 1, D)
+    k, v = (
+        torch.cat(
+            [
+                spread_rows(x[:, :, :count], packing.prompt_places_P, prompts, longest_p)[packing.group_B],
+                spread_rows(x[:, :, count:], packing.response_places_R, rows, longest_r),
+            ],
+            dim=2,
+        )
+        for x in (key, value)
+    )
+    inside_B = packing.response_places_R[ends_B - count] % longest_r
+    seen = packing.seen[torch.arange(rows, device=ends_B.device), :, inside_B][:, :, None]
+    found = attend(q, grouped_heads(q, k), grouped_heads(q, v), seen)
+    full = found.new_zeros(1, query.shape[2], *found.shape[1:2], found.shape[-1])
+    full[0, ends_B] = found[:, :, 0]
+    return full
 
 
 def _masked_attention(
