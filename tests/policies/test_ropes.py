@@ -10,8 +10,8 @@ from transformers import AutoModelForSequenceClassification
 import fake_vllm
 from guerdon.errors import ConfigError, DataError
 from guerdon.models.text.sequence_classifier import SequenceClassifier
+from guerdon.models.text.text_card import TextModelCard
 from guerdon.models.text.text_heads import OutcomeModel, StepwiseModel
-from guerdon.models.text.text_model import TextModelCard
 from guerdon.models.text.verdict import VerdictModel
 from guerdon.policies.batches.passes import passes
 from guerdon.policies.batches.ropes import Ropes, sides_of, switch_of

@@ -71,6 +71,7 @@ SCORE = "model.layers.0.self_attn.q_proj.weight"
 TAKEN = {  # what may be left out of a start, and the name of its row
     "the head of a classifier": ("score__weight", torch.ones(1, 32), "the head of another task"),
     "the head of an encoder": ("classifier__dense__weight", torch.ones(32, 32), "the head of another task"),
+    "the heads of BERT": ("cls__predictions__bias", torch.ones(32), "the heads of an encoder's first training"),
     "TRL's value head": ("v_head__summary__weight", torch.ones(1, 32), "a value head"),
     "another value head": ("value_head__bias", torch.ones(1), "a value head"),
     "scales of activations": (

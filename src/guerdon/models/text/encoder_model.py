@@ -29,8 +29,9 @@ from guerdon.files.atomic import sealed_folder
 from guerdon.models import checkpoint
 from guerdon.models.text.pair_form import PairForm, encoder_inputs, is_encoder, positions_of
 from guerdon.models.text.sequence_classifier import PreferenceModel
+from guerdon.models.text.text_card import CARD, TextModelCard
 from guerdon.models.text.text_inputs import Reading
-from guerdon.models.text.text_model import CARD, TextModelCard, TextRewardModel
+from guerdon.models.text.text_model import TextRewardModel
 from guerdon.network.hub import ADAPTER, quietly
 from guerdon.policies.batches.tokens import pad_id
 from guerdon.policies.language.shared_base import SharedBase
@@ -102,7 +103,7 @@ class EncoderModel(PreferenceModel):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = read_pretrained(
-                AutoModelForSequenceClassification, start.path, _WHAT, given=fresh, num_labels=labels,
+                AutoModelForSequenceClassification, start.path, _WHAT, start=True, given=fresh, num_labels=labels,
                 ignore_mismatched_sizes=True,
             )  # fmt: skip
         tokenizer = read_tokenizer(tokenizer_home(start.path), template=False)

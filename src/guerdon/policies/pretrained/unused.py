@@ -53,6 +53,15 @@ UNUSED = (
         ),
         "start",
     ),
+    Unused(
+        "the heads of an encoder's first training",
+        re.compile(
+            r"^(?:cls|lm_predictions|mask_predictions|predictions|sop_classifier|discriminator_predictions|"
+            r"generator_predictions|generator_lm_head|vocab_transform|vocab_layer_norm|vocab_projector)\.|"
+            r"^(?:head|decoder)\.(?:dense\.|norm\.)?(?:weight|bias)$"
+        ),
+        "start",
+    ),
     Unused("a value head", re.compile(_TOP + r"(?:v_head|value_head|critic_head)\."), "start"),
     Unused(
         "a tower of other inputs",
