@@ -42,6 +42,7 @@ from guerdon.errors import (
     boundary,
     said_by,
 )
+from guerdon.processes.launchers import refuse_other_launchers
 from guerdon.processes.progress import fall_silent
 
 if TYPE_CHECKING:  # importing FSDP is slow, and a single process does not need it
@@ -219,8 +220,15 @@ def _all_together(group: _Group, now: bool = True) -> Iterator[None]:
 
 
 def launched() -> int:
-    """How many processes torchrun started; 1 without it."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    """How many processes torchrun started; 1 without it.
+
+    Raises:
+        ConfigError: `WORLD_SIZE` is no number.
+    """
+    given = os.environ.get("WORLD_SIZE", "1")
+    if not given.isdecimal() or int(given) < 1:
+        raise ConfigError(f"WORLD_SIZE is {given!r}, which is no number of processes: unset it, or use torchrun")
+    return int(given)
 
 
 def is_first() -> bool:
@@ -238,10 +246,12 @@ def joined(limit: float = COLLECTIVE_TIMEOUT) -> Iterator[None]:
         limit: seconds that a process may keep the others waiting in a collective operation.
 
     Raises:
-        ConfigError: there are fewer GPUs than processes on this machine, or this version of torch is too old.
+        ConfigError: there are fewer GPUs than processes on this machine, this version of torch is too old, or another
+            program than torchrun started several processes.
         ProcessLostError: another process has ended before its time, or kept this one waiting for longer than `limit`.
     """
     if launched() == 1:
+        refuse_other_launchers()
         yield
         return
     global _group
