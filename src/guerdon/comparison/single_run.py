@@ -15,6 +15,7 @@ from guerdon.files.json_files import read_lines
 from guerdon.pages.table import ResultTable
 from guerdon.plan.estimate import estimate_run
 from guerdon.rl.log import true_success
+from guerdon.rl.profile import check_iterations
 from guerdon.rl.run import run
 from guerdon.settings.study import Study
 
@@ -55,9 +56,11 @@ class RunStage:
 
     Attributes:
         resume: continue from the newest checkpoint.
+        profile: iterations to record: a trace of torch's profiler, and where their time went; 0: none.
     """
 
     resume: bool = False
+    profile: int = 0
 
     def check(self, study: Study) -> None:
         """Refuse parts that do not go together, or are not there; what needs trained weights is left to the run.
@@ -65,6 +68,7 @@ class RunStage:
         Raises:
             GuerdonError: as `check_text` and `check_control`.
         """
+        check_iterations(self.profile)
         if study.text:
             from guerdon.rl.build_text import check_text
 
@@ -82,5 +86,5 @@ class RunStage:
         with distributed.joined(study.runner.collective_timeout), distributed.leading() as leads:
             if not leads:
                 return None
-            folder, summary = run(study, resume=self.resume)
+            folder, summary = run(study, resume=self.resume, profile=self.profile)
         return RunResult(folder, summary, write_single_report(folder))
