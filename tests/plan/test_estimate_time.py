@@ -172,3 +172,13 @@ def test_numbers_of_gpus_have_an_order():
     assert GPUS["H20"].peak < GPUS["A100"].peak
     assert GPUS["A100-40GB"].peak == GPUS["A100"].peak
     assert GPUS["L4"].memory == 24e9
+
+
+def test_collectors_with_gpus_of_their_own_take_no_memory_of_learners():
+    cluster = {"collectors": 4, "collector_gpus": 1, "learners": 4, "learner_gpus": 1}
+    vllm = {"engine": "vllm", "gpu_memory_utilization": 0.9}
+    found = estimate_run(grpo(engine="ray", cluster=cluster, runner={"rollout_shards": 4}, generation=vllm))
+    assert found["memory of a collector, on a GPU of its own"] == "72.0 GB"
+    assert "memory of the rollout" not in found
+    assert found["memory of weights"] == f"{4 * P7 / 4 / 1e9:.1f} GB"
+    assert found["time of evaluating on 1 x H100"].endswith("= 4 batches x 300 tokens"), "all prompts at once"

@@ -42,6 +42,7 @@ LOGITS_AT_ONCE = 2**26  # on a GPU (guerdon.policies.language.text; a test compa
 PER_LOGIT = 22  # bytes of a logit of the piece that goes backward: counted from the operators of `token_log_probs`
 CONTEXT = 1e9  # bytes of CUDA, cuBLAS and what the allocator cannot use
 GATHERED, WHOLE = "what is gathered in an update", "the whole policy, while it acts"  # of sharded weights
+COLLECTOR = "a collector, on a GPU of its own"
 SMALLEST = 100.0  # millions of parameters from which the memory of a GPU is worth a line
 ADVICE = "a smaller max_tokens_per_pass, lora, or (in a run) a smaller generation.batch_size"
 
@@ -249,7 +250,12 @@ def estimate_text_run(study: Study, *, written: int) -> dict[str, Any]:
             whole = {WHOLE: _frozen(shape)}  # in every process
     else:
         rollout = generation.gpu_memory_utilization * gpu.memory
-    acting = parts["weights"] + parts["Adam"] + sum(whole.values()) + rollout
+    here = {"the rollout": rollout}
+    if study.engine == "ray" and who.each >= 1:  # on GPUs of the collectors
+        here, whole = {}, {COLLECTOR: rollout + (4.0 * shape.parameters if generation.engine == "local" else 0.0)}
+        acting = 0.0
+    else:
+        acting = parts["weights"] + parts["Adam"] + sum(whole.values()) + rollout
     most = max(sum(parts.values()), acting) + sum(others.values())
     learn = _per_token(size, policy.gradient_checkpointing)
     per_token = learn * study.text_algorithm.num_epochs + 2  # and the log-probabilities before the update
@@ -261,9 +267,7 @@ def estimate_text_run(study: Study, *, written: int) -> dict[str, Any]:
     if small is not None:
         return lines_of(times, who) | together(times, study)
     advice = _advice(policy.gradient_checkpointing)
-    found = gpu_lines(
-        parts | others | whole | {"the rollout": rollout}, most, policy.gpus, advice, f"{tokens} tokens in a pass"
-    )
+    found = gpu_lines(parts | others | whole | here, most, policy.gpus, advice, f"{tokens} tokens in a pass")
     return found | lines_of(times, who) | together(times, study)
 
 

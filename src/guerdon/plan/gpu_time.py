@@ -125,10 +125,10 @@ def text_times(
     local, batch = generation.engine == "local", data.train_batch_size * data.n_samples
     rollouts = math.ceil(runner.total_steps / batch)
     shard = math.ceil(batch / runner.rollout_shards)
-    at_once = generation.batch_size if generation.engine == "local" else shard
-    rows = min(shard, at_once)
+    limit = generation.batch_size if generation.engine == "local" else max(shard, runner.eval_episodes)
+    rows = min(shard, limit)
     batches = rollouts * math.ceil(runner.rollout_shards / who.collectors) * math.ceil(shard / rows)
-    asked = evaluations(study) * math.ceil(runner.eval_episodes / (greedy := min(runner.eval_episodes, at_once)))
+    asked = evaluations(study) * math.ceil(runner.eval_episodes / (greedy := min(runner.eval_episodes, limit)))
     read = PROMPT + tokens
     parts = {}
     if who.each:
