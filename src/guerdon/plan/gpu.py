@@ -413,8 +413,10 @@ def estimate_vla(study: Study) -> dict[str, Any]:
     tokens += 1 if kind in EXPERTS else ACTION * policy.num_action_chunks
     one = sum(decision_bytes(policy, shape, tokens))
     held = vla_state(policy, shape, p, trained, who.learners)
+    if study.engine == "ray" and WHOLE in held:
+        held = {**{name: size for name, size in held.items() if name != WHOLE}, COLLECTOR: held[WHOLE]}
     acting = held.get(WHOLE, 0.0)
-    updating = sum(held.values()) - acting
+    updating = sum(held.values()) - acting - held.get(COLLECTOR, 0.0)
     micro = algorithm.micro_batch_size or algorithm.minibatch_size
     room = GPUS[who.gpu].memory - CONTEXT - updating
     parts = {**held, f"activations of {micro} decisions": micro * one}
