@@ -218,7 +218,9 @@ def _start_guerdon(
     model = start_model(settings, TextPolicySettings(path=str(folder)), separator="")
     lessons, none = read_preference_data(settings).lessons(model, settings)
     trainer = PreferenceTrainer(model, lessons, none, settings, folder / f"guerdon{os.getpid()}")
-    trainer._save_checkpoint = lambda *args, **kwargs: None
+    trainer._save_checkpoint = lambda *args, **kwargs: Path(  # type: ignore[method-assign]
+        trainer.args.output_dir, f"checkpoint-{trainer.state.global_step}"
+    ).mkdir(parents=True)
     return trainer, model.write
 
 
