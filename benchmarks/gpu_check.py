@@ -265,8 +265,8 @@ def preferences_part(side: str, *, folder: Path, tiny: bool) -> dict[str, Any]:
     given = {"batch": batch, "bf16": True, "checkpointing": True, "gpu": gpu}
     found = sides.train_once(side, data, "half", steps=5, warm=2, **given)
     kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * gpu
-    with profile(activities=kinds) as seen:
-        sides.train_once(side, data, "half", steps=2, warm=1, **given)
+    seen = profile(activities=kinds)
+    sides.train_once(side, data, "half", steps=2, warm=1, profiler=seen, **given)
     events = seen.key_averages()
     spent = {one.key: one.self_device_time_total if gpu else one.self_cpu_time_total for one in events}
     most = sorted(spent, key=lambda name: -spent[name])[:8]

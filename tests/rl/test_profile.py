@@ -14,7 +14,7 @@ from guerdon.comparison.single_run import RunStage
 from guerdon.compute import profiling
 from guerdon.errors import ConfigError
 from guerdon.processes import clock
-from guerdon.processes.clock import Clock, counted
+from guerdon.processes.clock import PartsClock, counted
 from guerdon.processes.progress import timed
 from guerdon.rl.profile import COLUMNS, row_of, table
 from guerdon.rl.run import run, run_folder
@@ -139,7 +139,7 @@ def ticks(monkeypatch):
 
 
 def test_each_second_is_in_one_part(ticks):
-    own = Clock()
+    own = PartsClock()
     ticks(1)
     with counted("update"):
         ticks(2)
@@ -160,7 +160,7 @@ def test_each_second_is_in_one_part(ticks):
 
 
 def test_other_threads_and_other_times_are_not_counted(ticks):
-    own = Clock()
+    own = PartsClock()
 
     def work():
         with counted("generate"):

@@ -14,7 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from guerdon.files.atomic import publish
-from guerdon.processes.clock import Clock
+from guerdon.processes.clock import PartsClock
 
 WALL = "wall"
 
@@ -23,7 +23,7 @@ class _Recording(NamedTuple):
     """What records this process."""
 
     profiler: profile
-    clock: Clock
+    clock: PartsClock
 
 
 _now: _Recording | None = None
@@ -40,7 +40,7 @@ def begin() -> None:
     kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
     profiler = profile(activities=kinds)
     profiler.start()
-    _now = _Recording(profiler, Clock())
+    _now = _Recording(profiler, PartsClock())
 
 
 def discard() -> None:

@@ -19,7 +19,7 @@ from guerdon.pages.durations import duration
 from guerdon.plan.gpu_time import (
     ON_CPU,
     PROMPT,
-    Part,
+    Work,
     Workers,
     computing,
     evaluations,
@@ -432,7 +432,7 @@ def estimate_vla(study: Study) -> dict[str, Any]:
 
 def _vla_times(
     study: Study, who: Workers, work: Sequence[tuple[float, int]], limit: int, sent: float
-) -> dict[str, Part]:
+) -> dict[str, Work]:
     """Parts of a run of a vision-language-action policy.
 
     Args:
@@ -448,16 +448,16 @@ def _vla_times(
     rollouts = math.ceil(runner.total_steps / steps)
     decisions, evaluated = rollouts * math.ceil(steps / chunk), evaluations(study) * runner.eval_episodes * limit
     forward = sum(2.0 * once for once, _ in work)
-    parts: dict[str, Part] = {}
+    parts: dict[str, Work] = {}
     if who.each:
         act = 2 * decisions * forward  # to act, and for the log-probabilities of what was done
         acting = who.collectors * who.each
-        parts["acting"] = Part(computing(act, who.gpu, acting), acting)
-        parts["evaluating"] = Part(computing(evaluated / chunk * forward, who.gpu, who.each), who.each)
+        parts["acting"] = Work(computing(act, who.gpu, acting), acting)
+        parts["evaluating"] = Work(computing(evaluated / chunk * forward, who.gpu, who.each), who.each)
     else:
-        parts["acting"] = parts["evaluating"] = Part(None, 0, ON_CPU)
+        parts["acting"] = parts["evaluating"] = Work(None, 0, ON_CPU)
     learned = sum(once * each for once, each in work) * decisions * algorithm.num_epochs
-    parts["updating"] = Part(computing(learned, who.gpu, who.learners), who.learners)
+    parts["updating"] = Work(computing(learned, who.gpu, who.learners), who.learners)
     parts["sending weights"] = sending(study, who, rollouts + evaluations(study), sent)
     shard = env.num_envs // runner.rollout_shards
     processes, said = who.collectors, ", one copy after another: env.vectorization: async steps them at the same time"
@@ -466,8 +466,8 @@ def _vla_times(
         shard = -(-shard // env.num_envs_per_process)
     one_core = f" in {processes} {'process' if processes == 1 else 'processes'}{said}"
     at_a_time = shard if env.vectorization == "async" else 1
-    parts["the simulators"] = Part(rollouts * steps / (STEPS_PER_SECOND * processes), 0, one_core)
-    parts["the simulators in evaluations"] = Part(evaluated / (STEPS_PER_SECOND * at_a_time), 0)
+    parts["the simulators"] = Work(rollouts * steps / (STEPS_PER_SECOND * processes), 0, one_core)
+    parts["the simulators in evaluations"] = Work(evaluated / (STEPS_PER_SECOND * at_a_time), 0)
     return parts
 
 

@@ -47,7 +47,7 @@ class Workers(NamedTuple):
     spare: float
 
 
-class Part(NamedTuple):
+class Work(NamedTuple):
     """One kind of work.
 
     Attributes:
@@ -108,7 +108,7 @@ def written(shape: Shape, name: str, *, rows: int, tokens: int, gpus: float = 1,
 
 def text_times(
     study: Study, shape: Shape, who: Workers, *, tokens: int, learn: float, scored: Sequence[Shape], sent: float
-) -> dict[str, Part]:
+) -> dict[str, Work]:
     """Parts of a run of a language model.
 
     Args:
@@ -135,15 +135,15 @@ def text_times(
         one = written(shape, who.gpu, rows=rows, tokens=tokens, gpus=max(who.each, 1), local=local)
         each = written(shape, who.gpu, rows=greedy, tokens=tokens, gpus=max(who.each, 1), local=local)
         said = f" = {batches} batches of {rows} x {tokens} tokens"
-        parts["generating"] = Part(batches * one / min(who.each, 1), who.collectors * who.each, said)
-        parts["evaluating"] = Part(asked * each / min(who.each, 1), who.each, f" = {asked} batches x {tokens} tokens")
+        parts["generating"] = Work(batches * one / min(who.each, 1), who.collectors * who.each, said)
+        parts["evaluating"] = Work(asked * each / min(who.each, 1), who.each, f" = {asked} batches x {tokens} tokens")
     else:
-        parts["generating"] = parts["evaluating"] = Part(None, 0, ON_CPU)
+        parts["generating"] = parts["evaluating"] = Work(None, 0, ON_CPU)
     if scored:
         operations = sum(2.0 * one.active for one in scored) * runner.total_steps * read
-        parts["scoring"] = Part(computing(operations, who.gpu, who.scorers), who.scorers)
+        parts["scoring"] = Work(computing(operations, who.gpu, who.scorers), who.scorers)
     operations = learn * shape.active * runner.total_steps * read
-    parts["updating"] = Part(computing(operations, who.gpu, who.learners), who.learners)
+    parts["updating"] = Work(computing(operations, who.gpu, who.learners), who.learners)
     through_cpu = study.engine == "local" and not local
     parts["sending weights"] = sending(study, who, rollouts + evaluations(study), sent, through_cpu=through_cpu)
     return parts
@@ -154,7 +154,7 @@ def evaluations(study: Study) -> int:
     return -(-study.runner.total_steps // study.runner.eval_every)
 
 
-def sending(study: Study, who: Workers, times: int, bytes_: float, *, through_cpu: bool = False) -> Part:
+def sending(study: Study, who: Workers, times: int, bytes_: float, *, through_cpu: bool = False) -> Work:
     """Weights to those that act or generate.
 
     Args:
@@ -166,12 +166,12 @@ def sending(study: Study, who: Workers, times: int, bytes_: float, *, through_cp
     """
     if study.engine == "local":
         if through_cpu:
-            return Part(times * bytes_ / PCIE, 0)
-        return Part(times * bytes_ / NVLINK if who.learners > 1 else 0.0, 0)
+            return Work(times * bytes_ / PCIE, 0)
+        return Work(times * bytes_ / NVLINK if who.learners > 1 else 0.0, 0)
     whole_gpus = who.each >= 1 and study.cluster.weight_transfer != "object_store"
     if whole_gpus or study.cluster.weight_transfer == "collective":
-        return Part(times * bytes_ / NETWORK, 0, " by broadcasts")
-    return Part(times * bytes_ * (1 / STORE + 1 / FETCH), 0, " by Ray's object store")
+        return Work(times * bytes_ / NETWORK, 0, " by broadcasts")
+    return Work(times * bytes_ * (1 / STORE + 1 / FETCH), 0, " by Ray's object store")
 
 
 COUNTED = {"text", "value", "normal", "prime", "exact", "constant", "resnet", "resnet_reward", "progress", "sarm"}
@@ -185,7 +185,7 @@ def uncounted(study: Study) -> list[str]:
     return [name for name, source in sources.items() if source.model.model_type not in COUNTED]
 
 
-def lines_of(parts: Mapping[str, Part], who: Workers) -> dict[str, str]:
+def lines_of(parts: Mapping[str, Work], who: Workers) -> dict[str, str]:
     """What `--dry-run` prints of them."""
     found = {}
     for name, part in parts.items():
@@ -198,7 +198,7 @@ def lines_of(parts: Mapping[str, Part], who: Workers) -> dict[str, str]:
     return found
 
 
-def together(parts: Mapping[str, Part], study: Study) -> dict[str, float]:
+def together(parts: Mapping[str, Work], study: Study) -> dict[str, float]:
     """`seconds` of all parts: one after the other, or rollouts beside the rest (`runner.max_staleness`).
 
     Empty where those of a part are not known.

@@ -247,7 +247,9 @@ def counted_shape(config: str, target: str | tuple[str, ...] = "all-linear") -> 
         settings = settings.get_text_config()
         assert isinstance(settings, PreTrainedConfig)
         causal = type(settings) in AutoModelForCausalLM._model_mapping
-        model = (AutoModelForCausalLM if causal else AutoModel).from_config(settings, dtype=torch.float32)
+        model = (AutoModelForCausalLM if causal else AutoModel).from_config(
+            settings, dtype=torch.float32, trust_remote_code=False
+        )
     embedding = settings.vocab_size * settings.hidden_size
     tied = bool(getattr(settings, "tie_word_embeddings", True))
     missing = 0 if causal or tied else embedding  # the output matrix, which only a causal model has

@@ -2,7 +2,7 @@
 
 Nothing is recorded, at the price of a comparison, until a clock runs; and nothing of other threads.
 
-    clock = Clock()
+    clock = PartsClock()
     with counted("update"):
         with counted("waiting"): ...
     clock.stop()
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Clock:
+class PartsClock:
     """Records parts of the thread that makes it, until `stop`.
 
     Attributes:
@@ -66,7 +66,7 @@ class Clock:
         self._since = now
 
 
-_running: Clock | None = None
+_running: PartsClock | None = None
 
 
 @contextmanager
