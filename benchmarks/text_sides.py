@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import resource
+import shutil
 import tempfile
 import time
 from collections import defaultdict
@@ -128,8 +129,25 @@ class Phases:
         setattr(owner, method, outer)
 
 
-def run_guerdon(model: str, size: Size, *, matched: bool, prime: bool = False) -> dict[str, Any]:
-    """Updates of guerdon's loop, logs included; no evaluation, no checkpoint."""
+def run_guerdon(
+    model: str,
+    size: Size,
+    *,
+    matched: bool,
+    prime: bool = False,
+    algorithm: dict[str, Any] | None = None,
+    traces: Path | None = None,
+) -> dict[str, Any]:
+    """Updates of guerdon's loop, logs included; no evaluation, no checkpoint.
+
+    Args:
+        model: its folder.
+        size: how much of it is measured.
+        matched: as the other sides compute.
+        prime: with a process reward.
+        algorithm: keys instead of `ALGORITHM`'s.
+        traces: receives the profile of all updates but the first; None: nothing is recorded.
+    """
     from guerdon.rl.loop import Loop
     from guerdon.settings.study import Study
 
@@ -150,13 +168,14 @@ def run_guerdon(model: str, size: Size, *, matched: bool, prime: bool = False) -
         },
         "policy": policy_section(model, size, matched=matched),
         "data": data_section(size),
-        "algorithm": ALGORITHM,
+        "algorithm": ALGORITHM | (algorithm or {}),
     }  # fmt: skip
     if prime:
         micro = {"mini_batch_size": rows, "micro_batch_size": rows}
         study["reward_model"] = {"rm_type": "prime", **micro, "prime_model": {"update": "after"}}
     with tempfile.TemporaryDirectory() as folder:
-        loop = Timed(Study.model_validate(study), Path(folder))
+        recorded = 0 if traces is None else size.warm + size.steps - 1
+        loop = Timed(Study.model_validate(study), Path(folder), profile=recorded)
         loop._save = lambda: None  # type: ignore[method-assign]  # the end of a run is not part of a step
         loop._complete = dict  # type: ignore[method-assign]
         loop._evaluate = lambda: None  # type: ignore[method-assign]
@@ -164,6 +183,8 @@ def run_guerdon(model: str, size: Size, *, matched: bool, prime: bool = False) -
         loop.run()
         log = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
         times = [json.loads(line) for line in (Path(folder) / "timings.jsonl").read_text().splitlines()][size.warm :]
+        if traces is not None:
+            shutil.copytree(Path(folder) / "profile", traces, dirs_exist_ok=True)
     tokens = [row["tokens_generated"] for row in log if "tokens_generated" in row][-1]
     names = {name for row in times for name in row if name.startswith("seconds/")}
     phases = {name.removeprefix("seconds/"): sum(row.get(name, 0.0) for row in times) for name in sorted(names)}

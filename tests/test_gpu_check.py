@@ -107,3 +107,25 @@ def test_the_commands_of_the_container_file_run(tmp_path):
         assert "this machine has no GPU that torch can use: --tiny" in done.stderr
         run([".venv/bin/python", "benchmarks/gpu_check.py", "--tiny", "--only=vla,1.5B-trl_grpo_bf16", f"--out={out}"])
     assert all("reason" not in row for row in json.loads(out.read_text())["parts"][:2])
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_profiled_step_says_where_its_time_goes_and_keeps_its_trace(check, tmp_path):
+    found = check.profiled_part(folder=tmp_path, tiny=True)
+    parts = ("collect", "score", "update", "weights", "waiting", "other")
+    assert sum(found[f"{name}, s"] for name in parts) == pytest.approx(found["wall, s"])
+    assert (Path(found["trace"]) / "trace_process0.json.gz").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_gpu")
+def test_operators_of_a_training_on_preferences_are_counted(check, tmp_path):
+    found = check.preferences_part("guerdon", folder=tmp_path, tiny=True)
+    assert found["pairs per second"] > 0
+    assert found["operators"] > 0
+    assert found["launches"] == 0, "there is no GPU"
+
+
+def test_the_quick_group_takes_six_minutes_at_most(check):
+    assert sum(check.PARTS[name][0] for name in check.GROUPED["quick"]) <= 360
+    assert not set(check.GROUPED) & set(check.PARTS)

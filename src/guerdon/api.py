@@ -289,13 +289,14 @@ def load_study(path: str | Path, *overrides: str) -> Study:
     return study
 
 
-def run(study: str | Path | Study, *overrides: str, resume: bool = False) -> RunResult | None:
+def run(study: str | Path | Study, *overrides: str, resume: bool = False, profile: int = 0) -> RunResult | None:
     """Train a policy with the rewards of a study, as `guerdon run`.
 
     Args:
         study: a file, a Gymnasium id, or what `load_study` returned.
         overrides: dotted, of a file or an id.
         resume: continue from the newest checkpoint.
+        profile: iterations to record: a trace of torch's profiler, and where their time went; 0: none.
 
     Returns:
         None in another process than the first of `torchrun`.
@@ -305,7 +306,7 @@ def run(study: str | Path | Study, *overrides: str, resume: bool = False) -> Run
     """
     from guerdon.comparison.single_run import RunStage
 
-    return RunStage(resume=resume).work(_loaded(study, overrides))
+    return RunStage(resume=resume, profile=profile).work(_loaded(study, overrides))
 
 
 def compare(study: str | Path | Study, *overrides: str, parallel: int = 0) -> StudyResult:

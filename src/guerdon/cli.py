@@ -303,9 +303,17 @@ def search(study: File, overrides: Overrides = None, dry_run: DryRun = False) ->
 
 
 @app.command()
-def run(study: FileOrId, overrides: Overrides = None, dry_run: DryRun = False, resume: Resume = False) -> None:
+def run(
+    study: FileOrId,
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    resume: Resume = False,
+    profile: Annotated[
+        int, typer.Option("--profile", help="Record so many iterations: a trace of torch, and where their time went.")
+    ] = 0,
+) -> None:
     """Train a policy with the rewards of the reward section."""
-    config, chosen = _load(study, overrides), stage("run", resume=resume)
+    config, chosen = _load(study, overrides), stage("run", resume=resume, profile=profile)
     if dry_run:
         return _dry_run(chosen, config)
     if done := chosen.work(config):

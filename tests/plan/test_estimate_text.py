@@ -122,7 +122,7 @@ def test_a_run_says_memory_by_part_and_time():
     assert "does not fit on one H200" in whole["memory at most"]
     assert "gradient_checkpointing: true" in whole["memory at most"]
     assert whole["memory of weights"].startswith("30.5 GB")
-    assert "time on 1 x H200" in whole
+    assert "time of updating on 1 x H200" in whole
     parts = ("weights", "gradients", "Adam", "bfloat16 copies", "activations", "logits, or a layer computed again")
     assert sum(gigabytes(whole[f"memory of {part}"]) for part in parts) == pytest.approx(
         gigabytes(whole["memory at most"]) - 1.0, abs=0.5

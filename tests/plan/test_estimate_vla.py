@@ -53,11 +53,8 @@ def test_openvla_has_seven_and_a_half_billion_parameters_of_sixteen_bytes_and_a_
     one = seen + 32 * 347 * (34 * 4096 + 8 * 11008) + 10 * 347 * 4096
     assert found["memory of activations of 16 decisions"] == f"{16 * one / 1e9:.1f} GB"
     assert found["memory at most"].endswith("does not fit on one H100 of 80.0 GB: take policy.use_lora: true")
-    decisions = 4096000 // 8
-    operations = PARAMETERS * 347 * (decisions * (4 + 6) + 2 * (10 * 500 * 512) // 8)
-    assert found["time on 1 x H100"] == duration(operations / (989e12 * 0.4))
-    assert operations / (8 * 989e12 * 0.4) == pytest.approx(79.5 * 60, rel=0.01)
-    assert estimate_vla(study("libero_10_grpo_openvlaoft_runA", FULL))["time on 8 x H100"] == "1 h 19 min"
+    operations = PARAMETERS * 347 * 4096000 // 8 * 6
+    assert found["time of updating on 1 x H100"] == duration(operations / (989e12 * 0.4))
 
 
 @cases("name", [f"libero_10_grpo_openvlaoft_{run}" for run in RUNS.values()])
@@ -97,8 +94,8 @@ def test_adapters_need_less_memory_and_no_gradients_of_frozen_weights():
     towers = 32 * (23 * (8 * 1024 + 2 * 4096) + 26 * (8 * 1152 + 2 * 4304))
     adapters = language + towers + 32 * ((2176 + 8704) + (8704 + 4096) + (4096 + 4096))
     assert f"T = {adapters / 1e9:.3g}e9" in head(found)
-    operations = PARAMETERS * 347 * (512000 * 8 + 2 * (10 * 500 * 512) // 8)
-    assert found["time on 8 x H100"] == duration(operations / (8 * 989e12 * 0.4))
+    operations = PARAMETERS * 347 * 512000 * 4
+    assert found["time of updating on 8 x H100"] == duration(operations / (8 * 989e12 * 0.4))
     assert vla_bytes(study("libero_10_grpo_openvlaoft_runA")) == (4 * adapters, 12 * adapters)
     one_gpu = "policy.gpus='1 x H100'"
     found = estimate_vla(study("libero_10_grpo_openvlaoft_runA", one_gpu))
@@ -230,14 +227,23 @@ def test_the_estimate_of_smolvla():
     decisions, evaluated = 10**6 // 5, 2 * 10 * whole.env.max_episode_steps / 5
 
     def time(**learned):
-        operations = sum(works[part] * (decisions * (4 + each) + evaluated) for part, each in learned.items())
+        operations = sum(works[part] * decisions * each for part, each in learned.items())
         return duration(operations / (989e12 * 0.4))
 
-    assert found["time on 1 x H100"] == time(tower=2, language=2, expert=6)  # LeRobot's default freezes the first two
+    act = sum(works.values()) * decisions * 4
+    assert found["time of acting on 1 x H100"] == duration(act / (989e12 * 0.4))
+    assert found["time of evaluating on 1 x H100"] == duration(sum(works.values()) * evaluated / (989e12 * 0.4))
+    assert found["time of updating on 1 x H100"] == time(
+        tower=2, language=2, expert=6
+    )  # LeRobot's default freezes the first two
     given["policy"] = policy | {"use_proprio": True, "gradient_checkpointing": True}
-    assert estimate_vla(Study.model_validate(given))["time on 1 x H100"] == time(tower=2, language=6, expert=8)
+    assert estimate_vla(Study.model_validate(given))["time of updating on 1 x H100"] == time(
+        tower=2, language=6, expert=8
+    )
     given["policy"] = policy | {"use_lora": True, "lora_rank": 8}
-    assert estimate_vla(Study.model_validate(given))["time on 1 x H100"] == time(tower=4, language=4, expert=4)
+    assert estimate_vla(Study.model_validate(given))["time of updating on 1 x H100"] == time(
+        tower=4, language=4, expert=4
+    )
 
 
 @pytest.mark.parametrize("sizes", [(64, 128), (64, 256), (128, 128)])
@@ -299,7 +305,9 @@ def test_published_heads_and_experts_are_counted(config, keys, parameters, adapt
         assert trained == pytest.approx(8 * adapters, rel=0.02)
 
 
-@pytest.mark.parametrize("gpus", ["8 H100", "0 x H100", "8 x TPU", "x H100"])
+@pytest.mark.parametrize(
+    "gpus", ["8 H100", "0 x H100", "8 x TPU", "x H100", "8xH1000", "", "-1xL4", "8 x", "1.5 x H100"]
+)
 def test_gpus_that_are_not_known_are_refused(gpus):
     with refuses("gpus"):
         VLAPolicySettings(vla_path="x", gpus=gpus)

@@ -22,6 +22,7 @@ from torch import Tensor
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import CheckpointError
 from guerdon.policies.robots.robot import ControlInputs
+from guerdon.processes.clock import counted
 from guerdon.types import Chunks, Episode, Failure, FloatArray, Metrics, Rollout, Segment
 
 State = tuple[dict[str, Tensor], dict[str, Any]]
@@ -191,12 +192,15 @@ class AheadCollector:
         """
         start = perf_counter()
         if warm_up:
-            rollout, self._state = self._thread.submit(self._collected, policy.tensors(), version, warm_up).result()
+            with counted("wait"):
+                rollout, self._state = self._thread.submit(self._collected, policy.tensors(), version, warm_up).result()
             return replace(rollout, seconds={"wait": perf_counter() - start})
-        weights = policy.tensors()
+        with counted("weights"):
+            weights = policy.tensors()
         while len(self._pending) <= self._staleness:
             self._begin(weights, version)
-        rollout, self._state = self._pending.popleft().found.result()
+        with counted("wait"):
+            rollout, self._state = self._pending.popleft().found.result()
         metrics = {**rollout.metrics, "staleness": float(version - rollout.version)}
         return replace(rollout, metrics=metrics, seconds={"wait": perf_counter() - start})
 

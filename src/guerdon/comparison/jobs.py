@@ -29,6 +29,7 @@ from typing import Any, Protocol
 from guerdon.errors import InUseError
 from guerdon.files import atomic
 from guerdon.files.atomic import held
+from guerdon.processes.launchers import alone
 from guerdon.processes.subprocess_worker import end_with_parent
 
 _log = logging.getLogger(__name__)
@@ -202,7 +203,7 @@ class _Processes:
         self._jobs_of_gpu = dict.fromkeys(gpus, 0)
         self._lock = threading.Condition()
         self._processes: dict[str, BaseProcess] = {}
-        self._environment = {**dict.fromkeys(_ONE_THREAD, "1"), **os.environ}
+        self._environment = {**dict.fromkeys(_ONE_THREAD, "1"), **alone(os.environ)}
         self._ended = False
 
     def start(self, name: str, arguments: Sequence[str], log: Path) -> int:

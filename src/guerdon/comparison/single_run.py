@@ -53,9 +53,11 @@ class RunStage:
 
     Attributes:
         resume: continue from the newest checkpoint.
+        profile: iterations to record: a trace of torch's profiler, and where their time went; 0: none.
     """
 
     resume: bool = False
+    profile: int = 0
 
     def check(self, study: Study) -> None:
         """Refuse parts that do not go together, or are not there; what needs trained weights is left to the run.
@@ -63,6 +65,9 @@ class RunStage:
         Raises:
             GuerdonError: as `check_text` and `check_control`.
         """
+        from guerdon.rl.profile import check_iterations
+
+        check_iterations(self.profile)
         if study.text:
             from guerdon.rl.build_text import check_text
 
@@ -83,5 +88,5 @@ class RunStage:
         with distributed.joined(study.runner.collective_timeout), distributed.leading() as leads:
             if not leads:
                 return None
-            folder, summary = run(study, resume=self.resume)
+            folder, summary = run(study, resume=self.resume, profile=self.profile)
         return RunResult(folder, summary, write_single_report(folder))

@@ -42,6 +42,8 @@ from guerdon.errors import (
     boundary,
     said_by,
 )
+from guerdon.processes.clock import counted
+from guerdon.processes.launchers import refuse_other_launchers
 from guerdon.processes.progress import fall_silent
 
 if TYPE_CHECKING:  # importing FSDP is slow, and a single process does not need it
@@ -117,7 +119,7 @@ class _Group:
                     sys.exit(message)
                 return
             try:
-                with self.naming_the_lost():
+                with self.naming_the_lost(), counted(f"called {_name_of(message[0])}"):
                     self._carry_out(*message)
             except ClusterError:
                 raise
@@ -190,8 +192,15 @@ class _Group:
 
     def _broadcast(self, message: Any) -> Any:
         box = [message]
-        dist.broadcast_object_list(box, src=0, group=self._calls)
+        with counted("waiting"):
+            dist.broadcast_object_list(box, src=0, group=self._calls)
         return box[0]
+
+    def collected(self, value: Any) -> list[Any]:
+        """What each process has, in all of them."""
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value, group=self._calls)
+        return found
 
     def _carry_out(self, what: Callable[..., Any] | tuple[int, str], args: Any, options: Any) -> Any:
         self._done += 1
@@ -201,6 +210,11 @@ class _Group:
                 part.let_go()
         with _all_together(self):
             return work(*args, **options)
+
+
+def _name_of(what: Callable[..., Any] | tuple[int, str]) -> str:
+    """The name of a method or function that processes carry out."""
+    return what[1] if isinstance(what, tuple) else what.__name__
 
 
 _group: _Group | None = None
@@ -219,8 +233,15 @@ def _all_together(group: _Group, now: bool = True) -> Iterator[None]:
 
 
 def launched() -> int:
-    """How many processes torchrun started; 1 without it."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    """How many processes torchrun started; 1 without it.
+
+    Raises:
+        ConfigError: `WORLD_SIZE` is no number.
+    """
+    given = os.environ.get("WORLD_SIZE", "1")
+    if not given.isdecimal() or int(given) < 1:
+        raise ConfigError(f"WORLD_SIZE is {given!r}, which is no number of processes: unset it, or use torchrun")
+    return int(given)
 
 
 def is_first() -> bool:
@@ -238,10 +259,12 @@ def joined(limit: float = COLLECTIVE_TIMEOUT) -> Iterator[None]:
         limit: seconds that a process may keep the others waiting in a collective operation.
 
     Raises:
-        ConfigError: there are fewer GPUs than processes on this machine, or this version of torch is too old.
+        ConfigError: there are fewer GPUs than processes on this machine, this version of torch is too old, or another
+            program than torchrun started several processes.
         ProcessLostError: another process has ended before its time, or kept this one waiting for longer than `limit`.
     """
     if launched() == 1:
+        refuse_other_launchers()
         yield
         return
     global _group
@@ -292,6 +315,16 @@ def unnoticed() -> Iterator[None]:
 def peers() -> int:
     """How many processes carry out this code together; 1 where this one is alone."""
     return _group.size if _group is not None and _group.together else 1
+
+
+def rank() -> int:
+    """Which of the processes that were started together this one is; 0 where it is alone."""
+    return 0 if _group is None else _group.rank
+
+
+def collected(value: T) -> list[T]:
+    """What each of the processes has that carry out this code together, the first one's first."""
+    return [value] if _group is None or not _group.together else _group.collected(value)
 
 
 def together() -> AbstractContextManager[None]:
@@ -427,7 +460,8 @@ def dealt(parts: Iterable[T]) -> Iterator[tuple[T, bool]]:
 def total(tensor: Tensor) -> Tensor:
     """The sum over the processes, in place."""
     if peers() > 1:
-        dist.all_reduce(tensor)
+        with counted("waiting"):
+            dist.all_reduce(tensor)
     return tensor
 
 
@@ -444,7 +478,8 @@ def largest(number: float) -> float:
     if peers() == 1:
         return number
     found = torch.tensor(number, dtype=torch.float64)
-    dist.all_reduce(found, dist.ReduceOp.MAX)
+    with counted("waiting"):
+        dist.all_reduce(found, dist.ReduceOp.MAX)
     return float(found)
 
 
@@ -463,7 +498,8 @@ def sum_gradients(parameters: Iterable[Tensor]) -> None:
 def wait() -> None:
     """Until all processes are here."""
     if peers() > 1:
-        dist.barrier()
+        with counted("waiting"):
+            dist.barrier()
 
 
 # Weights.

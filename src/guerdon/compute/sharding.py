@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from guerdon.compute import distributed
+from guerdon.processes.clock import counted
 
 T = TypeVar("T")
 Module = TypeVar("Module", bound=nn.Module)
@@ -157,6 +158,7 @@ class Shards:
                 self.let_go()
 
     @distributed.collective
+    @counted("weights")
     def _gather(self) -> None:
         self.let_go()
         for block in self._blocks:

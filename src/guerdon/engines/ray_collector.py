@@ -30,6 +30,7 @@ from guerdon.collect.shards import Join, ShardedCollector, Share, State, unpacke
 from guerdon.engines.ray_cluster import LOST, Actors, ClusterWorker, PlacedActor, losses
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ClusterError, GuerdonError, boundary
+from guerdon.processes.clock import counted
 from guerdon.processes.progress import log_line
 from guerdon.settings.cluster import ClusterSettings
 from guerdon.types import Episode, Rollout
@@ -578,7 +579,8 @@ class RayCollector(ShardedCollector):
     def collect(self, policy: Any, *, version: int = 0, warm_up: bool = False) -> Rollout[Any]:
         """The next rollout: see `Collector.collect`. Its `seconds` are those that it took as a whole."""
         start = time.perf_counter()
-        rollout = super().collect(policy, version=version, warm_up=warm_up)
+        with counted("collect"):
+            rollout = super().collect(policy, version=version, warm_up=warm_up)
         return replace(rollout, seconds={"collect": time.perf_counter() - start})
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
@@ -606,7 +608,8 @@ class RayCollector(ShardedCollector):
         Raises:
             ClusterError: no collector is left, or they are lost again and again.
         """
-        sent = None if policy is None else self._sender.send(_weights(policy), self._actors.running())
+        with counted("weights"):
+            sent = None if policy is None else self._sender.send(_weights(policy), self._actors.running())
         found: dict[int, Any] = {}
         recorded: dict[int, list[Episode]] = {}
         waiting: dict[Any, tuple[int, PlacedActor]] = {}

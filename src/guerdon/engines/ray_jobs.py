@@ -20,6 +20,7 @@ from typing import Any
 from guerdon.config.registry import MODULES_FOLDER
 from guerdon.engines.ray_cluster import connected, losses, raise_cause
 from guerdon.errors import ClusterError, ConfigError, GuerdonError
+from guerdon.processes.launchers import alone
 from guerdon.processes.progress import log_line
 from guerdon.processes.subprocess_worker import start_child
 from guerdon.settings.cluster import ClusterSettings
@@ -156,7 +157,7 @@ def _run_job(
             "start the study in a folder, with a work_dir, on a file system that all nodes share"
         )
     paths = [one for one in modules if one and Path(one).is_dir()]
-    environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(paths)}
+    environment = {**alone(os.environ), **variables, "PYTHONPATH": os.pathsep.join(paths)}
     with open(Path(folder, log), "ab") as output:
         process = start_child(
             [sys.executable, "-m", "guerdon", *arguments],

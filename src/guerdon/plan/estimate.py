@@ -20,10 +20,19 @@ from typing import Any
 from guerdon.compute.packaged import PREFIX
 from guerdon.files.bounds import Unparsed, bounded_lines
 from guerdon.pages.durations import duration
-from guerdon.plan.gpu import estimate_text_run, estimate_text_train, estimate_vla, started, vla_bytes
+from guerdon.plan.gpu import (
+    estimate_text_run,
+    estimate_text_train,
+    estimate_vla,
+    learning_seconds,
+    started,
+    vla_bytes,
+)
+from guerdon.plan.gpu_time import uncounted, written
 from guerdon.plan.text_size import Size, size_of_start
 from guerdon.settings.data import ChainSettings, DataSettings, FilesDataSettings, run_prompts
 from guerdon.settings.evaluate import EvaluateTextSettings, GeneratedBenchSettings, judged_names
+from guerdon.settings.gpus import gpus_named
 from guerdon.settings.label import (
     CONTINUED,
     JUDGED,
@@ -65,6 +74,8 @@ BYTES_PER_PIXEL = 1.2  # of a PNG of a rendered scene
 STEPS_BETWEEN_EVALUATIONS = 20  # of an image model, at least, where eval_every is null
 EVALUATION = 100_000  # bytes of an evaluation with its pictures
 RUN_FILES = 450_000  # bytes of a run without its checkpoints: policy, episodes, videos, metrics
+UNKNOWN = "not known, since a part of it is not"
+AT_ONCE = 256  # responses that a GPU writes at a time outside of runs
 
 
 def estimate_collect(study: Study) -> dict[str, Any]:
@@ -153,12 +164,15 @@ def _estimate_train_text(study: Study, only: Sequence[str]) -> dict[str, Any]:
             start = study.sft.policy.model_copy(update={"lora": start.lora})
         size, learned = size_of_start(start), own * model.batch_size
         optimizer_steps += own
-        seconds += START + learned * text_seconds(size, study.data)
+        gpu = estimate_text_train(model, start, solutions=learned, written=solution_tokens(study.data))
+        on_gpus = gpu.pop("seconds", None)
+        one_core = learned * text_seconds(size, study.data)
+        seconds += START + (one_core if start.gpus is None or on_gpus is None else on_gpus)
         bytes_ += text_bytes(size, 1 + model.keep_checkpoints)
         if len(models) == 1:
-            gpu = estimate_text_train(model, start, solutions=learned, written=solution_tokens(study.data))
             notes |= {"parameters": str(size), **gpu}
-    return {"models": len(models), "gradient steps": optimizer_steps, **notes, "seconds": seconds, "bytes": int(bytes_)}
+    found = {"models": len(models), "gradient steps": optimizer_steps, **notes, "seconds": seconds}
+    return {**found, **computed_on(study.text_default.gpus), "bytes": int(bytes_)}
 
 
 def rows_of(paths: Sequence[str]) -> int | None:
@@ -178,10 +192,29 @@ def text_bytes(size: Size, checkpoints: int) -> float:
     return 1e6 * (4 * size.trained + checkpoints * 12 * size.trained) + 5e6 * (checkpoints + 1) * (size.millions > 10)
 
 
-def text_seconds(size: Size, data: DataSettings | None) -> float:
-    """Seconds of one response, written or learned from; tiny models take the time of the calls around them."""
+def text_seconds(size: Size, data: DataSettings | None, gpus: str | None = None) -> float:
+    """Seconds of one response, written or learned from; tiny models take the time of the calls around them.
+
+    On GPUs it is the time of one that writes `AT_ONCE` responses at a time: their number does not count, as one process
+    writes.
+    """
+    if gpus is not None:
+        return written(size.shape, gpus_named(gpus)[1], rows=AT_ONCE, tokens=solution_tokens(data)) / AT_ONCE
     rate = WRITE * (LARGE if size.millions > 10 else 1.0)
     return (size.millions + OVERHEAD) * solution_tokens(data) / 40 / rate
+
+
+def computed_on(gpus: str | None, *, alone: bool = False) -> dict[str, str]:
+    """What the time of an estimate is for, where GPUs are named.
+
+    Args:
+        gpus: as `policy.gpus`.
+        alone: one process computes, whatever their number.
+    """
+    if gpus is None:
+        return {}
+    count, name = gpus_named(gpus)
+    return {"computed on": f"{1 if alone else count} x {name}"}
 
 
 def solution_tokens(data: DataSettings | None) -> int:
@@ -220,12 +253,14 @@ def estimate_evaluate(study: Study, only: Sequence[str] = ()) -> dict[str, Any]:
         size = size_of_start(tiny if elsewhere else TextPolicySettings(path=third.path))
     else:
         size = size_of_start(study.text_models[names[0]].start(study.text_default))
-    seconds = START + solutions * text_seconds(size, study.data) / 3  # read once, nothing learned
+    gpus = study.text_default.gpus
+    seconds = START + solutions * text_seconds(size, study.data, gpus) / 3  # read once, nothing learned
     return {
         "models": ", ".join(names),
         "generated solutions": solutions,
         **({"and those of": ", ".join(files)} if files else {}),
         "seconds": seconds * max(len(names), 1),
+        **computed_on(gpus, alone=True),
         "bytes": 200_000 * max(len(names), 1),
     }
 
@@ -244,11 +279,18 @@ def estimate_sft(study: Study) -> dict[str, Any]:
         return {}
     pairs = settings.examples or (study.data.train_size if study.data.type == "generated" else PAIRS)
     optimizer_steps = settings.max_steps or int(settings.epochs * pairs / settings.batch_size)
-    size = size_of(study)
+    size, start = size_of(study), started(study)
+    learned = optimizer_steps * settings.batch_size
+    if start.gpus is None:
+        seconds = learned * text_seconds(size, study.data)
+    else:
+        again = (settings.policy or start).gradient_checkpointing
+        seconds = learning_seconds(size, start.gpus, learned * solution_tokens(study.data), again=again)
     return {
         "gradient steps": optimizer_steps,
         "parameters": str(size),
-        "seconds": START + optimizer_steps * settings.batch_size * text_seconds(size, study.data),
+        "seconds": START + seconds,
+        **computed_on(start.gpus),
         "bytes": int(text_bytes(size, 0)),
         "peak_bytes": int(text_bytes(size, 1)),
     }
@@ -262,18 +304,19 @@ def size_of(study: Study) -> Size:
 def estimate_run(study: Study) -> dict[str, Any]:
     """Environment steps (responses), frames, seconds and bytes of `guerdon run`."""
     runner, env = study.runner, study.env
-    evaluations = runner.total_steps // runner.eval_every * runner.eval_episodes
+    evaluations = -(-runner.total_steps // runner.eval_every) * runner.eval_episodes  # the last one at the end
     if study.text:
         costs = {"prime": 0.25, "value": 0.25, "normal": 0.25, "exact": 0.0}
         factor = 1.0 + sum(costs.get(source.model.model_type, 0.1) for source in study.text_sources.values())
         size = size_of(study)
         responses = runner.total_steps * factor + evaluations / 3
+        gpu = estimate_text_run(study, written=solution_tokens(run_prompts(study.data)))
         return {
             "responses": runner.total_steps,
             "evaluation responses": evaluations,
             "parameters": str(size),
-            **estimate_text_run(study, written=solution_tokens(run_prompts(study.data))),
-            "seconds": START + text_seconds(size, study.data) * responses,
+            **gpu,
+            **_run_time(study, gpu, START + text_seconds(size, study.data) * responses),
             "bytes": int(text_bytes(size, runner.keep_checkpoints)),
         }
     length = env.max_episode_steps or 200
@@ -291,15 +334,39 @@ def estimate_run(study: Study) -> dict[str, Any]:
         seconds += (runner.total_steps * (act + learn * study.on_policy.num_epochs) + evaluations * act) / chunk
     seconds += runner.total_steps * getattr(study.algorithm, "utd_ratio", 0) / REPLAY
     left, peak = _run_bytes(study)
+    gpu = estimate_vla(study)
+    if "seconds" in gpu:  # and reward models of pictures, on cores
+        elsewhere = set(uncounted(study))
+        here = [_frames_of(s, length) for name, s in study.robot_sources.items() if name not in elsewhere]
+        looked_at = sum(here) * runner.total_steps // length if _used(study) else 0
+        gpu["seconds"] += looked_at * (1 / render + 1 / SCORE) + _refit_seconds(study)
     return {
         "environment steps": runner.total_steps,
         "evaluation steps": evaluations,
         "frames": frames,
-        **estimate_vla(study),
-        "seconds": seconds,
+        **gpu,
+        **_run_time(study, gpu, seconds),
         "bytes": left,
         "peak_bytes": peak,
     }
+
+
+def _run_time(study: Study, gpu: Mapping[str, Any], one_core: float) -> dict[str, Any]:
+    """Seconds of a run on the GPUs that are named, else on one core.
+
+    Args:
+        study: the configuration.
+        gpu: the estimate for GPUs.
+        one_core: seconds there.
+    """
+    gpus = getattr(study.text_policy if study.text else study.policy, "gpus", None)
+    if gpus is None:
+        return {"seconds": one_core}
+    if "seconds" not in gpu:
+        return {"seconds": one_core, "computed on": UNKNOWN}
+    where, elsewhere = computed_on(gpus)["computed on"], uncounted(study)
+    without = f", without what these score: {', '.join(elsewhere)}" if elsewhere else ""
+    return {"seconds": START + gpu["seconds"], "computed on": f"{where}{without}"}
 
 
 def _used(study: Study) -> list[RobotSource]:
@@ -375,7 +442,8 @@ def estimate_label(study: Study) -> dict[str, Any]:
     judged = solutions if settings.labeler in JUDGED else 0
     written = solutions if settings.method == 2 else 0
     size = size_of(study)
-    seconds = START + (sampled + continued / 2) * text_seconds(size, data)
+    gpus = started(study).gpus
+    seconds = START + (sampled + continued / 2) * text_seconds(size, data, gpus)
     if sampled or continued:
         if size.assumed:
             found["parameters"] = str(size)
@@ -385,7 +453,7 @@ def estimate_label(study: Study) -> dict[str, Any]:
         found |= lines
         seconds += more
     bytes_ = solutions * (800 + steps * (150 + 2 * length)) + 2 * (sampled + continued) * length
-    return {**found, "seconds": seconds, "bytes": bytes_}
+    return {**found, "seconds": seconds, **computed_on(gpus, alone=True), "bytes": bytes_}
 
 
 def _asked(settings: LabelSettings, data: DataSettings) -> tuple[int, int]:
@@ -472,7 +540,9 @@ def estimate_search(study: Study) -> dict[str, Any]:
         found["extensions by a step"] = f"about {solutions * rounds}"
     if size.assumed:
         found["parameters"] = str(size)
-    found["seconds"] = START + solutions * text_seconds(size, data)
+    gpus = started(study).gpus
+    found["seconds"] = START + solutions * text_seconds(size, data, gpus)
+    found |= computed_on(gpus, alone=True)
     found["bytes"] = questions * (400 + 4 * solution_tokens(data))
     return found
 
@@ -505,11 +575,12 @@ def readable(estimate: Mapping[str, Any] | str) -> list[str]:
     lines = []
     for name, value in estimate.items():
         if name == "seconds":
-            lines.append(f"time: about {duration(value)} on one core")
+            where = estimate.get("computed on", "one core")
+            lines.append(f"time: {where}" if where == UNKNOWN else f"time: about {duration(value)} on {where}")
         elif name == "bytes":
             left, peak = (max(size / 1e6, 1) for size in (value, estimate.get("peak_bytes", value)))
             most = f"at most about {peak:.0f} MB while it runs, " if round(peak) > round(left) else ""
             lines.append(f"disk: {most}about {left:.0f} MB{' left at the end' if most else ''}")
-        elif name != "peak_bytes":
+        elif name not in ("peak_bytes", "computed on"):
             lines.append(f"{name}: {value}")
     return lines

@@ -11,11 +11,24 @@ docs/memory.md and docs/libero.md have the formulas and where their inputs come 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from guerdon.pages.durations import duration
+from guerdon.plan.gpu_time import (
+    ON_CPU,
+    PROMPT,
+    Work,
+    Workers,
+    computing,
+    evaluations,
+    lines_of,
+    sending,
+    text_times,
+    together,
+    workers,
+)
 from guerdon.plan.text_size import Shape, Size, read_config, shape_of, size_of_start
 from guerdon.settings.gpus import GPUS, gpus_named, tokens_per_pass
 from guerdon.settings.reward_models import PrimeModelSettings
@@ -28,11 +41,9 @@ from guerdon.settings.world import UNLIMITED
 LOGITS_AT_ONCE = 2**26  # on a GPU (guerdon.policies.language.text; a test compares them)
 PER_LOGIT = 22  # bytes of a logit of the piece that goes backward: counted from the operators of `token_log_probs`
 CONTEXT = 1e9  # bytes of CUDA, cuBLAS and what the allocator cannot use
-USED, READ = 0.4, 0.6  # shares of the peak rate of products, and of the peak rate of reading memory
-LAUNCHES, LAUNCH = 25, 8e-6  # kernels per layer and token of the local engine, seconds of each
 GATHERED, WHOLE = "what is gathered in an update", "the whole policy, while it acts"  # of sharded weights
+COLLECTOR = "a collector, on a GPU of its own"
 SMALLEST = 100.0  # millions of parameters from which the memory of a GPU is worth a line
-PROMPT = 100  # tokens of a prompt for the time; the memory is that of data.max_prompt_length
 ADVICE = "a smaller max_tokens_per_pass, lora, or (in a run) a smaller generation.batch_size"
 
 
@@ -193,12 +204,6 @@ def gpu_lines(parts: Mapping[str, float], most: float, gpus: str | None, advice:
     }
 
 
-def computing(operations: float, gpus: str | None) -> dict[str, str]:
-    """The line with the time that so many operations take on the GPUs together, at `USED` of their peak rate."""
-    count, name = gpus_named(gpus)
-    return {f"time on {count} x {name}": duration(operations / (count * GPUS[name].peak * USED))}
-
-
 def _gb(bytes_: float) -> str:
     return f"{bytes_ / 1e9:.1f} GB"
 
@@ -214,8 +219,10 @@ def _advice(checkpointing: bool) -> str:
     return ADVICE if checkpointing else f"gradient_checkpointing: true, {ADVICE}"
 
 
-def estimate_text_run(study: Study, *, written: int) -> dict[str, str]:
-    """Memory and time on a GPU of `guerdon run`, by part; empty for models that are small.
+def estimate_text_run(study: Study, *, written: int) -> dict[str, Any]:
+    """Memory and time on GPUs of `guerdon run`, by part, and `seconds` in all where they are known.
+
+    Nothing for models that are small, but for the time where `policy.gpus` names GPUs.
 
     Args:
         study: the configuration.
@@ -223,10 +230,11 @@ def estimate_text_run(study: Study, *, written: int) -> dict[str, str]:
     """
     policy, data, generation = started(study), study.data, study.generation
     size = size_of_start(policy)
-    if (nothing := _no_lines(size)) is not None or data is None:
-        return nothing or {}
-    shape, (cards, name) = size.shape, gpus_named(policy.gpus)
-    gpu = GPUS[name]
+    small = _no_lines(size)
+    if data is None or small or (small is not None and policy.gpus is None):
+        return dict(small or {})
+    who = workers(study)
+    shape, cards, gpu = size.shape, who.learners, GPUS[who.gpu]
     length = data.max_prompt_length + data.max_response_length
     tokens = max(policy.max_tokens_per_pass or tokens_per_pass(shape.layers, shape.width), length)
     parts = update_memory(
@@ -235,30 +243,32 @@ def estimate_text_run(study: Study, *, written: int) -> dict[str, str]:
     )  # fmt: skip
     others = _others(study, policy, size, parts, cards)
     batch = data.train_batch_size * data.n_samples
+    whole: dict[str, float] = {}
     if generation.engine == "local":
-        rows, launches = min(batch, generation.batch_size), LAUNCHES * shape.layers * LAUNCH
-        rollout = sum(rollout_memory(shape, rows=rows, length=length).values())
-        whole = {WHOLE: _frozen(shape)} if cards > 1 else {}  # in every process
+        rollout = sum(rollout_memory(shape, rows=min(batch, generation.batch_size), length=length).values())
+        if cards > 1 and study.engine == "local":
+            whole = {WHOLE: _frozen(shape)}  # in every process
     else:
-        rows, launches, whole = batch, 0.0, {}
         rollout = generation.gpu_memory_utilization * gpu.memory
-    acting = parts["weights"] + parts["Adam"] + sum(whole.values()) + rollout
+    here = {"the rollout": rollout}
+    if study.engine == "ray" and who.each >= 1:  # on GPUs of the collectors
+        here, whole = {}, {COLLECTOR: rollout + (4.0 * shape.parameters if generation.engine == "local" else 0.0)}
+        acting = 0.0
+    else:
+        acting = parts["weights"] + parts["Adam"] + sum(whole.values()) + rollout
     most = max(sum(parts.values()), acting) + sum(others.values())
     learn = _per_token(size, policy.gradient_checkpointing)
     per_token = learn * study.text_algorithm.num_epochs + 2  # and the log-probabilities before the update
     per_token += 2 if study.text_algorithm.kl_coef else 0
-    per_token += sum(learn + 2 if isinstance(s.model, PrimeModelSettings) else 2 for s in study.text_sources.values())
-    responses, read = study.runner.total_steps, PROMPT + written
-    step = (2.0 * shape.parameters + 4.0 * shape.keys * shape.layers * rows * read) / (gpu.bandwidth * READ)
-    rollouts = duration(math.ceil(responses / rows) * written * max(step, launches))
+    per_token += sum(learn + 2 for s in study.text_sources.values() if isinstance(s.model, PrimeModelSettings))
+    scored = [one.shape for one in _frozen_models(study).values() if one.known]
+    sent = 4e6 * size.trained if study.engine == "ray" or generation.engine == "vllm" else _frozen(shape)
+    times = text_times(study, shape, who, tokens=written, learn=per_token, scored=scored, sent=sent)
+    if small is not None:
+        return lines_of(times, who) | together(times, study)
     advice = _advice(policy.gradient_checkpointing)
-    return {
-        **gpu_lines(
-            parts | others | whole | {"the rollout": rollout}, most, policy.gpus, advice, f"{tokens} tokens in a pass"
-        ),
-        **computing(per_token * shape.parameters * responses * read, policy.gpus),
-        "time of rollouts on one of them": f"{rollouts} = {math.ceil(responses / rows)} batches x {written} tokens",
-    }
+    found = gpu_lines(parts | others | whole | here, most, policy.gpus, advice, f"{tokens} tokens in a pass")
+    return found | lines_of(times, who) | together(times, study)
 
 
 def _per_token(size: Size, checkpointing: bool) -> int:
@@ -266,10 +276,25 @@ def _per_token(size: Size, checkpointing: bool) -> int:
     return (6 if size.rank is None else 4) + (2 if checkpointing else 0)
 
 
+def learning_seconds(size: Size, gpus: str, tokens: float, *, again: bool) -> float:
+    """Seconds to learn from so many tokens once.
+
+    Args:
+        size: of the model.
+        gpus: that learn together.
+        tokens: prompts aside.
+        again: with gradient checkpointing.
+    """
+    cards, name = gpus_named(gpus)
+    return computing(tokens * size.shape.active * _per_token(size, again), name, cards)
+
+
 def estimate_text_train(
     model: TextTrainSettings, start: TextPolicySettings, *, solutions: int, written: int
-) -> dict[str, str]:
-    """Memory and time on a GPU of training one reward model, by part; empty for models that are small.
+) -> dict[str, Any]:
+    """Memory and time on GPUs of training one reward model, by part, and `seconds` where the size is known.
+
+    Of models that are small only `seconds`.
 
     Args:
         model: of `train`.
@@ -278,8 +303,11 @@ def estimate_text_train(
         written: tokens of a solution.
     """
     size, implicit = size_of_start(start), model.type == "implicit"
-    if (nothing := _no_lines(size)) is not None:
-        return nothing
+    small, (cards, name) = _no_lines(size), gpus_named(start.gpus)
+    learn = _per_token(size, model.gradient_checkpointing) + (2 if implicit else 0)
+    seconds = computing(solutions * (PROMPT + written) * size.shape.active * learn, name, cards)
+    if small is not None:
+        return dict(small) if small else {"seconds": seconds}
     usual = tokens_per_pass(size.shape.layers, size.shape.width)
     length = model.max_length or usual
     tokens = max(model.max_tokens_per_pass or usual, length)
@@ -287,16 +315,13 @@ def estimate_text_train(
         tokens = min(tokens, model.micro_batch_size * length)
     parts = update_memory(
         size.shape, rank=size.rank, tokens=tokens, answered=tokens, checkpointing=model.gradient_checkpointing,
-        head=implicit or model.type == "verdict", quantized=model.quantize is not None,
+        head=implicit or model.type == "verdict", quantized=model.quantize is not None, processes=cards,
     )  # fmt: skip
     if implicit and size.rank is None:  # written with the model, so it stays in float32
-        parts["the reference"] = 4.0 * size.shape.parameters
-    learn = _per_token(size, model.gradient_checkpointing) + (2 if implicit else 0)
+        parts["the reference"] = 4.0 * size.shape.parameters / cards
     advice = _advice(model.gradient_checkpointing)
-    return {
-        **gpu_lines(parts, sum(parts.values()), start.gpus, advice, f"{tokens} tokens in a pass"),
-        **computing(solutions * (PROMPT + written) * size.shape.parameters * learn, start.gpus),
-    }
+    lines = gpu_lines(parts, sum(parts.values()), start.gpus, advice, f"{tokens} tokens in a pass")
+    return {**lines, f"time on {cards} x {name}": duration(seconds), "seconds": seconds}
 
 
 def started(study: Study) -> TextPolicySettings:
@@ -322,11 +347,21 @@ def _others(
             found[f"{name}'s weights, gradients and Adam"] = weights + update["gradients"] + update["Adam"]
             if model.prime_model.ref_type == "freeze" and not shared:
                 found[f"{name}'s reference"] = reference
-        elif (path := getattr(model, "checkpoint_path", None)) is not None:
+    for name, third in _frozen_models(study).items():
+        if _no_lines(third) is None:
+            found[f"the reward model {name}"] = _frozen(third.shape)
+    return found
+
+
+def _frozen_models(study: Study) -> dict[str, Size]:
+    """Sizes of the frozen language models that reward a run, by the name of their source."""
+    found: dict[str, Size] = {}
+    for name, source in study.text_sources.items():
+        path = getattr(source.model, "checkpoint_path", None)
+        if path is not None and not isinstance(source.model, PrimeModelSettings):
             made = (one for one in study.text_models.values() if str(path).startswith(one.save_dir))
             first = next((one.start(study.text_default) for one in made), TextPolicySettings(path=str(path)))
-            if _no_lines(third := size_of_start(first)) is None:
-                found[f"the reward model {name}"] = _frozen(third.shape)
+            found[name] = size_of_start(first)
     return found
 
 
@@ -363,42 +398,77 @@ INSTRUCTION, ACTION = 35, 7  # tokens of an instruction, of an action
 STEPS_PER_SECOND = 13.0  # of one copy of LIBERO with pictures
 
 
-def estimate_vla(study: Study) -> dict[str, str]:
-    """Memory and time of `guerdon run` with a vision-language-action policy; empty without `policy.gpus`."""
-    policy, env, runner = study.policy, study.env, study.runner
+def estimate_vla(study: Study) -> dict[str, Any]:
+    """Memory and time of `guerdon run` with a vision-language-action policy, and `seconds` in all where they are known.
+
+    Nothing without `policy.gpus`.
+    """
+    policy, env = study.policy, study.env
     if not isinstance(policy, VLAPolicySettings) or policy.gpus is None:
         return {}
-    algorithm = study.on_policy
+    algorithm, who = study.on_policy, workers(study)
     shape, p, trained = vla_size(policy)
     kind = _kind(policy)
     tokens = PATCHES[kind] * policy.num_images_in_input + INSTRUCTION
     tokens += 1 if kind in EXPERTS else ACTION * policy.num_action_chunks
-    one, cards = sum(decision_bytes(policy, shape, tokens)), gpus_named(policy.gpus)[0]
-    held = vla_state(policy, shape, p, trained, cards)
+    one = sum(decision_bytes(policy, shape, tokens))
+    held = vla_state(policy, shape, p, trained, who.learners)
+    if study.engine == "ray" and WHOLE in held:
+        held = {**{name: size for name, size in held.items() if name != WHOLE}, COLLECTOR: held[WHOLE]}
     acting = held.get(WHOLE, 0.0)
-    updating = sum(held.values()) - acting
+    updating = sum(held.values()) - acting - held.get(COLLECTOR, 0.0)
     micro = algorithm.micro_batch_size or algorithm.minibatch_size
-    limit, chunk = env.max_episode_steps or UNLIMITED, policy.num_action_chunks
-    steps = env.num_envs * (limit if algorithm.needs.groups else algorithm.rollout_steps)
-    decisions = math.ceil(runner.total_steps / steps) * math.ceil(steps / chunk)
-    evaluated = runner.total_steps // runner.eval_every * runner.eval_episodes * limit
-    room = GPUS[gpus_named(policy.gpus)[1]].memory - CONTEXT - updating
+    room = GPUS[who.gpu].memory - CONTEXT - updating
     parts = {**held, f"activations of {micro} decisions": micro * one}
     most = max(updating + micro * one, held["weights, gradients and moments"] + acting)
-    return {
-        **gpu_lines(
-            parts, most, policy.gpus, _vla_advice(policy, algorithm.minibatch_size, int(room // one)),
-            f"P = {p / 1e9:.3g}e9, T = {trained / 1e9:.3g}e9, S = {tokens}",
-        ),
-        **computing(
-            sum(
-                work * (decisions * (4 + algorithm.num_epochs * learned) + 2 * evaluated / chunk)
-                for work, learned in _work(policy, shape, p, tokens)
-            ),
-            policy.gpus,
-        ),
-        "time of the simulators": duration((runner.total_steps + evaluated) / (STEPS_PER_SECOND * env.num_envs)),
-    }  # fmt: skip
+    found = gpu_lines(
+        parts, most, policy.gpus, _vla_advice(policy, algorithm.minibatch_size, int(room // one)),
+        f"P = {p / 1e9:.3g}e9, T = {trained / 1e9:.3g}e9, S = {tokens}",
+    )  # fmt: skip
+    sent = 4.0 * trained if study.engine == "ray" else acting
+    times = _vla_times(study, who, _work(policy, shape, p, tokens), env.max_episode_steps or UNLIMITED, sent)
+    return found | lines_of(times, who) | together(times, study)
+
+
+def _vla_times(
+    study: Study, who: Workers, work: Sequence[tuple[float, int]], limit: int, sent: float
+) -> dict[str, Work]:
+    """Parts of a run of a vision-language-action policy.
+
+    Args:
+        study: the configuration.
+        who: works.
+        work: as `_work` gives it.
+        limit: steps of an episode.
+        sent: bytes that go to those that act, before each rollout.
+    """
+    env, runner, algorithm = study.env, study.runner, study.on_policy
+    chunk = study.policy.num_action_chunks  # type: ignore[union-attr]
+    steps = env.num_envs * (limit if algorithm.needs.groups else algorithm.rollout_steps)
+    rollouts = math.ceil(runner.total_steps / steps)
+    decisions, evaluated = rollouts * math.ceil(steps / chunk), evaluations(study) * runner.eval_episodes * limit
+    forward = sum(2.0 * once for once, _ in work)
+    parts: dict[str, Work] = {}
+    if who.each:
+        act = 2 * decisions * forward  # to act, and for the log-probabilities of what was done
+        acting = who.collectors * who.each
+        parts["acting"] = Work(computing(act, who.gpu, acting), acting)
+        parts["evaluating"] = Work(computing(evaluated / chunk * forward, who.gpu, who.each), who.each)
+    else:
+        parts["acting"] = parts["evaluating"] = Work(None, 0, ON_CPU)
+    learned = sum(once * each for once, each in work) * decisions * algorithm.num_epochs
+    parts["updating"] = Work(computing(learned, who.gpu, who.learners), who.learners)
+    parts["sending weights"] = sending(study, who, rollouts + evaluations(study), sent)
+    shard = env.num_envs // runner.rollout_shards
+    processes, said = who.collectors, ", one copy after another: env.vectorization: async steps them at the same time"
+    if env.vectorization == "async":
+        processes, said = -(-env.num_envs // env.num_envs_per_process), ""
+        shard = -(-shard // env.num_envs_per_process)
+    one_core = f" in {processes} {'process' if processes == 1 else 'processes'}{said}"
+    at_a_time = shard if env.vectorization == "async" else 1
+    parts["the simulators"] = Work(rollouts * steps / (STEPS_PER_SECOND * processes), 0, one_core)
+    parts["the simulators in evaluations"] = Work(evaluated / (STEPS_PER_SECOND * at_a_time), 0)
+    return parts
 
 
 def _work(policy: VLAPolicySettings, shape: Shape, p: float, tokens: int) -> list[tuple[float, int]]:

@@ -1,4 +1,6 @@
-"""How large a language model is, from its `config.json`, or from the size that its name says.
+"""How large a language model is: counted on the model that its `config.json` makes, or by the size that its name says.
+
+The model is made without weights, on torch's device `meta`.
 
 size_of_start(TextPolicySettings(path="Qwen/Qwen2.5-Math-1.5B-Instruct")).millions       # 1544
 """
@@ -7,27 +9,45 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from guerdon.compute.packaged import PREFIX, packaged_config
-from guerdon.errors import DataError, boundary
+from guerdon.errors import DataError, GuerdonError, boundary
 from guerdon.network.hub import ADAPTER, base_of
 from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
 
 
+class Count(NamedTuple):
+    """Parameters of a model, counted on it.
+
+    Attributes:
+        parameters: all of them, without layers that predict several tokens, which transformers does not make.
+        active: of a mixture, those that a token is multiplied with: the experts that it is sent to and what all tokens
+            share, without the input embedding, of which a token takes a row. Else all.
+        adapter: inputs and outputs of the layers that get adapters, together: parameters of an adapter of rank 1.
+    """
+
+    parameters: int
+    active: int
+    adapter: int
+
+
 @dataclass(frozen=True)
 class Shape:
-    """The matrices of a decoder as Llama and Qwen2 have them.
+    """The matrices of a decoder as Llama and Qwen2 have them; of other ones, widths that a layer has in the mean.
 
     Attributes:
         width: of the hidden states.
         layers: blocks.
-        inner: width inside the feed-forward layers.
+        inner: width inside the feed-forward layers; of a mixture, of all experts that a token is sent to, together.
         queries, keys: widths of all queries, and of all keys (values are as wide) of a layer.
         vocabulary: rows of the embedding.
         tied: input and output embeddings are one matrix.
+        count: parameters counted on the model; None: they follow from the widths.
     """
 
     width: int
@@ -37,6 +57,7 @@ class Shape:
     keys: int
     vocabulary: int
     tied: bool
+    count: Count | None = None
 
     @property
     def linear(self) -> list[tuple[int, int]]:
@@ -51,12 +72,21 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """All parameters, but for biases."""
+        """All parameters; where they were not counted, but for biases."""
+        if self.count is not None:
+            return self.count.parameters
         layer = sum(a * b for a, b in self.linear) + 2 * self.width
         return self.layers * layer + self.embedding * (1 if self.tied else 2) + self.width
 
+    @property
+    def active(self) -> int:
+        """Parameters that a token is multiplied with; all of them, but in a mixture of experts."""
+        return self.parameters if self.count is None else self.count.active
+
     def adapters(self, rank: int) -> int:
         """Parameters of adapters on all matrices but the embeddings."""
+        if self.count is not None:
+            return rank * self.count.adapter
         return self.layers * sum(rank * (a + b) for a, b in self.linear)
 
 
@@ -99,10 +129,24 @@ class Size:
         """Parameters that are trained, in millions."""
         return self.millions if self.rank is None else self.shape.adapters(self.rank) / 1e6
 
+    @property
+    def active(self) -> float:
+        """Parameters that a token is multiplied with, in millions."""
+        return self.shape.active / 1e6
+
     def __str__(self) -> str:
-        adapter = "" if self.rank is None else f", {self.trained:.3g}M of them trained"
-        number = f"{self.millions:.3g}" if self.millions < 1000 else f"{self.millions:.0f}"
-        return f"{number}M{adapter}" + (f", assumed: {self.assumed}" if self.assumed else "")
+        parts = [_millions(self.millions)]
+        if self.active != self.millions:
+            parts.append(f"{_millions(self.active)} of them active for a token")
+        if self.rank is not None:
+            parts.append(f"{self.trained:.3g}M of them trained")
+        if self.assumed:
+            parts.append(f"assumed: {self.assumed}")
+        return ", ".join(parts)
+
+
+def _millions(number: float) -> str:
+    return f"{number:.3g}M" if number < 1000 else f"{number:.0f}M"
 
 
 def size_of_start(start: TextPolicySettings) -> Size:
@@ -118,12 +162,16 @@ def size_of_start(start: TextPolicySettings) -> Size:
     found = _config_of(path)
     if found is None and start.config_file is not None:
         found = read_config(Path(start.config_file))
-    if found is not None and {"hidden_size", "num_hidden_layers", "intermediate_size"} <= found.keys():
-        return Size(shape_of(found), rank)
+    why = f"{path} is not here yet"
+    if found is not None:
+        target = "all-linear" if start.lora is None else start.lora.target_modules
+        shape, why = shape_by_model(found, target)
+        if shape is not None:
+            return Size(shape, rank, why)
     if (shape := _shape_named(path)) is not None:
-        return Size(shape, rank, f"{path} is not here yet, so the size in its name and a shape of Qwen2.5")
-    why = f"{path} is not here yet, and its name says no size (policy.config_file takes its config.json)"
-    return Size(PUBLISHED[0.5], rank, why, known=False)
+        return Size(shape, rank, f"{why}, so the size in its name and a shape of Qwen2.5")
+    unknown = f"{why}, and its name says no size (policy.config_file takes its config.json)"
+    return Size(PUBLISHED[0.5], rank, unknown, known=False)
 
 
 def _tiny_shape(tiny: TinyModelSettings) -> Shape:
@@ -136,12 +184,167 @@ def _tiny_shape(tiny: TinyModelSettings) -> Shape:
 
 
 def shape_of(found: dict[str, Any]) -> Shape:
-    """The shape that a configuration of transformers describes."""
+    """The shape that a configuration of transformers describes, by its widths alone."""
     heads, width = found.get("num_attention_heads") or 1, found["hidden_size"]
     head = found.get("head_dim") or width // heads
     keys, tied = (found.get("num_key_value_heads") or heads) * head, found.get("tie_word_embeddings", True)
     layers, inner = found["num_hidden_layers"], found["intermediate_size"]
     return Shape(width, layers, inner, heads * head, keys, found.get("vocab_size", 0), bool(tied))
+
+
+def shape_by_model(found: dict[str, Any], target: str | tuple[str, ...] = "all-linear") -> tuple[Shape | None, str]:
+    """The shape of the model that a configuration makes, counted on it.
+
+    Args:
+        found: the configuration.
+        target: layers that get an adapter, as `lora.target_modules`.
+
+    Returns:
+        The shape, or None; and what is assumed in it, or why there is none. Of a model that transformers does not know,
+        the widths of a Llama are taken where the configuration has them.
+    """
+    try:
+        return counted_shape(json.dumps(found, sort_keys=True), target), ""
+    except GuerdonError as error:
+        why = str(error)
+    if found.keys() >= _WIDTHS:
+        plain = "model_type" not in found and not _EXPERTS & found.keys()
+        return shape_of(found), "" if plain else f"the matrices of a Llama of its widths, because {why}"
+    return None, why
+
+
+_WIDTHS = {"hidden_size", "num_hidden_layers", "intermediate_size"}
+_EXPERTS = {"num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok"}
+_ROUTED = re.compile(r"(?:^|\.)(?:experts|expert_list)\.")  # not those that every token passes: `shared_experts`
+_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "moe_top_k", "top_k_experts", "top_k")
+_NUMBER = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts")
+_KEYS, _VALUES, _QUERIES = ("k_proj", "key_proj"), ("v_proj", "value_proj"), ("q_proj", "query_proj", "q_b_proj")
+_OUTPUTS = ("o_proj", "out_proj", "dense", "c_proj")
+
+
+@lru_cache(maxsize=32)
+def counted_shape(config: str, target: str | tuple[str, ...] = "all-linear") -> Shape:
+    """The shape of the model of a configuration, made on torch's device `meta`.
+
+    Args:
+        config: the configuration as JSON.
+        target: layers that get an adapter, as `lora.target_modules`.
+
+    Raises:
+        DataError: transformers does not know the model, or makes none of it.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedConfig
+
+    given = json.loads(config)
+    kind = given.pop("model_type", None)
+    for key in ("quantization_config", "torch_dtype", "dtype", "auto_map", "_name_or_path", "transformers_version"):
+        given.pop(key, None)
+    if not isinstance(kind, str):
+        raise DataError("its configuration names no model_type")
+    with boundary(DataError, f"transformers makes no model of type {kind} of it"), torch.device("meta"):
+        settings = AutoConfig.for_model(kind, **given)
+        settings = settings.get_text_config()
+        assert isinstance(settings, PreTrainedConfig)
+        causal = type(settings) in AutoModelForCausalLM._model_mapping
+        model = (AutoModelForCausalLM if causal else AutoModel).from_config(
+            settings, dtype=torch.float32, trust_remote_code=False
+        )
+    embedding = settings.vocab_size * settings.hidden_size
+    tied = bool(getattr(settings, "tie_word_embeddings", True))
+    missing = 0 if causal or tied else embedding  # the output matrix, which only a causal model has
+    return _shape_of_model(model, settings, target, missing)
+
+
+def _shape_of_model(model: Any, settings: Any, target: str | tuple[str, ...], missing: int) -> Shape:
+    """Widths and parameters of a model."""
+    width, layers = settings.hidden_size, settings.num_hidden_layers
+    chosen, number = (_first(settings, names) for names in (_CHOSEN, _NUMBER))
+    parameters = sum(p.numel() for p in model.parameters()) + missing
+    routed = sum(p.numel() for name, p in model.named_parameters() if _is_routed(name, p, number))
+    tied = bool(getattr(settings, "tie_word_embeddings", True))
+    idle = 0
+    if routed and chosen and number:
+        idle = routed - routed * min(chosen, number) // number
+    looked_up = 0 if tied or not idle else settings.vocab_size * width
+    count = Count(parameters, parameters - idle - looked_up, sum(a + b for a, b in _adapted(model, target)))
+    queries, keys = _attention(model, settings)
+    heads = getattr(settings, "num_attention_heads", 0)
+    inner = getattr(settings, "intermediate_size", None)
+    if routed or not isinstance(inner, int):
+        inner = round((_feed_forward(model) - idle) / (3 * width * layers))
+    head = getattr(settings, "head_dim", None) or (width // heads if heads else 0)
+    if not queries:
+        queries, keys = heads * head, (getattr(settings, "num_key_value_heads", None) or heads) * head
+    return Shape(width, layers, inner, queries, keys, settings.vocab_size, tied, count)
+
+
+def _first(settings: Any, names: tuple[str, ...]) -> int | None:
+    """The first of these numbers that a configuration has."""
+    found = (getattr(settings, name, None) for name in names)
+    return next((one for one in found if isinstance(one, int)), None)
+
+
+def _is_routed(name: str, parameter: Any, number: int | None) -> bool:
+    """Whether a parameter is of experts that a token may be sent to: by its name, or all of them in one tensor."""
+    stacked = number is not None and parameter.ndim == 3 and parameter.shape[0] == number and parameter.shape[1] > 1
+    return stacked or bool(_ROUTED.search(name))
+
+
+def _adapted(model: Any, target: str | tuple[str, ...]) -> Iterator[tuple[int, int]]:
+    """Inputs and outputs of the layers that get adapters."""
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+
+    output = model.get_output_embeddings()
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Linear | Conv1D) or module is output:
+            continue
+        if target == "all-linear" or _is_named(name, target):
+            yield tuple(module.weight.shape)
+
+
+def _is_named(name: str, target: str | tuple[str, ...]) -> bool:
+    """Whether peft takes a module for one of `target_modules`: a pattern, or ends of names."""
+    if isinstance(target, str):
+        return re.fullmatch(target, name) is not None
+    return any(name == one or name.endswith(f".{one}") for one in target)
+
+
+def _attention(model: Any, settings: Any) -> tuple[int, int]:
+    """Widths of queries, and of keys and values, of a layer in the mean; 0 where they are in one matrix.
+
+    Layers that keep a state of fixed size in place of keys and values count with what they give, and keep nothing.
+    """
+    queries = keys = 0
+    for module in model.modules():
+        own = {name: child for name, child in module.named_children() if hasattr(child, "weight")}
+        key, value, query = (next((own[n] for n in names if n in own), None) for names in (_KEYS, _VALUES, _QUERIES))
+        if key is not None and value is not None:
+            keys += (key.weight.shape[0] + value.weight.shape[0]) // 2
+            queries += key.weight.shape[0] if query is None else query.weight.shape[0]
+        elif "kv_b_proj" in own:  # latent attention: the cache holds what keys and values of all heads are made of
+            seen = settings.qk_nope_head_dim + settings.qk_rope_head_dim
+            queries += (
+                settings.num_attention_heads * seen * 2
+            )  # and keys and values, about as wide, for the backward pass
+            keys += (settings.kv_lora_rank + settings.qk_rope_head_dim) // 2
+        elif _is_recurrent(module):
+            output = next((own[name] for name in _OUTPUTS if name in own), None)
+            queries += 0 if output is None else output.weight.shape[1]
+    layers = settings.num_hidden_layers
+    return round(queries / layers), round(keys / layers) if queries else 0
+
+
+def _is_recurrent(module: Any) -> bool:
+    """Whether a layer mixes tokens by a state, as those of Mamba and of gated delta rules do."""
+    return any(name.startswith(("conv1d", "in_proj")) for name, _ in module.named_children())
+
+
+def _feed_forward(model: Any) -> int:
+    """Parameters of matrices outside of embeddings and of what mixes tokens."""
+    mixing = re.compile(r"attn|attention|mamba|mixer|conv|embed|lm_head|wte|wpe")
+    return sum(p.numel() for name, p in model.named_parameters() if p.ndim > 1 and not mixing.search(name))
 
 
 def _shape_named(path: str) -> Shape | None:
@@ -190,4 +393,8 @@ def read_config(file: Path) -> dict[str, Any]:
     """
     with boundary(DataError, f"{file} cannot be read"):
         found = json.loads(file.read_text(encoding="utf-8"))
-        return dict(found.get("text_config") or found)
+        text = found.get("text_config")
+        if not text:
+            return dict(found)
+        tied = {"tie_word_embeddings": found["tie_word_embeddings"]} if "tie_word_embeddings" in found else {}
+        return {**tied, **text}

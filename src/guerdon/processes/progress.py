@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
 
+from guerdon.processes.clock import counted
 from guerdon.secrets import hide
 
 if TYPE_CHECKING:
@@ -152,8 +153,9 @@ class ProgressBar:
 
 @contextmanager
 def timed(seconds: dict[str, float] | None, name: str) -> Iterator[None]:
-    """Add the time that passes inside to `seconds[name]`."""
+    """Add the time that passes inside to `seconds[name]`, and to the part of that name of a clock that runs."""
     start = time.perf_counter()
-    yield
+    with counted(name):
+        yield
     if seconds is not None:
         seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start

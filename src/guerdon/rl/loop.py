@@ -21,11 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from guerdon.compute import profiling
 from guerdon.compute.finite import DIVERGED, first_non_finite
 from guerdon.compute.optimizers import under
 from guerdon.errors import ClusterError, ConfigError, GuerdonError, NonFiniteError, TooManyFailuresError
 from guerdon.files.atomic import write_json
 from guerdon.policies.robots.robot import RobotPolicy
+from guerdon.processes.clock import counted
 from guerdon.processes.progress import ProgressBar, doing, timed
 from guerdon.rewards.failures import EVALUATION, FailureCounter, failure_rows, refuse_failures
 from guerdon.rewards.source import GroundTruth
@@ -33,6 +35,7 @@ from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.episode_stats import TRUTH
 from guerdon.rl.log import RunLog, open_sinks, true_success
 from guerdon.rl.parts import Parts
+from guerdon.rl.profile import RunProfile
 from guerdon.rl.reward_warnings import reward_warnings
 from guerdon.settings.algorithm import RobotAlgorithmSettings
 from guerdon.settings.study import Study
@@ -134,6 +137,7 @@ class Loop:
         study: the resolved configuration.
         folder: the run's directory.
         resume: go on from the newest checkpoint in `folder`, if there is one.
+        profile: iterations to record (`rl/profile.py`); 0: none.
 
     Attributes:
         collector, sources, learner, stats: the parts that hold state.
@@ -141,7 +145,8 @@ class Loop:
         step: environment steps, or responses, up to now: what `runner.total_steps` counts.
     """
 
-    def __init__(self, study: Study, folder: Path, *, resume: bool = False) -> None:
+    def __init__(self, study: Study, folder: Path, *, resume: bool = False, profile: int = 0) -> None:
+        self.profile = RunProfile(folder / "profile", profile)
         torch.set_num_threads(study.runner.threads)
         self.study, self.folder = study, folder
         found = ckpt.latest_checkpoint(folder / "checkpoints") if resume else None
@@ -185,6 +190,7 @@ class Loop:
         runner = self.study.runner
         try:
             while self.step < runner.total_steps or self._before is not None:
+                self.profile.before()
                 if self._before is None:
                     self._before = self.step
                     self.iterate()
@@ -193,6 +199,8 @@ class Loop:
                 self._stop_if_failing()
                 if _crossed(before, self.step, runner.checkpoint_every) or self.step >= runner.total_steps:
                     self._save()
+                self._say(self.profile.after())
+            self._say(self.profile.close())
             self._stop_if_failing()
             return self._complete()
         except NonFiniteError as error:
@@ -202,6 +210,11 @@ class Loop:
             ) from error
         finally:
             self.close()
+
+    def _say(self, text: str | None) -> None:
+        """Show what there is to say, line by line."""
+        for line in (text or "").splitlines():
+            self.progress.write_line(line)
 
     def iterate(self) -> None:
         """One iteration."""
@@ -228,6 +241,7 @@ class Loop:
 
     def close(self) -> None:
         """Close files, worlds and bars."""
+        profiling.discard()
         with closing(self.parts), closing(self.log):
             self.progress.close()
 
@@ -311,7 +325,7 @@ class Loop:
             if lost:
                 raise NonFiniteError(f"the policy cannot be evaluated: {lost} is not finite. {DIVERGED}")
             episodes = self.study.runner.eval_episodes
-            with self._averaged():
+            with self._averaged(), counted("evaluate", closed=True):
                 if self.parts.evaluate is not None:
                     found = self.parts.evaluate(episodes)
                 else:

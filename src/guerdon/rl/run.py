@@ -19,8 +19,10 @@ from guerdon.errors import ConfigError, GuerdonError
 from guerdon.files import atomic, provenance
 from guerdon.files.atomic import held
 from guerdon.plan.stages import loaded
+from guerdon.processes.progress import log_line
 from guerdon.rl.checkpoint import latest_checkpoint
 from guerdon.rl.loop import Loop
+from guerdon.rl.profile import check_iterations
 from guerdon.rl.reward_warnings import reward_warnings
 from guerdon.settings.data import run_prompts
 from guerdon.settings.study import Study
@@ -33,11 +35,16 @@ def run_folder(study: Study) -> Path:
     return study.runner.logger.folder
 
 
-def run(study: Study, *, resume: bool = False) -> tuple[Path, dict[str, Any]]:
+def run(study: Study, *, resume: bool = False, profile: int = 0) -> tuple[Path, dict[str, Any]]:
     """Run to the end, or go on with a run that was cut off.
 
     A folder in which nothing was recorded yet, because the run that made it failed or was killed before its first
     step, is taken over.
+
+    Args:
+        study: the configuration.
+        resume: go on from the newest checkpoint.
+        profile: iterations to record (`rl/profile.py`); 0: none.
 
     Returns:
         The run's folder and its summary.
@@ -46,6 +53,7 @@ def run(study: Study, *, resume: bool = False) -> tuple[Path, dict[str, Any]]:
         ConfigError: the folder is taken, or holds another configuration; or a language model has no prompts.
         GuerdonError: whatever stopped the run; it is also written to `FAILED.json`.
     """
+    check_iterations(profile)
     if study.text:
         run_prompts(study.data)
     learners = study.cluster.learners if study.engine == "ray" else distributed.launched()
@@ -56,16 +64,18 @@ def run(study: Study, *, resume: bool = False) -> tuple[Path, dict[str, Any]]:
     with nullcontext() if kept else held(folder, busy=busy):
         _check_folder(study, folder, resume=resume)
         if _is_complete(folder):
+            if profile:
+                log_line(f"no profile: {folder} is complete; choose another runner.logger.experiment_name")
             return folder, json.loads((folder / "COMPLETE").read_bytes())
         atomic.write_text(folder / "config.yaml", to_yaml(study))
         (folder / "FAILED.json").unlink(missing_ok=True)
         with _failure_noted(folder):
             if study.engine == "local" or learners == 1:
-                return folder, _loop(study, folder, resume=resume).run()
+                return folder, _loop(study, folder, resume=resume, profile=profile).run()
             summary = loaded(RAY_LEARNERS)(
                 study.cluster,
                 study.runner,
-                lambda again: _loop(study, folder, resume=resume or again).run(),
+                lambda again: _loop(study, folder, resume=resume or again, profile=profile).run(),
                 lambda: latest_checkpoint(folder / "checkpoints"),
             )
             return folder, summary
@@ -88,9 +98,9 @@ def _check_folder(study: Study, folder: Path, *, resume: bool) -> None:
         )
 
 
-def _loop(study: Study, folder: Path, *, resume: bool) -> Loop:
+def _loop(study: Study, folder: Path, *, resume: bool, profile: int) -> Loop:
     """The loop of a run, and the record of what made it: of a run that is refused there is none."""
-    loop = Loop(study, folder, resume=resume)
+    loop = Loop(study, folder, resume=resume, profile=profile)
     if not _begun(folder) or not (folder / "run.json").exists():
         atomic.write_json(folder / "run.json", _card(study))
     return loop

@@ -30,6 +30,7 @@ from guerdon.policies.batches.packing import (
     grouped_heads,
     lay_out,
     spread_rows,
+    tokens_at,
     weights_of,
 )
 from guerdon.policies.batches.tokens import TokenBatch
@@ -254,11 +255,11 @@ def shared_attention(
         k, v = grouped_heads(q, k), grouped_heads(q, v)
         attend = partial(_masked_attention, scale=scale, dropout=dropout, softcap=softcap)
         among_prompts = attend(q, k, v, _lower(longest_p, q.device))
-        k = torch.cat([k[packing.group_B], grouped_heads(own_q, own_k)], dim=2)
-        v = torch.cat([v[packing.group_B], grouped_heads(own_q, own_v)], dim=2)
+        k = torch.cat([k.index_select(0, packing.group_B), grouped_heads(own_q, own_k)], dim=2)
+        v = torch.cat([v.index_select(0, packing.group_B), grouped_heads(own_q, own_v)], dim=2)
         among_responses = attend(own_q, k, v, packing.seen)
     gathered = [
-        x.transpose(1, 2).flatten(0, 1)[places]
+        tokens_at(x.transpose(1, 2).flatten(0, 1), places)
         for x, places in ((among_prompts, packing.prompt_places_P), (among_responses, packing.response_places_R))
     ]
     return torch.cat(gathered)[None], None

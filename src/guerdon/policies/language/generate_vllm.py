@@ -42,6 +42,7 @@ from guerdon.policies.language.text import VALUE_PREFIX, TextPolicy
 from guerdon.policies.language.text_files import load_base, outline, write_policy
 from guerdon.policies.pretrained.adapter_files import ADAPTER_WEIGHTS, PEFT_PREFIX
 from guerdon.policies.pretrained.adapters import import_peft
+from guerdon.processes.clock import counted
 from guerdon.processes.cores import usable_cores
 from guerdon.processes.progress import doing
 from guerdon.settings.text_policy import GenerationSettings, TextPolicySettings, VLLMGenerationSettings
@@ -181,6 +182,7 @@ class VLLMEngine:
                 **settings.engine_kwargs,
             )
 
+    @counted("weights")
     def sync(self, weights: Mapping[str, Tensor] | None = None, version: int | None = None) -> None:
         """Load weights, and forget what was cached under the old ones; nothing where it has this version already.
 

@@ -62,6 +62,14 @@ def _outside(model: Any) -> frozenset[str]:
     return frozenset(name for name, p in model.named_parameters() if id(p) not in of_text)
 
 
+def _with_parts(config: Any) -> Iterator[Any]:
+    """A configuration of transformers and those of its parts."""
+    yield config
+    for name in config.sub_configs:
+        if (part := getattr(config, name, None)) is not None:
+            yield from _with_parts(part)
+
+
 class SharedBase:
     """A causal language model, its tokenizer and the adapters on it.
 
@@ -115,6 +123,7 @@ class SharedBase:
         self.halved = False
         self._active: str | None = None
         self._layers: list[Any] = []
+        self._attentions: dict[str, list[tuple[Any, Any]]] = {}  # of each, what every configuration of a part says
         self._checkpointed: list[Any] = []  # modules that recompute what is inside them
         self._decoded: Any = None  # what the decoder returns: a class of transformers
         check_vocabulary(tokenizer, self.vocabulary)
@@ -451,11 +460,26 @@ class SharedBase:
         if before == name:
             yield
             return
-        self.model.set_attn_implementation(name)
+        self._use_attention(name)
         try:
             yield
         finally:
-            self.model.set_attn_implementation(before)
+            self._use_attention(before)
+
+    def _use_attention(self, name: str) -> None:
+        """Let all layers use an attention from now on.
+
+        transformers checks and walks through the whole model, which the backward pass of every checkpointed layer would
+        wait for twice; so what it writes into the configurations is kept, and written there the next time.
+        """
+        if name not in self._attentions:
+            self.model.set_attn_implementation(name)
+            models = (part for part in self.model.modules() if hasattr(part, "set_attn_implementation"))
+            found = {id(config): config for model in models for config in _with_parts(model.config)}
+            self._attentions[name] = [(one, one._attn_implementation_internal) for one in found.values()]
+            return
+        for config, value in self._attentions[name]:
+            config._attn_implementation_internal = value
 
     def _padded_attention(self, longest: int) -> str:
         return "eager" if self.eager_for(longest) else self.fused
