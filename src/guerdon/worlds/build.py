@@ -46,6 +46,7 @@ from guerdon.worlds.maniskill import ManiSkillEye, ManiSkillVectorEnv, check_man
 from guerdon.worlds.metaworld import MetaWorldVectorEnv, metaworld_task
 from guerdon.worlds.processes import ProcessVectorEnv
 from guerdon.worlds.resets import CopiesVectorEnv
+from guerdon.worlds.returned import Declared, marks_of, with_marks
 from guerdon.worlds.spaces import plain
 from guerdon.worlds.starts import Curriculum, Playing, Rotation, Starts
 from guerdon.worlds.success import SUCCESS_KEYS, own_readers, unreported
@@ -68,6 +69,11 @@ class _Slot(NamedTuple):
     env: VectorEnv
     eye: Eye
     task: int
+    declared: Declared
+
+
+def _slot(env: VectorEnv, eye: Eye, task: int) -> _Slot:
+    return _Slot(env, eye, task, Declared(env.single_observation_space, ""))
 
 
 class TaskPool(PlainVectorEnv):
@@ -105,7 +111,7 @@ class TaskPool(PlainVectorEnv):
         texts = []
         for task in range(count):  # one of each: what is wrong with a task is said at the start
             env, eye, words = make(task)
-            self._free[task].append(_Slot(env, eye, task))
+            self._free[task].append(_slot(env, eye, task))
             texts.append(words if isinstance(words, str) else words[0])
         first = [slots[0] for slots in self._free]
         self.all_texts = tuple(texts)
@@ -124,6 +130,7 @@ class TaskPool(PlainVectorEnv):
         self.declare(num_envs, gymnasium.spaces.Box(-np.inf, np.inf, shape, np.float32), actions)
         self.proprioception = getattr(first[0].env, "proprioception", None)
         self._slots: list[_Slot | None] = [None] * num_envs
+        self._marks: dict[int, dict[str, Any]] = {}  # of the observations of the last reset, by copy
         self.eye = PoolEye(self, [one.eye for one in first])
 
     def slot(self, index: int) -> _Slot:
@@ -131,6 +138,14 @@ class TaskPool(PlainVectorEnv):
         found = self._slots[index]
         assert found is not None, "a copy has no task before its first reset"
         return found
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Start new episodes; the info has nothing but marks (`worlds.returned`)."""
+        self._marks.clear()
+        observations, _ = super().reset(seed=seed, options=options)
+        return observations, merged_infos([self._marks.get(i, {}) for i in range(self.num_envs)], [1] * self.num_envs)
 
     def _begin(self, index: int, seed: int | None, options: dict[str, Any]) -> None:
         """`options["tasks"]` (N,): the number of each copy's task; by default that which it has played, or the first.
@@ -141,7 +156,9 @@ class TaskPool(PlainVectorEnv):
         task = 0 if now is None else now.task
         if "tasks" in options:
             task = options["tasks"][index]
-        shown, _ = self._of_task(index, task).env.reset(seed=[seed])
+        slot = self._of_task(index, task)
+        shown, info = slot.env.reset(seed=[seed])
+        self._marks[index] = with_marks(marks_of(info), slot.declared(shown, 1)[1])
         self._show(index, task, shown[0])
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, BoolArray, BoolArray, dict[str, Any]]:
@@ -161,7 +178,7 @@ class TaskPool(PlainVectorEnv):
             shown, paid, ended, cut, info = slot.env.step(actions[i : i + 1])
             self._show(i, slot.task, shown[0])
             rewards[i], terminated[i], truncated[i] = paid[0], ended[0], cut[0]
-            infos.append(info)
+            infos.append(with_marks(info, slot.declared(shown, 1)[1]))
         return self._observations.copy(), rewards, terminated, truncated, merged_infos(infos, [1] * self.num_envs)
 
     def save_state(self, index: int) -> Any:
@@ -189,7 +206,7 @@ class TaskPool(PlainVectorEnv):
             self._free[now.task].append(now)
         if not self._free[task]:
             env, eye, _ = self._make(task)
-            self._free[task].append(_Slot(env, eye, task))
+            self._free[task].append(_slot(env, eye, task))
         slot = self._slots[index] = self._free[task].pop()
         return slot
 

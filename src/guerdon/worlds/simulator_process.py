@@ -33,6 +33,7 @@ from guerdon.worlds.build import make_parts
 from guerdon.worlds.gymnasium_env import RenderEye
 from guerdon.worlds.interventions import NAMES
 from guerdon.worlds.resets import BrokenCopyError, by_name, raised_by
+from guerdon.worlds.returned import marks_of
 from guerdon.worlds.step_memory import StepMemory
 
 
@@ -69,10 +70,13 @@ class _Simulator:
             "cannot_draw": getattr(self.eye, "cannot_draw", False),
         }
 
-    def reset(self, seeds: list[int | None], mask: BoolArray, tasks: list[int] | None) -> np.ndarray:
-        """(n, ...) observations after a reset of some copies, to these tasks where they change."""
+    def reset(
+        self, seeds: list[int | None], mask: BoolArray, tasks: list[int] | None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """(n, ...) observations after a reset of some copies, to these tasks where they change, and their marks."""
         options: dict[str, Any] = {"reset_mask": mask} | ({} if tasks is None else {"tasks": tasks})
-        return np.asarray(self.env.reset(seed=seeds, options=options)[0])
+        observations, info = self.env.reset(seed=seeds, options=options)
+        return np.asarray(observations), marks_of(info)
 
     def step(self) -> dict[str, np.ndarray]:
         """One step of all copies; those parts of its info that are a number for each copy, or actions."""

@@ -24,6 +24,7 @@ from guerdon.errors import ConfigError, NonFiniteError, SimulatorError, boundary
 from guerdon.processes.progress import log_once
 from guerdon.types import BoolArray, ByteArray, Failure, FloatArray
 from guerdon.worlds.resets import BrokenCopyError
+from guerdon.worlds.returned import Declared, with_marks
 
 MASK, PIXELS = "action_mask", "pixels"
 _SMALLEST = 8  # pixels: an array with fewer rows or columns is numbers, such as MiniGrid's view of 7 x 7 fields
@@ -225,11 +226,22 @@ class _Leaf(NamedTuple):
     space: gymnasium.Space
     column: ObservedColumn
 
+    def part(self, observations: Any) -> np.ndarray:
+        """(B, ...) as the environment returned it."""
+        for key in self.path:
+            observations = observations[key]
+        return np.asarray(observations)
+
+    def declared(self, what: str) -> Declared:
+        """What judges it."""
+        high = float(self.space.high.max()) if self.column.kind == "image" else None
+        return Declared(self.space, self.column.name, high=high, what=what)
+
     def values(self, observations: Any, count: int) -> np.ndarray:
         """(B, ...) as the column has them, of a batch of observations."""
-        for part in self.path:
-            observations = observations[part]
-        found, space = np.asarray(observations), self.space
+        found, space = self.part(observations), self.space
+        if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and found.dtype.kind == "f":
+            found = np.where(np.isfinite(found), found, space.start)  # it is marked, see `Plain`
         if isinstance(space, spaces.Discrete):
             return _one_hot(found.reshape(count, 1) - space.start, np.array([space.n]))
         if isinstance(space, spaces.MultiDiscrete):
@@ -418,6 +430,7 @@ class Plain(OpenWrapper):
         self._own_mask = any(column.kind == "mask" for column in columns)
         self._masked = self._own_mask or (counts is not None and self._finds_mask())
         self._leaves = [one for one in leaves if one.column.kind != "text"]
+        self._declared = [one.declared(what) for one in self._leaves]
         _check_columns(columns, what)
         self._array = not leaves[0].path and not self._masked  # observations without keys
         self._as_it_is = as_it_is and self._array
@@ -459,9 +472,9 @@ class Plain(OpenWrapper):
         observations, info = self.env.reset(seed=seed, options=options)
         if self._masked and not self._own_mask:
             self._take_mask(info, begun)
-        found = self._rows(observations)
+        found, marks = self._rows(observations)
         self._check_allowed(found, begun)
-        return found, info
+        return found, with_marks(info, marks) if marks else info
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, Any, Any, Any, dict[str, Any]]:
         """One step of every copy, with rows (B, A) of actions."""
@@ -473,10 +486,13 @@ class Plain(OpenWrapper):
             raise ConfigError(
                 f"{self._what} reports info[{MASK!r}] after a step and not after a reset: report it there too"
             )
-        found = self._rows(observations)
+        found, marks = self._rows(observations)
         self._check_allowed(found, ~ended)
+        if marks:
+            info = with_marks(info, marks)
         if not self._as_it_is and self._same_step and ended.any():
-            info = {**info, "final_obs": self._final(info, ended)}
+            finals, marks = self._final(info, ended)
+            info = {**info, "final_obs": finals, "final_info": with_marks(info.get("final_info", {}), marks)}
         return found, rewards, terminated, truncated, info
 
     def _finds_mask(self) -> bool:
@@ -513,8 +529,18 @@ class Plain(OpenWrapper):
             why = Failure("no_action_allowed", f"{MASK} forbids every value of an action")
             raise BrokenCopyError(dict.fromkeys(np.flatnonzero(stuck).tolist(), why))
 
-    def _rows(self, observations: Any) -> np.ndarray:
-        return np.asarray(observations) if self._as_it_is else self._encoded(observations, self._allowed)
+    def _rows(self, observations: Any) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """(B, ...) rows of a batch of observations, and marks of what was returned; an array is judged by the world."""
+        if self._as_it_is:
+            return np.asarray(observations), {}
+        return self._encoded(observations, self._allowed), self._marks(observations, self.num_envs)
+
+    def _marks(self, observations: Any, count: int) -> dict[str, np.ndarray]:
+        marks: dict[str, Any] = {}
+        for leaf, declared in zip(self._leaves, self._declared, strict=True):
+            _, more = declared(leaf.part(observations), count)
+            marks = with_marks(marks, more) if more else marks
+        return marks
 
     def _encoded(self, observations: Any, allowed_B: BoolArray) -> np.ndarray:
         """(B, ...) rows of a batch of observations."""
@@ -529,14 +555,19 @@ class Plain(OpenWrapper):
             rows[MASK] = allowed_B
         return rows
 
-    def _final(self, info: Mapping[str, Any], ended_B: BoolArray) -> np.ndarray:
-        """Last observations of episodes, of environments that reset within a step, as rows."""
+    def _final(self, info: Mapping[str, Any], ended_B: BoolArray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Last observations of episodes, of environments that reset within a step, as rows; and their marks."""
+        told: dict[str, np.ndarray] = {}
         found = np.full(self.num_envs, None, dtype=object)
         masks = info.get("final_info", {}).get(MASK, found)
         for i in np.flatnonzero(ended_B).tolist():
             mask = np.ones(self._size, np.bool_) if masks[i] is None else self._mask_of(masks[i])
-            found[i] = self._encoded(_batch_of_one(info["final_obs"][i]), mask[None])[0]
-        return found
+            one = _batch_of_one(info["final_obs"][i])
+            for key, value in self._marks(one, 1).items():
+                if not key.startswith("_"):
+                    told.setdefault(key, np.full(self.num_envs, None))[i] = value[0]
+            found[i] = self._encoded(one, mask[None])[0]
+        return found, told
 
     def _actions(self, actions: np.ndarray) -> Any:
         """What the environment takes, of rows (B, A)."""
