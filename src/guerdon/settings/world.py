@@ -469,6 +469,12 @@ class _ReportsSuccess(EnvSettings):
         "side; at the start of an episode the first is repeated. Of the environment's own observations",
     )  # fmt: skip
 
+    show_as: dict[str, Literal["numbers", "picture"]] = Field(
+        default_factory=dict,
+        description="what arrays of observations are, by key (`observation` where there are no keys), where their "
+        "spaces are read otherwise; the start of a run says how (docs/environments.md)",
+    )
+
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.info_keys and self.intervene_after is not None:

@@ -517,6 +517,7 @@ def gymnasium_id(settings: GymnasiumSettings, copies: int, seed: int) -> EnvPart
         max_episode_steps=settings.max_episode_steps,
         kwargs=dict(settings.kwargs),
         frame_stack=settings.frame_stack,
+        show_as=settings.show_as,
     )
     env.proprioception = getattr(env.unwrapped.envs[0].unwrapped, "proprioception", None)
     return env, RenderEye(env, settings.frame_size), settings.task
@@ -547,7 +548,7 @@ def own_world(settings: OwnWorldSettings, copies: int, seed: int) -> EnvParts:
         raise ConfigError.about(
             "env.frame_stack", f": env.type {settings.type} makes a vector of copies; stack moments in it"
         )
-    env = plain(env, f"env.type {settings.type}")
+    env = plain(env, f"env.type {settings.type}", settings.show_as, settings.frame_stack)
     env.unlimited = not _limited(env)
     if env.num_envs != copies:
         raise ConfigError.about("env.type", f"{settings.type} made {env.num_envs} copies, not the {copies} of num_envs")

@@ -25,7 +25,7 @@ from guerdon.types import BoolArray, ByteArray
 from guerdon.worlds.camera import choose_headless_backend, close_at_exit
 from guerdon.worlds.eye import stacked
 from guerdon.worlds.resets import CopiesVectorEnv, CopyEnv
-from guerdon.worlds.spaces import is_text, plain
+from guerdon.worlds.spaces import ShowAs, is_text, plain
 
 
 class PlainVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
@@ -131,6 +131,7 @@ def make_gymnasium_env(
     max_episode_steps: int | None = None,
     kwargs: dict[str, Any] | None = None,
     frame_stack: int = 1,
+    show_as: ShowAs | None = None,
 ) -> gymnasium.vector.VectorEnv:
     """N copies of a registered environment that can draw itself.
 
@@ -141,6 +142,7 @@ def make_gymnasium_env(
         max_episode_steps: replaces the registered time limit; None: that one, `UNLIMITED` steps where it has none.
         kwargs: passed to the environment.
         frame_stack: moments that are observed at once.
+        show_as: what arrays are, see `plain`.
 
     Raises:
         ConfigError: the id is not registered, or its observations or actions are of another kind than `plain` takes.
@@ -161,7 +163,7 @@ def make_gymnasium_env(
     mode = AutoresetMode[autoreset.upper()]
     with gymnasium_errors(ConfigError, f"env.task {env_id!r} could not be made"), users_modules():
         env = CopiesVectorEnv([partial(one, i) for i in range(num_envs)], autoreset_mode=mode)
-        return plain(env, f"env.task {env_id!r}")
+        return plain(env, f"env.task {env_id!r}", show_as, frame_stack)
 
 
 def _made(env_id: str, arguments: Mapping[str, Any]) -> gymnasium.Env:

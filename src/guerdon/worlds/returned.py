@@ -105,7 +105,8 @@ class Declared:
         finite = np.asarray((np.abs(flat.astype(np.float64)) <= LARGEST).all(axis=1))
         marks: dict[str, np.ndarray] = {}
         if not finite.all():
-            marks[NOT_FINITE] = np.where(finite, None, named(self.name))
+            marks[NOT_FINITE] = np.full(count, None)
+            marks[NOT_FINITE][~finite] = named(self.name)
         wrong = np.flatnonzero(finite & ~within.all(axis=1)).tolist()
         if wrong and self._high is not None and rows.dtype.kind == "f":
             self._refuse(flat[wrong[0]])
@@ -188,7 +189,7 @@ def _brightest(space: gymnasium.Space) -> float | None:
 def _held(found: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
     """Numbers that a type can hold: the nearest ones, 0 for NaN."""
     low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    return np.clip(np.nan_to_num(found), low, high).astype(dtype)
+    return np.asarray(np.clip(np.nan_to_num(found), low, high), dtype)
 
 
 def _replaced(observation: Any, path: tuple[Any, ...], value: np.ndarray) -> Any:
