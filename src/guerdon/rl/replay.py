@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import torch
@@ -135,8 +136,8 @@ class Replay:
     Columns: `observations`; `actions` in the policy's units; `terminated`: the action ended the task; `ended`: the
     episode ended, too, where a limit cut it; `before`: the row before, -1 for a first moment; `episode` and `moment`:
     its number, and steps since it began; `success`: 1 from the first true success on, else 0, or -1 where it was not
-    reported; `intervened`: the action was somebody else's. What a reward model that learns looked at is in
-    `NAME.seen`, of the rows in `NAME.rows`.
+    reported; `intervened`: the action was somebody else's; `info.NAME`: of `algorithm.keep_info`. What a reward model
+    that learns looked at is in `NAME.seen`, of the rows in `NAME.rows`.
 
     Args:
         folder: receives the files.
@@ -251,25 +252,29 @@ class Replay:
                     begin = int(steps[0])
                     last = ends[i, stop] if (i, stop) in ends else ends[i, length]
                     if i not in self._open:
-                        first[i, begin] = self._begin(i, shown[i, begin], actions_B_T_A.shape[2:])
+                        first[i, begin] = self._begin(i, shown[i, begin], actions_B_T_A.shape[2:], rollout.kept)
                     over, done = np.zeros((2, len(steps)), np.bool_)
                     over[-1], done[-1] = rollout.terminated[i, stop], rollout.done[i, stop]
                     after[i, steps] = self._extend(
                         i, np.concatenate([shown[i, begin + 1 : stop + 1], last[None]]), actions_B_T_A[i, steps], over,
                         done, reported[i, steps], intervened[i, steps],
+                        {name: values[i, steps] for name, values in rollout.kept.items()},
                     )  # fmt: skip
                 if finished[i, start : stop + 1].any():
                     self._open.pop(i, None)
             if finished[i, -1] and (i, length) in ends and length:  # an episode began after the last step
-                first[i, length] = self._begin(i, ends[i, length], actions_B_T_A.shape[2:])
+                first[i, length] = self._begin(i, ends[i, length], actions_B_T_A.shape[2:], rollout.kept)
         return after, first
 
-    def _begin(self, stream: int, observation: NDArray[Any], action_shape: tuple[int, ...]) -> int:
+    def _begin(
+        self, stream: int, observation: NDArray[Any], action_shape: tuple[int, ...], kept: Mapping[str, NDArray[Any]]
+    ) -> int:
         """Append the first moment of an episode of a stream that has none open."""
         self._episodes += 1
         nothing = np.zeros((1, *action_shape), np.float32)
         never = np.zeros(1, np.bool_)
-        row = self._extend(stream, observation[None], nothing, never, never, np.zeros(1, np.int8), never)
+        none = {name: np.zeros((1, *values.shape[2:]), values.dtype) for name, values in kept.items()}
+        row = self._extend(stream, observation[None], nothing, never, never, np.zeros(1, np.int8), never, none)
         return int(row[0])
 
     def _extend(
@@ -281,6 +286,7 @@ class Replay:
         ended: NDArray[Any],
         success: NDArray[Any],
         intervened: NDArray[Any],
+        kept: Mapping[str, NDArray[Any]],
     ) -> IntArray:
         """Append moments of a stream's episode; their rows."""
         rows = np.arange(len(self), len(self) + len(actions))
@@ -294,7 +300,7 @@ class Replay:
             "before": np.concatenate([[previous], rows[:-1]]), "episode": np.full(len(rows), episode),
             "moment": moment + np.arange(len(rows)), "success": _once(success, before), "intervened": intervened,
         }  # fmt: skip
-        self.put(columns)
+        self.put(columns | {info_column(name): values for name, values in kept.items()})
         self._transitions.extend(rows[columns["before"] >= 0])
         self._interventions.extend(rows[intervened])
         self._open[stream] = int(rows[-1])
@@ -338,6 +344,11 @@ class Replay:
         if len(self):
             self._transitions.extend(np.flatnonzero(self.rows("before") >= 0))
             self._interventions.extend(np.flatnonzero(self.rows("intervened")))
+
+
+def info_column(name: str) -> str:
+    """The column, which is a file too, of the values of a key of `info`."""
+    return f"info.{quote(name, safe='')}"
 
 
 def _once(reported: NDArray[np.int8], before: int) -> NDArray[np.int8]:

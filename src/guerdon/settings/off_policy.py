@@ -51,6 +51,13 @@ class ReplayAlgorithmSettings(RobotAlgorithmSettings):
         0.8, gt=0, le=1, goal_relabelling=SET, description="share of the transitions with such a goal"
     )
 
+    keep_info: tuple[str, ...] = only_with(
+        (),
+        goal_relabelling=SET,
+        description="keys of the environment's info that its compute_reward reads: numbers of a fixed shape, which are "
+        "kept with each step",
+    )
+
     replayed: ClassVar[bool] = True
     learner: ClassVar[str]
 
@@ -76,6 +83,11 @@ class ReplayAlgorithmSettings(RobotAlgorithmSettings):
                 raise ConfigError(f"{kind} has no advantages, from which {key} learns", key=key)
         if self.goal_relabelling is None:
             return
+        if self.keep_info and self.demonstrations is not None:
+            raise ConfigError(
+                "keep_info is of steps of the run: demonstrations do not record info; remove one of them",
+                key="algorithm.keep_info",
+            )
         if not reward.env_weight():
             raise ConfigError(
                 "goal_relabelling needs the environment's own reward, since models judge the goal that was asked for: "

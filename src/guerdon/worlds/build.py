@@ -290,6 +290,7 @@ def build_world(
     shard: int = 0,
     shards: int = 1,
     wrap: Callable[[VectorEnv], VectorEnv] | None = None,
+    keep_info: Sequence[str] = (),
 ) -> World:
     """Make the world that a configuration describes.
 
@@ -303,6 +304,7 @@ def build_world(
         adaptive: the section's curriculum decides tasks and starts; False: tasks come in turn, as in evaluations.
         shard, shards: make this one of so many equal parts of the copies.
         wrap: changes the vector of copies.
+        keep_info: see `World`.
 
     Raises:
         ConfigError: an unknown task, camera or environment id; or something needs true success, and the environment
@@ -312,7 +314,7 @@ def build_world(
     whole, settings = settings, settings.of_shard(shard, shards)
     copies = num_envs or settings.num_envs
     if settings.vectorization == "async":
-        env = ProcessVectorEnv(settings, copies, seed)
+        env = ProcessVectorEnv(settings, copies, seed, keep_info)
         eye: Eye = env.eye
         words: str | Sequence[str] = env.task_texts
     else:
@@ -348,6 +350,7 @@ def build_world(
         group_size=group_size,
         pixels=settings.observation == "pixels",
         moments=getattr(settings, "frame_stack", 1),
+        keep_info=keep_info,
         ordered=(first, each) if ordered else None,
         tries=tries,
         playing=playing,
@@ -380,7 +383,7 @@ def check_tasks(settings: WorldSettings, *, drawn: bool = False) -> None:
                 raise MissingDependencyError(f"env.task {task} needs pygame to draw: pip install 'guerdon[gymnasium]'")
 
 
-def first_world(settings: WorldSettings, success_readers: Sequence[str] = ()) -> World:
+def first_world(settings: WorldSettings, success_readers: Sequence[str] = (), keep_info: Sequence[str] = ()) -> World:
     """As few copies of the world of a configuration as show what its start would refuse; the caller closes them.
 
     Of LIBERO and ManiSkill, whose scenes take many seconds to load, that is the first task.
@@ -392,7 +395,7 @@ def first_world(settings: WorldSettings, success_readers: Sequence[str] = ()) ->
     if isinstance(settings, LiberoSettings | ManiSkillSettings):
         settings = settings.of_task(0)
     copies = settings.num_envs if isinstance(settings, OwnWorldSettings) else len(settings.task_names)
-    return build_world(settings, seed=0, num_envs=copies, success_readers=success_readers)
+    return build_world(settings, seed=0, num_envs=copies, success_readers=success_readers, keep_info=keep_info)
 
 
 def _step_limit(settings: WorldSettings, env: VectorEnv) -> int | None:

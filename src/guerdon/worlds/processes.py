@@ -63,9 +63,9 @@ class _Process:
 
     memory: StepMemory
 
-    def __init__(self, settings: WorldSettings, copies: range, seed: int) -> None:
+    def __init__(self, settings: WorldSettings, copies: range, seed: int, keep_info: Sequence[str]) -> None:
         self.copies, self.share = copies, slice(copies.start, copies.stop)
-        self._order = (settings.of_copies(copies), len(copies), seed)
+        self._order = (settings.of_copies(copies), len(copies), seed, tuple(keep_info))
         self.start()
 
     def start(self) -> None:
@@ -186,20 +186,21 @@ class ProcessVectorEnv(PlainVectorEnv):
         settings: the `env` section, with the number of copies in each process and the time limits.
         num_envs: copies.
         seed: of the run, for factories of worlds.
+        keep_info: keys of `info` whose values are told, whatever they are.
 
     Raises:
         ConfigError: the world cannot be made.
         SimulatorError: no process can be started.
     """
 
-    def __init__(self, settings: WorldSettings, num_envs: int, seed: int) -> None:
+    def __init__(self, settings: WorldSettings, num_envs: int, seed: int, keep_info: Sequence[str] = ()) -> None:
         choose_headless_backend()
         self.num_envs, self.restarts = num_envs, 0
         self._step_seconds, self._reset_seconds = settings.step_timeout, settings.reset_timeout
         each = settings.num_envs_per_process
         shares = [range(start, min(start + each, num_envs)) for start in range(0, num_envs, each)]
         settings = settings.model_copy(update={"num_envs": num_envs})
-        self._processes = [_Process(settings, share, seed) for share in shares]
+        self._processes = [_Process(settings, share, seed, keep_info) for share in shares]
         self._process_of = [k for k, share in enumerate(shares) for _ in share]
         self._lost: dict[int, Failure] = {}  # episodes of copies, since `lost_episodes` was called
         self._replaced = set(range(len(shares)))  # processes in which no episode has begun

@@ -40,7 +40,9 @@ from guerdon.worlds.step_memory import StepMemory
 class _Simulator:
     """The copies of this process, and what draws them; `memory` is the descriptor of what steps take and give."""
 
-    def __init__(self, memory: int, settings: WorldSettings, copies: int, seed: int) -> None:
+    def __init__(
+        self, memory: int, settings: WorldSettings, copies: int, seed: int, keep_info: tuple[str, ...] = ()
+    ) -> None:
         self.env, self.eye, words = make_parts(settings, copies, seed)
         if AutoresetMode(self.env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)) != AutoresetMode.DISABLED:
             raise ConfigError.about(
@@ -48,7 +50,7 @@ class _Simulator:
                 "async begins episodes anew where a simulator broke, so the environment's autoreset must be disabled",
             )
         env = self.env
-        self._teleop = (NAMES | getattr(settings, "info_keys", {}))["teleop_action"]
+        self._told = {(NAMES | getattr(settings, "info_keys", {}))["teleop_action"], *keep_info}
         self._memory = StepMemory(memory, copies, env.single_observation_space, env.single_action_space)
         os.close(memory)
         self.tasks = [words] * copies if isinstance(words, str) else list(words)
@@ -82,7 +84,7 @@ class _Simulator:
         """One step of all copies; those parts of its info that are a number for each copy, or actions."""
         m = self._memory
         m.observations[...], m.rewards[...], m.terminated[...], m.truncated[...], info = self.env.step(m.actions.copy())
-        return {name: value for name, value in by_name(info).items() if _plain(value) or name == self._teleop}
+        return {name: value for name, value in by_name(info).items() if _plain(value) or name in self._told}
 
     def looks(self, indices: Sequence[int]) -> list[Any]:
         """What is needed to draw these copies as they are now."""

@@ -25,6 +25,7 @@ from guerdon.types import BoolArray, ByteArray, Failure, IntArray
 from guerdon.worlds import spaces
 from guerdon.worlds.eye import Drawn, Eye, looks_at, pictures_of, resized
 from guerdon.worlds.interventions import Interventions
+from guerdon.worlds.kept_info import KeptInfo
 from guerdon.worlds.observation import ObservationSpec, columns_as_rows
 from guerdon.worlds.resets import NON_FINITE, ActionHistory, Resets, closed, finite_rows, in_step, step_all
 from guerdon.worlds.returned import MARK, Declared, Outside, not_finite_in, not_finite_parts, with_marks
@@ -71,6 +72,7 @@ class World:
             groups share the numbers out. None: drawn.
         playing: decides which task an episode plays, and its start; None: copies keep their tasks.
         moments: that the environment itself shows at once.
+        keep_info: keys of `info` whose numbers are kept with each step.
 
     Raises:
         ConfigError: these arguments do not fit the environment, or each other.
@@ -95,6 +97,7 @@ class World:
         tries: int = 0,
         playing: Playing | None = None,
         moments: int = 1,
+        keep_info: Sequence[str] = (),
     ) -> None:
         if len(tasks) != env.num_envs:
             raise ConfigError(f"{len(tasks)} task texts for {env.num_envs} environments")
@@ -129,6 +132,7 @@ class World:
             )
         self._playing = playing
         space = env.single_observation_space
+        self._kept = KeptInfo(keep_info) if keep_info else None
         self._declared = Declared(space, "") if isinstance(space, gymnasium.spaces.Box) else None
         self._outside = Outside()
         self._resets = Resets(
@@ -331,6 +335,7 @@ class World:
             first_looks=self._captured(fresh) if capture_ends else {},
             failures=failures,
             failed_resets=self._resets.take_failures(),
+            kept={} if self._kept is None else self._kept.of(info, mask, ended_inside & inside),
         )  # fmt: skip
 
     def save_state(self, index: int) -> Any:
@@ -358,6 +363,7 @@ class World:
     def close(self) -> None:
         """Free simulators and renderers."""
         self._outside.close()
+        self.interventions.close()
         if self.eye is not None:
             self.eye.close()
         closed(self.env, " and ".join(dict.fromkeys(self.tasks)) or "the environment")

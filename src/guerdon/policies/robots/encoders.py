@@ -280,12 +280,13 @@ def convolutions(
 ) -> tuple[nn.Sequential, int]:
     """Convolutions of pictures (H, W, C), flattened, and how many features they give.
 
-    They are those of the network of Mnih et al. (2015); of smaller ones where those do not fit.
+    They are those of the network of Mnih et al. (2015); with the default channels smaller ones where those do not fit.
 
     Raises:
         ConfigError: they do not fit.
     """
-    kernels = next((one for one in _KERNELS if min(_sides(shape[:2], len(channels), one)) >= 1), None)
+    usable = _KERNELS if tuple(channels) == CNNPolicySettings.model_fields["channels"].default else _KERNELS[:1]
+    kernels = next((one for one in usable if min(_sides(shape[:2], len(channels), one)) >= 1), None)
     if kernels is None:
         raise ConfigError(
             f"the {len(channels)} convolutions of policy.channels do not fit pictures of "
