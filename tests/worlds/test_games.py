@@ -16,7 +16,7 @@ from guerdon.settings.collect import ActorShare
 from guerdon.settings.gymnasium_ids import known_id
 from guerdon.settings.policy import CNNPolicySettings
 from guerdon.settings.study import Study
-from guerdon.settings.world import UNLIMITED, GymnasiumSettings
+from guerdon.settings.world import GymnasiumSettings
 from guerdon.worlds.build import build_world, check_tasks
 from guerdon.worlds.gymnasium_env import make_gymnasium_env
 
@@ -165,7 +165,7 @@ def test_an_id_is_completed_by_the_package_that_registers_it(package, task, monk
         with pytest.raises(MissingDependencyError, match=rf"{package} is not installed.*guerdon\[games\]"):
             make_gymnasium_env(GymnasiumSettings(task=task).task, 1)
     pytest.importorskip(package)
-    assert GymnasiumSettings(task=task).max_episode_steps == (gymnasium.spec(task).max_episode_steps or UNLIMITED)
+    assert GymnasiumSettings(task=task).max_episode_steps == gymnasium.spec(task).max_episode_steps
 
 
 def test_ids_of_gymnasium_stay_as_they_are():

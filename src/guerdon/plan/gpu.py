@@ -23,7 +23,6 @@ from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.train import TextTrainSettings
 from guerdon.settings.vla_policy import FlowDecodingSettings, VLAPolicySettings
-from guerdon.settings.world import UNLIMITED
 
 LOGITS_AT_ONCE = 2**26  # on a GPU (guerdon.policies.language.text; a test compares them)
 PER_LOGIT = 22  # bytes of a logit of the piece that goes backward: counted from the operators of `token_log_probs`
@@ -378,7 +377,7 @@ def estimate_vla(study: Study) -> dict[str, str]:
     acting = held.get(WHOLE, 0.0)
     updating = sum(held.values()) - acting
     micro = algorithm.micro_batch_size or algorithm.minibatch_size
-    limit, chunk = env.max_episode_steps or UNLIMITED, policy.num_action_chunks
+    limit, chunk = env.max_episode_steps or 0, policy.num_action_chunks  # 0: unknown, without evaluations
     steps = env.num_envs * (limit if algorithm.needs.groups else algorithm.rollout_steps)
     decisions = math.ceil(runner.total_steps / steps) * math.ceil(steps / chunk)
     evaluated = runner.total_steps // runner.eval_every * runner.eval_episodes * limit

@@ -536,7 +536,9 @@ def return_range(study: Study, models: Mapping[str, ControlReward]) -> tuple[flo
 
     A source whose weight is learned has no known range.
     """
-    env, limit = study.env, study.env.max_episode_steps or 1
+    env, limit = study.env, study.env.max_episode_steps
+    if limit is None:
+        return None
     of_env = None
     if env.native_reward == "sparse":
         of_env = (0.0, 1.0 if env.end_on_success else float(limit))

@@ -16,8 +16,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.processes.progress import doing, log_once
 from guerdon.settings.world import (
+    GUARD,
     PROTOCOLS,
-    UNLIMITED,
     WORLDS,
     GymnasiumSettings,
     LiberoSettings,
@@ -34,6 +34,7 @@ from guerdon.worlds.gymnasium_env import (
     RenderEye,
     SceneEye,
     gymnasium_errors,
+    limited,
     make_gymnasium_env,
     merged_infos,
     named_copy,
@@ -129,6 +130,7 @@ class TaskPool(PlainVectorEnv):
         shape = (self._size + (count if one_hot else 0),)
         self.declare(num_envs, gymnasium.spaces.Box(-np.inf, np.inf, shape, np.float32), actions)
         self.proprioception = getattr(first[0].env, "proprioception", None)
+        self.unlimited = any(getattr(one.env, "unlimited", False) for one in first)
         self._slots: list[_Slot | None] = [None] * num_envs
         self._marks: dict[int, dict[str, Any]] = {}  # of the observations of the last reset, by copy
         self.eye = PoolEye(self, [one.eye for one in first])
@@ -341,7 +343,8 @@ def build_world(
         [text] * env.num_envs if isinstance(text, str) else text,
         seed=seed,
         eye=eye,
-        max_episode_steps=_step_limit(settings, env),
+        max_episode_steps=_step_limit(settings),
+        guard=_guard(settings, env),
         end_on_success=settings.end_on_success,
         native_reward=settings.native_reward,
         success_keys=SUCCESS_KEYS if settings.success_key is None else (settings.success_key,),
@@ -398,17 +401,23 @@ def first_world(settings: WorldSettings, success_readers: Sequence[str] = (), ke
     return build_world(settings, seed=0, num_envs=copies, success_readers=success_readers, keep_info=keep_info)
 
 
-def _step_limit(settings: WorldSettings, env: VectorEnv) -> int | None:
+def _step_limit(settings: WorldSettings) -> int | None:
     """After how many steps an episode ends; None where the environment alone decides."""
     if isinstance(settings, GymnasiumSettings | ManiSkillSettings):
         return None  # they end episodes at the limit themselves
+    return settings.max_episode_steps
+
+
+def _guard(settings: WorldSettings, env: VectorEnv) -> int | None:
+    """Steps after which an episode is cut until one has ended by itself; None where there is a limit."""
     if settings.max_episode_steps is not None or not getattr(env, "unlimited", False):
-        return settings.max_episode_steps
-    log_once(
-        f"[env] {settings.type} shows no time limit of its own, so episodes end after {UNLIMITED} steps "
-        "(env.max_episode_steps)"
-    )
-    return UNLIMITED
+        return None
+    if isinstance(settings, OwnWorldSettings):
+        log_once(
+            f"[env] {settings.type} shows no time limit of its own; until an episode has ended by itself, episodes are "
+            f"cut after {GUARD:,} steps (env.max_episode_steps)"
+        )
+    return GUARD
 
 
 def _starts(
@@ -534,7 +543,7 @@ def own_world(settings: OwnWorldSettings, copies: int, seed: int) -> EnvParts:
     offered = {"task": settings.task, "num_envs": copies, "seed": seed, "frame_size": settings.frame_size}
     asked = inspect.signature(WORLDS.factory(settings.type)).parameters.get("max_episode_steps")
     if settings.max_episode_steps or (asked is not None and asked.default is asked.empty):  # else its own default
-        offered["max_episode_steps"] = settings.max_episode_steps or UNLIMITED
+        offered["max_episode_steps"] = settings.max_episode_steps or GUARD
 
     def make() -> Any:
         return WORLDS.build(settings.type, settings.params, (gymnasium.Env, VectorEnv), **offered)
@@ -562,6 +571,6 @@ def _limited(env: VectorEnv) -> bool:
     """Whether an environment is known to end its episodes at a time limit, or is the only one that can."""
     mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
     first = next(iter(getattr(env.unwrapped, "envs", ())), None)
-    of_copies = isinstance(first, gymnasium.Env) and first.has_wrapper_attr("_max_episode_steps")
+    of_copies = isinstance(first, gymnasium.Env) and limited(first)
     of_all = env.unwrapped.spec is not None and env.unwrapped.spec.max_episode_steps
     return bool(of_copies or of_all) or mode is not AutoresetMode.DISABLED

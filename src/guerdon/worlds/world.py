@@ -50,6 +50,8 @@ class World:
             elsewhere the episodes under way start again after a resume.
         interventions: what the environment reports of them.
         end_on_success: as it was given.
+        guard, guarded: as it was given, None once an episode has ended by itself; (B,) bool, copies whose episode it
+            cut in the last step.
 
     Args:
         env: the copies.
@@ -73,6 +75,7 @@ class World:
         playing: decides which task an episode plays, and its start; None: copies keep their tasks.
         moments: that the environment itself shows at once.
         keep_info: keys of `info` whose numbers are kept with each step.
+        guard: steps after which an episode is cut until one has ended by itself, of environments without a limit.
 
     Raises:
         ConfigError: these arguments do not fit the environment, or each other.
@@ -98,6 +101,7 @@ class World:
         playing: Playing | None = None,
         moments: int = 1,
         keep_info: Sequence[str] = (),
+        guard: int | None = None,
     ) -> None:
         if len(tasks) != env.num_envs:
             raise ConfigError(f"{len(tasks)} task texts for {env.num_envs} environments")
@@ -109,6 +113,7 @@ class World:
         self.exact_resume = self.mode is AutoresetMode.DISABLED
         _check_autoreset(self.mode, pixels=pixels, own_ends=end_on_success or bool(max_episode_steps))
         self._limit = max_episode_steps
+        self.guard, self.guarded = guard, np.zeros(self.num_envs, dtype=np.bool_)
         self.end_on_success = end_on_success
         self._sparse = native_reward == "sparse"
         self._success_keys = tuple(success_keys)
@@ -291,12 +296,17 @@ class World:
         terminated = terminated & mask
         truncated = truncated & mask
         ended_inside = terminated | truncated
+        if self.guard is not None and ended_inside.any():
+            self.guard, self.guarded = None, np.zeros(self.num_envs, dtype=np.bool_)
         success, known = self._successes(info, mask, ended_inside)
         self._steps += mask
         if self.end_on_success:
             terminated = terminated | success
         if self._limit is not None:
             truncated = truncated | ((self._steps >= self._limit) & mask)
+        if self.guard is not None:
+            self.guarded = (self._steps >= self.guard) & mask & ~terminated
+            truncated = truncated | self.guarded
         truncated = truncated & ~terminated
         done = terminated | truncated
         self.reports_every_step &= bool((known == mask).all())
@@ -377,6 +387,7 @@ class World:
             "episode": self._episode.copy(),
             "steps": self._steps.copy(),
             "interventions": [self.interventions.reported, self.interventions.by_people],
+            "unguarded": self.guard is None,
             "observations": spaces.as_bytes(self._observations).copy(),
             "actions": self._past.of_copies(),
         }
@@ -390,6 +401,7 @@ class World:
             CheckpointError: simulators break again and again.
         """
         self._resets.seed = int(state["seed"])
+        self.guard = None if state.get("unguarded") else self.guard
         self.interventions.reported, self.interventions.by_people = state.get("interventions", (False, False))
         self.exact_resume = self.exact_resume and not self.interventions.by_people
         self._episode = np.asarray(state["episode"], dtype=np.int64).copy()
