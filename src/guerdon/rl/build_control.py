@@ -38,6 +38,7 @@ from guerdon.rl.learner import OnPolicyLearner
 from guerdon.rl.off_policy import ReplayLearner
 from guerdon.rl.parts import Parts, run_collector, run_reward_models
 from guerdon.rl.replay import Replay
+from guerdon.rl.replay_room import ReplaySizes, check_room
 from guerdon.rl.sampling import ACHIEVED, DESIRED, NO_INFO, GoalRewards, Infos
 from guerdon.rl.videos import EpisodeVideos, write_video
 from guerdon.settings.algorithm import ControlAlgorithmSettings, RobotAlgorithmSettings
@@ -346,7 +347,17 @@ def build_replay_learner(
     learning = {name: one for name in terms if isinstance(one := sources[name], RefittedReward)}
     for one in learning.values():
         one.model.model.even = True  # a value does not depend on which rows are measured with it
-    memory = Replay(folder / "checkpoints" / "replay", list(terms))
+    moments = getattr(study.env, "frame_stack", 1)
+    memory = Replay(folder / "checkpoints" / "replay", list(terms), limit=algorithm.buffer_size, moments=moments)
+    sizes = ReplaySizes.of(
+        shape.columns,
+        moments=moments,
+        actions=int(np.prod(shape.action_space.shape or ())),
+        sources=len(terms),
+        kept=len(algorithm.keep_info),
+    )
+    room = check_room(steps=runner.total_steps, limit=algorithm.buffer_size, sizes=sizes, folder=memory.folder)
+    notes.append(room)
     shown = None
     if algorithm.demonstrations is not None:
         shown = Replay(folder / "checkpoints" / "demonstrations", list(terms))

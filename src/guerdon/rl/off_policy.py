@@ -215,6 +215,7 @@ class ReplayLearner:
         count = (len(self.memory.transitions) - before) * self.settings.utd_ratio
         if len(self.memory.transitions) < self.settings.online_step_before_learning:
             count = 0
+        self.memory.leave()
         weighted = {f"reward_weight/{name}": weight for name, weight in self.source_weights.items()}
         return self._learn(count) | weighted | found | self._explore(progress)
 
@@ -359,6 +360,10 @@ class ReplayLearner:
             if part not in values:
                 raise CheckpointError("the checkpoint is of a run without algorithm.demonstrations")
             replay.restore(under(part, tensors), values[part])
+
+    def saved(self, keep: int) -> None:
+        """A checkpoint is whole, of which so many are kept."""
+        self.memory.saved(keep)
 
     def _load(self, tensors: dict[str, Tensor]) -> None:
         """Critics and optimisers."""

@@ -73,7 +73,7 @@ class GoalRewards:
         """
         if not len(rows):
             return
-        shown, infos = replay.rows("observations")[rows], self.infos(replay, rows)
+        shown, infos = replay.observations(rows), self.infos(replay, rows)
         achieved, desired = shown[ACHIEVED], shown[DESIRED]
         paid, ended = replay.paid["env"]["reward"][rows], replay.rows("terminated")[rows]
         wrong = self._differ(paid, achieved, desired, infos, lambda goals: self.rewards(goals, desired, infos))
@@ -173,10 +173,10 @@ class DrawnRows(NamedTuple):
 
     def observations(self, *, before: bool) -> np.ndarray:
         """(U, n, ...) before or after the actions, with the goals that are taken."""
-        found = self.replay.rows("observations")[self.moments(before=before)]
+        found = self.replay.observations(self.moments(before=before))
         if self.goals is not None:
             there = self.goals >= 0
-            found[DESIRED][there] = self.replay.rows("observations")[ACHIEVED][self.goals[there]]
+            found[DESIRED][there] = self.replay.observations(self.goals[there])[ACHIEVED]
         return found
 
 
@@ -219,7 +219,7 @@ def gathered(
         goal_rewards: the environment's reward for a goal, which is the first output, and whether the task ends there;
             rewards of other sources for it are not known. None: no goal is taken in hindsight.
     """
-    one = max(sum(d.replay.rows("observations")[0].nbytes * d.rows.shape[1] for d in drawn), 1)
+    one = max(sum(d.replay.observation_bytes * d.rows.shape[1] for d in drawn), 1)
     each = max(_GATHERED // one, 1)
     for start in range(0, len(drawn[0].rows), each):
         part = slice(start, start + each)

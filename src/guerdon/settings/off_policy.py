@@ -34,6 +34,12 @@ class ReplayAlgorithmSettings(RobotAlgorithmSettings):
     )
     utd_ratio: int = Field(1, ge=1, description="gradient steps of the critics per environment step")
     tau: float = Field(0.005, gt=0, le=1, description="how far the target networks follow at each gradient step")
+    buffer_size: int | None = Field(
+        None,
+        ge=1,
+        description="environment steps that the replay keeps: whole episodes leave, the oldest first, but for those in "
+        "which somebody else acted; null: all of the run",
+    )
     demonstrations: str | None = Field(None, description="a LeRobot data set that is learned from, too; null: none")
     online_ratio: float = Field(
         0.5,
@@ -104,6 +110,16 @@ class ReplayAlgorithmSettings(RobotAlgorithmSettings):
                 "success: set env.native_reward to dense and env.end_on_success to false",
                 key="algorithm.goal_relabelling",
             )
+
+    @model_validator(mode="after")
+    def _learning_begins(self) -> Self:
+        if self.buffer_size is not None and self.buffer_size < self.online_step_before_learning:
+            raise ConfigError.about(
+                "buffer_size",
+                f"{self.buffer_size} is less than online_step_before_learning {self.online_step_before_learning}, so "
+                "that nothing would be learned",
+            )
+        return self
 
     @model_validator(mode="after")
     def _both_have_a_part(self) -> Self:

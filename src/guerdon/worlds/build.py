@@ -27,7 +27,7 @@ from guerdon.settings.world import (
     WorldSettings,
 )
 from guerdon.types import BoolArray, ByteArray
-from guerdon.worlds.camera import CameraPool, MuJoCoCamera
+from guerdon.worlds.camera import CameraPool, MuJoCoCamera, choose_headless_backend
 from guerdon.worlds.eye import Eye
 from guerdon.worlds.gymnasium_env import (
     PlainVectorEnv,
@@ -540,6 +540,7 @@ def own_world(settings: OwnWorldSettings, copies: int, seed: int) -> EnvParts:
 
     A vector environment may have an `eye` of its own, which draws pictures later than it looks.
     """
+    choose_headless_backend()
     offered = {"task": settings.task, "num_envs": copies, "seed": seed, "frame_size": settings.frame_size}
     asked = inspect.signature(WORLDS.factory(settings.type)).parameters.get("max_episode_steps")
     if settings.max_episode_steps or (asked is not None and asked.default is asked.empty):  # else its own default
