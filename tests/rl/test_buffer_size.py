@@ -243,6 +243,26 @@ def test_a_killed_run_with_a_limit_goes_on_to_the_same_numbers(tmp_path):
     assert not (folder / "actions.bin").exists()
 
 
+def test_a_killed_run_on_pictures_goes_on_to_the_same_numbers_and_files(tmp_path):
+    def study(name):
+        env = {
+            "task": "guerdon-tests/Coloured-v0", "native_reward": "dense", "frame_stack": 2, "kwargs": {"keys": True},
+        }  # fmt: skip
+        policy = {"type": "cnn", "channels": [2], "hidden": [4]}
+        more = {"buffer_size": 24, "batch_size": 4}
+        return clock_study(tmp_path, name=name, env=env, algorithm={**SAC, **more}, policy=policy)
+
+    whole, cut = study("whole"), study("cut")
+    start(whole).run()
+    interrupted(cut, "update", 5)
+    start(cut, resume=True).run()
+    assert result(cut) == result(whole)
+    folders = [run_folder(one) / "checkpoints" / "replay" for one in (whole, cut)]
+    files = [{path.name: path.read_bytes() for path in folder.iterdir()} for folder in folders]
+    assert files[0] == files[1]
+    assert sum(".s" in name for name in files[0]) > 1
+
+
 def test_a_limit_below_the_first_gradient_step_is_refused(tmp_path):
     with refuses("buffer_size"):
         clock_study(tmp_path, algorithm={**SAC, "buffer_size": 11})

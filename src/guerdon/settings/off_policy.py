@@ -26,6 +26,7 @@ class ReplayAlgorithmSettings(RobotAlgorithmSettings):
         learner: `module:class` of the learner, a `ReplayLearner`.
     """
 
+    left_out: ClassVar[frozenset[str]] = frozenset({"buffer_size", "keep_info"})  # so that earlier folders resume
     rollout_steps: int = Field(50, ge=1, le=10**7, description="steps per copy between updates")
     learning_rate: float = Field(3e-4, ge=0, description="of Adam")
     batch_size: int = Field(256, ge=2, description="transitions per gradient step")

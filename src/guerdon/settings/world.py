@@ -455,6 +455,7 @@ def _refuse_taken(keys: Mapping[str, str], kwargs: Mapping[str, Any]) -> None:
 class _ReportsSuccess(EnvSettings):
     """Worlds whose `info` reports success under a key that may be named."""
 
+    left_out: ClassVar[frozenset[str]] = frozenset({"show_as"})  # so that earlier folders resume
     success_key: str | None = Field(
         None,
         description="key of Gymnasium's `info` that reports true success (a bool, or a number above 0); null: "
