@@ -199,3 +199,16 @@ def test_a_package_that_is_not_installed_is_named_with_its_extra(task, package, 
     ) as caught:
         make_gymnasium_env(task, 1)
     assert "swig" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("package", "task"),
+    [("minigrid", "MiniGrid-Empty-5x5-v0"), ("ale_py", "ALE/Pong-v5"), ("ale_py", "ALE/Breakout-v5")],
+)
+def test_an_environment_that_counts_its_own_steps_has_no_guard(package, task):
+    pytest.importorskip(package)
+    env = GymnasiumSettings(task=task, num_envs=1, native_reward="dense")
+    assert env.max_episode_steps is None
+    world = build_world(env, seed=0)
+    assert world.guard is None
+    world.close()

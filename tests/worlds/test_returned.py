@@ -1,5 +1,6 @@
 """What an environment returns is judged before any array of another type holds it."""
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 import wrong_env
 from guerdon.errors import ConfigError
-from guerdon.settings.world import GymnasiumSettings
+from guerdon.settings.world import GymnasiumSettings, OwnWorldSettings
 from guerdon.worlds.build import build_world
 from guerdon.worlds.returned import NOT_FINITE, CopyJudge, Declared
 from tables import cases
@@ -136,3 +137,43 @@ def test_a_copy_is_judged_where_its_array_would_lose_something():
     found, marks = judge(({"n": np.array([1.0, np.nan, 3.0])}, [0.0, 7.0]))
     assert marks == {NOT_FINITE: "the observation '0.n'", "guerdon:outside the observation '1' (0 to 1)": 7.0}
     assert found[0]["n"].tolist() == [1.0, 0.0, 3.0]
+
+
+class Together(gymnasium.vector.VectorEnv):
+    """A vector of somebody's own, which returns arrays of another type than it declares."""
+
+    metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
+    returned = 0.5
+
+    def __init__(self, num_envs):
+        self.num_envs = num_envs
+        self.single_observation_space = wrong_env.SPACES["bytes"]
+        self.single_action_space = spaces.Box(-1, 1, (1,), np.float32)
+        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
+        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
+
+    def reset(self, *, seed=None, options=None):
+        return np.ones((self.num_envs, 16, 16, 3)), {}
+
+    def step(self, actions):
+        nothing = np.zeros(self.num_envs, bool)
+        return np.full((self.num_envs, 16, 16, 3), self.returned), np.zeros(self.num_envs), nothing, nothing, {}
+
+
+def together(num_envs):
+    return Together(num_envs)
+
+
+def test_vectors_of_a_users_own_are_judged_too(monkeypatch):
+    def made():
+        own = OwnWorldSettings(type="test_returned:together", task="x", num_envs=2, native_reward="dense")
+        found = build_world(own, seed=0)
+        found.reset(np.zeros(2, bool))
+        return found
+
+    with pytest.raises(ConfigError, match="declared as a picture of uint8 from 0 to 255 and holds float64"):
+        made().step(np.zeros((2, 1)), capture=np.zeros(2, bool))
+    monkeypatch.setattr(Together, "returned", np.nan)
+    failures = made().step(np.zeros((2, 1)), capture=np.zeros(2, bool)).failures
+    assert {why.reason for why in failures.values()} == {"simulator_non_finite"}
+    assert len(failures) == 2

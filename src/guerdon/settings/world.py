@@ -539,8 +539,8 @@ class GymnasiumSettings(_ReportsSuccess):
         if not unlimited or self.max_episode_steps is not None:
             return []
         return [
-            f"[env] {', '.join(unlimited)}: registered without a time limit; until an episode has ended by itself, "
-            f"episodes are cut after {GUARD:,} steps (env.max_episode_steps)"
+            f"[env] {', '.join(unlimited)}: registered without a time limit; where the environment ends none of its "
+            f"episodes by itself, they are cut after {GUARD:,} steps (env.max_episode_steps)"
         ]
 
     @model_validator(mode="after")

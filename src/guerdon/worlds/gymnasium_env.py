@@ -173,7 +173,8 @@ def make_gymnasium_env(
 def limited(env: gymnasium.Env) -> bool:
     """Whether an environment is known to end its episodes: by a time limit, or by a count of its own."""
     own = env.spec is not None and "max_num_frames_per_episode" in env.spec.kwargs  # ALE
-    return own or any(env.has_wrapper_attr(name) for name in ("_max_episode_steps", "max_steps"))
+    counts = [env.get_wrapper_attr(name) for name in ("_max_episode_steps", "max_steps") if env.has_wrapper_attr(name)]
+    return own or any(isinstance(count, int | np.integer) and count > 0 for count in counts)
 
 
 def _made(env_id: str, arguments: Mapping[str, Any]) -> gymnasium.Env:

@@ -161,7 +161,7 @@ class CopyJudge:
 
     def __init__(self, space: gymnasium.Space) -> None:
         found = list(arrays_of(space))
-        self._parts = [(path, Declared(one, ".".join(map(str, path)), high=_brightest(one))) for path, one in found]
+        self._parts = [(path, Declared(one, ".".join(map(str, path)), high=brightest(one))) for path, one in found]
         self._types = [np.dtype(one.dtype) for _, one in found]
 
     def __call__(self, observation: Any) -> tuple[Any, dict[str, Any]]:
@@ -180,7 +180,7 @@ class CopyJudge:
         return observation, marks
 
 
-def _brightest(space: gymnasium.Space) -> float | None:
+def brightest(space: gymnasium.Space) -> float | None:
     """255 of bytes that may be pictures; None of others."""
     bytes_of_sides = isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) > 1
     return 255.0 if bytes_of_sides and sorted(space.shape)[-2] >= _SIDE else None

@@ -28,7 +28,7 @@ from guerdon.worlds.interventions import Interventions
 from guerdon.worlds.kept_info import KeptInfo
 from guerdon.worlds.observation import ObservationSpec, columns_as_rows
 from guerdon.worlds.resets import NON_FINITE, ActionHistory, Resets, closed, finite_rows, in_step, step_all
-from guerdon.worlds.returned import MARK, Declared, Outside, not_finite_in, not_finite_parts, with_marks
+from guerdon.worlds.returned import MARK, Declared, Outside, brightest, not_finite_in, not_finite_parts, with_marks
 from guerdon.worlds.starts import Curriculum, Playing
 from guerdon.worlds.success import SUCCESS_KEYS, own_readers, success_from_info, unreported
 from guerdon.worlds.transition import FramesDue, Transition, among, with_finals
@@ -138,7 +138,9 @@ class World:
         self._playing = playing
         space = env.single_observation_space
         self._kept = KeptInfo(keep_info) if keep_info else None
-        self._declared = Declared(space, "") if isinstance(space, gymnasium.spaces.Box) else None
+        self._declared: Declared | None = None
+        if isinstance(space, gymnasium.spaces.Box):
+            self._declared = Declared(space, "", high=brightest(space), what=self.tasks[0])
         self._outside = Outside()
         self._resets = Resets(
             env, seed=seed, group_size=group_size, ordered=ordered, playing=playing, judge=self._begun_finite
