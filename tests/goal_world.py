@@ -34,3 +34,24 @@ class Goal(gymnasium.Env):
 
 if "Goal-v1" not in gymnasium.registry:
     gymnasium.register("Goal-v1", Goal, max_episode_steps=10, disable_env_checker=True)
+
+
+class Effort(Goal):
+    """Its reward is less by the effort of the action, which only info says; the first action of an episode has none."""
+
+    def compute_reward(self, achieved_goal, desired_goal, info):
+        return super().compute_reward(achieved_goal, desired_goal, info) - info.get("effort", np.zeros(2))[1]
+
+    def reset(self, *, seed=None, options=None):
+        self.age = 0
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        shown, _, *ends, info = super().step(action)
+        self.age += 1
+        info["effort"] = np.array([0.0, 0.0 if self.age == 1 else round(float(abs(action[0])), 3)])
+        return shown, float(self.compute_reward(self.x, self.goal, info)), *ends, info
+
+
+if "GoalEffort-v1" not in gymnasium.registry:
+    gymnasium.register("GoalEffort-v1", Effort, max_episode_steps=10, disable_env_checker=True)

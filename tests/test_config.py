@@ -602,3 +602,21 @@ def test_a_written_configuration_is_compared_by_keys_and_values(tmp_path):
     del lines["name"]
     file.write_text(yaml.safe_dump(lines))
     assert not holds(file, config)
+
+
+def test_a_folder_from_before_the_keys_that_are_left_out_is_that_of_the_study(tmp_path):
+    """What an earlier guerdon wrote has policy.type where none was given, and no keys that came later."""
+    from guerdon.config.loading import holds, to_yaml
+    from guerdon.settings.study import Study
+
+    env = {"type": "gymnasium", "task": "Pendulum-v1", "native_reward": "dense"}
+    study = Study.model_validate({"env": env, "algorithm": {"type": "sac", "goal_relabelling": "future"}})
+    text = to_yaml(study)
+    assert not any(key in text for key in ("buffer_size", "keep_info", "show_as", "type: mlp"))
+    before = tmp_path / "config.yaml"
+    before.write_text(text.replace("policy:\n", "policy:\n  type: mlp\n"))
+    assert holds(before, study)
+    before.write_text(text.replace("policy:\n", "policy:\n  type: cnn\n"))
+    assert not holds(before, study)
+    given = Study.model_validate({"env": env, "algorithm": {"type": "sac", "buffer_size": 5000}})
+    assert "buffer_size: 5000" in to_yaml(given)

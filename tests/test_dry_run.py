@@ -56,7 +56,7 @@ REFUSED = [
     ("run", [*GYM, "env.task=CartPole-v1", "policy.keys=[position]"], "one array, without keys"),
     ("run", [*GYM, "env.task=CartPole-v1", "policy.log_std_init=-1.0"], "actions are discrete"),
     ("run", [*GYM, "env.task=Nothing-v3"], "Nothing"),
-    ("run", [*GYM, "env.task=guerdon-tests/Pictures-v0"], "policy.type mlp takes vectors"),
+    ("run", [*GYM, "env.task=CartPole-v1", "policy.type=cnn"], "policy.type cnn takes pictures"),
     ("run", ["env.type=metaworld", "env.task=no-such-task"], "Meta-World has no task"),
     ("run", ["env.type=metaworld", "env.task=reach", "env.camera=topp"], "env.camera"),
     ("collect", ["collect.save_dir=data", *GYM, "env.task=Pendulum-v1", "collect.mixture=[{type: expert}]"],

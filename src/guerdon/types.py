@@ -416,6 +416,7 @@ class Rollout(Generic[Inputs]):
         ends: (stream, step, observation) after each episode; of step T, after the rollout. Empty: no replay needs them.
         intervened: (B, T) bool, the action was somebody else's (a person's, an expert's); None: it is not reported.
         chunks: of policies whose decisions have several parts: what the steps executed.
+        kept: name to (B, T, ...) of the values of `info` that a replay keeps.
     """
 
     inputs: Inputs
@@ -446,6 +447,7 @@ class Rollout(Generic[Inputs]):
     ends: tuple[tuple[int, int, np.ndarray], ...] = ()
     intervened: BoolArray | None = None
     chunks: Chunks | None = None
+    kept: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         names = ("log_probs", "terminated", "truncated", "success", "success_known", "rewards", "failed")

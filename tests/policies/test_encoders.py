@@ -119,7 +119,6 @@ def test_a_saved_policy_comes_back_with_its_columns_and_actions(tmp_path, space)
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        (MLPPolicySettings(), "choose others with policy.keys than front, wrist, or set policy.type to cnn"),
         (MLPPolicySettings(keys=["arm", "hand"]), "no key 'hand'; this environment shows arm.joints, arm.gripper"),
         (MLPPolicySettings(keys=["mission"]), "mission is text"),
         (CNNPolicySettings(keys=["arm"]), "takes pictures"),

@@ -160,3 +160,20 @@ def test_cached_and_failed_values_are_said():
 def test_what_would_do_nothing_is_refused():
     with refuses("video_share"):
         Study.model_validate({"runner": {"video_share": 0.2}})
+
+
+def test_a_run_of_few_episodes_has_the_video_of_its_first(tmp_path):
+    study = study_of(tmp_path, save_video=True, video_share=1e-9)
+    start(study).run()
+    (path,) = files(study)
+    assert NAME.fullmatch(path.name)[1] == "0"
+
+
+def test_a_run_in_which_no_episode_ends_has_a_video_without_an_outcome(tmp_path):
+    study = study_of(
+        tmp_path, save_video=True, total_steps=4, eval_every=4, env={"kwargs": {"fixed": 90}, "max_episode_steps": 99}
+    )
+    start(study).run()
+    (path,) = files(study)
+    assert NAME.fullmatch(path.name)[2] == "None"
+    assert count_frames(path) >= 2

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from guerdon.errors import ConfigError, NonFiniteError
 from guerdon.rl import off_policy
 from guerdon.rl.run import run
-from guerdon.rl.sampling import gathered
+from guerdon.rl.sampling import GoalRewards, gathered
 from guerdon.settings.study import Study
 from guerdon.worlds.spaces import own_values
 from rl_clock import reader_reward, start
@@ -356,3 +356,115 @@ def test_a_model_alone_knows_no_reward_for_another_goal(tmp_path):
 def test_what_does_not_fit_is_refused(tmp_path, env, given, reason):
     with pytest.raises((ValidationError, ConfigError), match=reason):
         start(study(tmp_path, env=env, **given))
+
+
+EFFORT = {"task": "goal_world:GoalEffort-v1"}
+
+
+def test_a_reward_that_reads_info_stops_the_run_at_the_first_rollout(tmp_path):
+    """The first step of an episode agrees with an empty info."""
+    with pytest.raises(
+        ConfigError, match=r"a step paid -\S+, and compute_reward of its goals is .*algorithm\.keep_info"
+    ):
+        collected(tmp_path, env=EFFORT, goal_relabelling="future")
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_kept_info_is_that_of_the_transition(tmp_path, vectorization, shards):
+    given = study(
+        tmp_path, env={**EFFORT, "vectorization": vectorization}, goal_relabelling="future", keep_info=["effort"]
+    )
+    runner = given.runner.model_copy(update={"rollout_shards": shards})
+    loop = start(given.model_copy(update={"runner": runner}), reader="own")
+    for _ in range(3):
+        loop.iterate()
+    learner, memory = loop.learner, loop.learner.memory
+    shown, effort, rows = memory.rows("observations"), memory.rows("info.effort"), memory.transitions
+    assert effort.shape == (len(memory), 2)
+    own = -(abs(shown["achieved_goal"] - shown["desired_goal"])[:, 0] > 0.1).astype(float) - effort[:, 1]
+    np.testing.assert_allclose(memory.paid["env"]["reward"][rows], own[rows], atol=1e-5)
+    (drawn,) = learner._draw(6)
+    batch = next(iter(gathered(learner.policy, [drawn], learner.outputs, learner.terms, learner.goal_rewards)))
+    taken, at = drawn.goals[0] >= 0, drawn.rows[0]
+    desired = shown["achieved_goal"][drawn.goals[0][taken]]
+    wanted = -(abs(shown["achieved_goal"][at[taken]] - desired)[:, 0] > 0.1).astype(float) - effort[at[taken], 1]
+    np.testing.assert_allclose(batch.rewards[taken, 0], wanted, atol=1e-5)
+    loop.close()
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [("no", "is 'no', no numbers"), (None, "is not there; the environment reports"), ("grows", "has shape .* another")],
+)
+def test_info_that_cannot_be_kept_is_named(tmp_path, registered, value, reason):
+    class Odd(MADE["Matrix"]):
+        def step(self, action):
+            *found, _ = super().step(action)
+            self.age = getattr(self, "age", 0) + 1
+            return *found, ({} if value is None else {"x": np.zeros(self.age) if value == "grows" else value})
+
+    with pytest.raises(ConfigError, match=f"algorithm.keep_info.*{reason}"):
+        collected(tmp_path, env=registered(Odd), goal_relabelling="future", keep_info=["x"])
+
+
+def test_ends_that_are_not_those_of_the_environment_stop_the_run(tmp_path, registered):
+    class Falls(Pair):
+        def step(self, action):
+            shown, reward, reached, cut, info = super().step(action)
+            self.age = getattr(self, "age", 0) + 1
+            return shown, reward, reached or self.age == 4, cut, info
+
+    with pytest.raises(ConfigError, match="a step ended the task, and compute_terminated of its goals says otherwise"):
+        collected(tmp_path, env=registered(Falls), goal_relabelling="future")
+
+
+class Silent(Pair):
+    """It does not say where other goals end the task; at its own it does, or does not."""
+
+    compute_terminated = property()
+    ends, start = True, 0.1
+
+    def reset(self, *, seed=None, options=None):
+        found = super().reset(seed=seed, options=options)
+        self.goal[:] = self.here + 0.4  # one or two steps away
+        return self.shown(), found[1]
+
+    def step(self, action):
+        self.here = (self.here + 0.3 * np.abs(action)).astype(np.float32)
+        reward = float(self.compute_reward(self.here, self.goal, {}))
+        return self.shown(), reward, self.ends and reward == 1, False, {}
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_goals_that_always_ended_the_task_do_so_in_hindsight(tmp_path, registered, ends):
+    kind = type("Kind", (Silent,), {"ends": ends})
+    loop = collected(tmp_path, env=registered(kind), goal_relabelling="future")
+    learner, memory = loop.learner, loop.learner.memory
+    reached = memory.paid["env"]["reward"][memory.transitions] == 1
+    over = memory.rows("terminated")[memory.transitions]
+    rule = learner.goal_rewards
+    assert (rule.reached_over, rule.reached_on) == ((reached & over).sum(), (reached & ~over).sum())
+    assert reached.sum() >= 5
+    drawn = learner._draw(20)
+    (taken,) = (one.goals >= 0 for one in drawn)
+    batches = list(gathered(learner.policy, drawn, learner.outputs, learner.terms, rule))
+    goes_on = np.stack([one.goes_on[:, 0].numpy() for one in batches])
+    paid = np.stack([one.rewards[:, 0].numpy() for one in batches])
+    assert (paid[taken] == 1).any()
+    if ends:
+        assert np.array_equal(goes_on[taken] == 0, (paid[taken] == 1) | memory.terminated(drawn[0].rows[taken]))
+    else:
+        assert (goes_on[taken] == 1).all()
+    tensors, values = learner.state()
+    rule.reached_over = rule.reached_on = 0
+    learner.restore(tensors, values)
+    assert (rule.reached_over, rule.reached_on) == ((reached & over).sum(), (reached & ~over).sum())
+    loop.close()
+
+
+def test_four_ends_are_not_enough_and_one_that_goes_on_is_too_much():
+    goals = np.zeros((2, 2), np.float32)
+    for over, on, expected in ((4, 0, False), (5, 0, True), (50, 1, False)):
+        rule = GoalRewards(lambda a, d, i: np.ones(len(a), np.float32), None, reached_over=over, reached_on=on)
+        assert rule.ends(goals, goals).tolist() == [expected] * 2

@@ -374,3 +374,38 @@ def test_a_killed_run_with_the_expert_goes_on_to_the_same_bytes(tmp_path):
     final = json.loads((run_folder(whole) / "COMPLETE").read_text())["final"]
     assert final["episodes"] == 2, "nobody helps in evaluations"
     assert any(row.get("intervention_rate") for row in lines(whole))
+
+
+FAR = np.array([1.75, -0.25], np.float32)
+
+
+class Strong(Helped):
+    """Who acts is stronger than the action space has it, and it is executed."""
+
+    def __init__(self, **kwargs):
+        super().__init__(given=FAR, **kwargs)
+
+
+if "guerdon-test/Strong-v0" not in registry:
+    register("guerdon-test/Strong-v0", entry_point=Strong, disable_env_checker=True, order_enforce=False)
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_an_action_outside_of_the_space_is_kept_counted_and_named_once(tmp_path, capsys, vectorization):
+    env = {"task": "test_interventions:guerdon-test/Strong-v0", "vectorization": vectorization}
+    loop = start(study(tmp_path, env=env), reader="own")
+    for _ in range(2):
+        loop.iterate()
+    memory = loop.learner.memory
+    theirs = memory.rows("actions")[memory.interventions]
+    assert len(theirs) > 2
+    assert (theirs == FAR).all()
+    others = np.setdiff1d(memory.transitions, memory.interventions)
+    assert (abs(memory.rows("actions")[others]) <= 1).all()
+    rollout = loop.collector.collect(loop.learner.policy)
+    found = loop.learner.remember(memory, rollout, {"env": GroundTruth(SourceTerms("env")).measure(rollout)})
+    assert found["interventions_outside"] == found["interventions"] == len(memory.interventions)
+    loop.close()
+    said = capsys.readouterr().err
+    assert said.count("[env] info['teleop_action'] is [1.75, -0.25], outside of the action space") == 1
+    assert f"[env] {len(memory.interventions)} actions of somebody else were outside of the action space" in said

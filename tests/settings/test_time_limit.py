@@ -6,7 +6,8 @@ import gymnasium
 import numpy as np
 import pytest
 
-from guerdon.plan.estimate import estimate_run
+from guerdon.collect.stepping import evaluate
+from guerdon.plan.estimate import estimate_run, readable
 from guerdon.processes.progress import log_once
 from guerdon.settings.study import Study
 from guerdon.settings.world import GymnasiumSettings, MetaWorldSettings, OwnWorldSettings
@@ -32,6 +33,7 @@ class Still(gymnasium.Env):
         return np.zeros((8, 8, 3), np.uint8)
 
 
+GUARD = 40  # in place of 27,000
 gymnasium.register("guerdon-tests/Endless-v0", Still)
 gymnasium.register("guerdon-tests/Short-v1", Still, max_episode_steps=7)
 gymnasium.register("guerdon-tests/Short-v3", Still, max_episode_steps=9)
@@ -42,7 +44,7 @@ def length(settings):
     world = build_world(settings, seed=0)
     world.reset(capture=np.zeros(world.num_envs, bool))
     steps = 0
-    while steps < 2000:
+    while steps < 30_000:
         steps += 1
         if world.step(np.zeros((world.num_envs, *world.action_space.shape))).done[0]:
             break
@@ -63,7 +65,7 @@ def settings(task, **given):
         ("guerdon-tests/Short-v1", {}, 7),
         ("guerdon-tests/Short", {}, 9),  # the newest version, as gymnasium.make takes it
         ("tiny_world:Dot-v1", {}, 10),  # an id with the module that registers it
-        ("guerdon-tests/Endless-v0", {}, 200),
+        ("guerdon-tests/Endless-v0", {}, None),
         ("guerdon-tests/Short-v1", {"max_episode_steps": None}, 7),
         ("guerdon-tests/Short-v1", {"max_episode_steps": 31}, 31),
         ("guerdon-tests/Endless-v0", {"max_episode_steps": 5}, 5),
@@ -73,12 +75,12 @@ def test_an_environment_keeps_its_own_limit_and_a_key_replaces_it(task, given, l
     found = settings(task, **given)
     assert found.max_episode_steps == limit
     if task != "HalfCheetah-v5":  # a thousand steps of MuJoCo add nothing
-        assert length(found) == limit
+        assert length(found) == (27_000 if limit is None else limit)
 
 
 def test_the_limit_is_said_where_an_environment_has_none():
     (line,) = settings("guerdon-tests/Endless-v0").notes
-    assert "200 steps" in line
+    assert "cut after 27,000 steps" in line
     assert "env.max_episode_steps" in line
     assert settings("guerdon-tests/Endless-v0", max_episode_steps=50).notes == []
     assert settings("Pendulum-v1").notes == [], "200 is its own limit"
@@ -131,27 +133,30 @@ def registered(num_envs):
 @pytest.mark.parametrize(
     ("factory", "given", "limit"),
     [
-        ("endless", {}, 200),
+        ("endless", {}, GUARD),
         ("endless", {"max_episode_steps": 5}, 5),
-        ("endless", {"vectorization": "async"}, 200),
+        ("endless", {"vectorization": "async"}, GUARD),
         ("limited", {}, 250),
         ("limited", {"vectorization": "async"}, 250),
         ("limited", {"max_episode_steps": 7}, 7),
-        ("told", {}, 200),
+        ("told", {}, 27_000),
         ("told", {"max_episode_steps": 300}, 300),
-        ("several", {"params": {"mode": "Disabled", "limit": None}}, 200),
+        ("several", {"params": {"mode": "Disabled", "limit": None}}, GUARD),
         ("several", {"params": {"mode": "Disabled", "limit": 250}}, 250),
         ("several", {"params": {"mode": "NextStep", "limit": 250}}, 250),
         ("registered", {}, 7),
     ],
 )
-def test_a_factorys_own_limit_is_kept_and_a_key_replaces_it(factory, given, limit, capsys):
+def test_a_factorys_own_limit_is_kept_and_a_key_replaces_it(factory, given, limit, capsys, monkeypatch):
     log_once.cache_clear()
+    monkeypatch.setattr("guerdon.worlds.build.GUARD", GUARD)
+    if factory == "told" and not given:
+        limit = GUARD  # it asks for a limit, and gets that one
     kind = f"test_time_limit:{factory}"
     own = OwnWorldSettings(type=kind, task="still", num_envs=1, native_reward="dense", frame_size=8, **given)
     assert length(own) == limit
-    said = f"[env] {kind} shows no time limit of its own, so episodes end after 200 steps (env.max_episode_steps)"
-    assert (said in capsys.readouterr().err) is (limit == 200 and factory != "told")
+    said = f"[env] {kind} shows no time limit of its own; until an episode has ended by itself, episodes are cut after"
+    assert (said in capsys.readouterr().err) is (limit == GUARD and factory != "told")
 
 
 def test_other_worlds_and_the_estimate():
@@ -160,3 +165,58 @@ def test_other_worlds_and_the_estimate():
     runner = {"total_steps": 1000, "eval_every": 500, "eval_episodes": 3}
     found = estimate_run(Study.model_validate(study | {"runner": runner}))
     assert found["evaluation steps"] == 2 * 3 * 1000
+
+
+class Ending(Still):
+    """Ends its episodes by itself, every second one after 70 steps."""
+
+    count = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.count, self.age = self.count + 1, 0
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        self.age += 1
+        shown, reward, _, cut, info = super().step(action)
+        return shown, reward, self.age == (5 if self.count % 2 else 70), cut, info
+
+
+gymnasium.register("guerdon-tests/Ending-v0", Ending)
+
+
+def test_an_episode_that_ends_by_itself_ends_the_guard(monkeypatch):
+    monkeypatch.setattr("guerdon.worlds.build.GUARD", GUARD)
+    world = build_world(settings("guerdon-tests/Ending-v0"), seed=0)
+    assert world.guard == GUARD
+    world.reset(capture=np.zeros(1, bool))
+    assert [t for t in range(1, 76) if world.step(np.zeros((1, 1))).done[0]] == [5, 75]
+    other = build_world(settings("guerdon-tests/Ending-v0"), seed=0)
+    other.reset()
+    other.load_state_dict(world.state_dict())
+    assert other.guard is None
+    world.close()
+    other.close()
+
+
+def test_an_evaluation_that_the_guard_ended_says_so(capsys, monkeypatch):
+    monkeypatch.setattr("guerdon.worlds.build.GUARD", GUARD)
+    world = build_world(settings("guerdon-tests/Endless-v0", num_envs=2), seed=0)
+    found = evaluate(world, lambda shown: np.zeros((2, 1)), episodes=4)
+    assert found["episodes_at_guard"] == found["episodes"] == 4
+    assert found["length"] == GUARD
+    assert f"[eval] 4 of 4 episodes were cut after {GUARD} steps" in capsys.readouterr().err
+    world.close()
+    short = build_world(settings("guerdon-tests/Short-v1"), seed=0)
+    assert "episodes_at_guard" not in evaluate(short, lambda shown: np.zeros((1, 1)), episodes=2)
+    short.close()
+
+
+def test_estimates_without_a_limit_are_unknown():
+    given = {"type": "gymnasium", "task": "guerdon-tests/Endless-v0", "native_reward": "dense"}
+    found = estimate_run(Study.model_validate({"env": given}))
+    assert found["seconds"] is None
+    assert "unknown" in found["evaluation steps"]
+    assert any(line.startswith("time: unknown") for line in readable(found))
+    found = estimate_run(Study.model_validate({"env": {**given, "max_episode_steps": 50}}))
+    assert found["evaluation steps"] == 100_000 // 10_000 * 20 * 50

@@ -16,7 +16,7 @@ from guerdon.settings.collect import ActorShare
 from guerdon.settings.gymnasium_ids import known_id
 from guerdon.settings.policy import CNNPolicySettings
 from guerdon.settings.study import Study
-from guerdon.settings.world import UNLIMITED, GymnasiumSettings
+from guerdon.settings.world import GymnasiumSettings
 from guerdon.worlds.build import build_world, check_tasks
 from guerdon.worlds.gymnasium_env import make_gymnasium_env
 
@@ -165,7 +165,7 @@ def test_an_id_is_completed_by_the_package_that_registers_it(package, task, monk
         with pytest.raises(MissingDependencyError, match=rf"{package} is not installed.*guerdon\[games\]"):
             make_gymnasium_env(GymnasiumSettings(task=task).task, 1)
     pytest.importorskip(package)
-    assert GymnasiumSettings(task=task).max_episode_steps == (gymnasium.spec(task).max_episode_steps or UNLIMITED)
+    assert GymnasiumSettings(task=task).max_episode_steps == gymnasium.spec(task).max_episode_steps
 
 
 def test_ids_of_gymnasium_stay_as_they_are():
@@ -199,3 +199,16 @@ def test_a_package_that_is_not_installed_is_named_with_its_extra(task, package, 
     ) as caught:
         make_gymnasium_env(task, 1)
     assert "swig" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("package", "task"),
+    [("minigrid", "MiniGrid-Empty-5x5-v0"), ("ale_py", "ALE/Pong-v5"), ("ale_py", "ALE/Breakout-v5")],
+)
+def test_an_environment_that_counts_its_own_steps_has_no_guard(package, task):
+    pytest.importorskip(package)
+    env = GymnasiumSettings(task=task, num_envs=1, native_reward="dense")
+    assert env.max_episode_steps is None
+    world = build_world(env, seed=0)
+    assert world.guard is None
+    world.close()

@@ -87,3 +87,17 @@ def test_mujoco_imported_too_early_says_so():
     assert "imported before guerdon" in done.stderr
     assert "set MUJOCO_GL=egl" in done.stderr
     assert "Exception ignored" not in done.stderr
+
+
+def test_pygame_writes_nothing_where_there_is_no_screen():
+    pytest.importorskip("pygame")
+    lost = ("DISPLAY", "WAYLAND_DISPLAY", "XDG_RUNTIME_DIR", "SDL_VIDEODRIVER")
+    environment = {name: value for name, value in os.environ.items() if name not in lost}
+    code = (
+        "from guerdon.worlds.build import build_world; from guerdon.settings.world import GymnasiumSettings; "
+        "import numpy as np; "
+        "w = build_world(GymnasiumSettings(task='CartPole-v1', num_envs=1, native_reward='dense'), seed=0); "
+        "looks = w.reset(np.ones(1, bool)).first_looks; assert w.render(list(looks.values())).any(); w.close()"
+    )
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert "XDG_RUNTIME_DIR" not in found.stderr + found.stdout

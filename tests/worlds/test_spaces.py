@@ -489,3 +489,99 @@ def test_of_stacked_pictures_the_newest_moment_is_recorded(tmp_path, stack, chan
 def test_stacking_pictures_that_are_rendered_is_refused():
     with pytest.raises(ValueError, match="AddRenderObservation"):
         mixed(frame_stack=2, observation="pixels")
+
+
+@cases(
+    ("shape", "dtype", "kind", "seen"),
+    [
+        ((8, 8, 12), "uint8", "image", (8, 8, 12)),
+        ((8, 8, 12), "float32", "image", (8, 8, 12)),
+        ((16, 20), "float32", "vector", (320,)),
+        ((16, 20), "uint8", "image", (16, 20, 1)),
+        ((3, 24, 24), "uint8", "image", (24, 24, 3)),
+        ((4, 16, 16), "uint8", "image", (16, 16, 4)),
+        ((4, 84, 84), "float32", "image", (84, 84, 4)),
+        ((12, 48, 60), "uint8", "image", (48, 60, 12)),
+        ((16, 64, 64), "uint8", "image", (64, 64, 16)),
+        ((12, 40, 40), "uint8", "vector", (19200,)),
+        ((5, 40, 40), "uint8", "vector", (8000,)),
+        ((19, 19, 17), "uint8", "vector", (6137,)),
+        ((2, 3, 24, 24), "uint8", "image", (24, 24, 6)),
+        ((210, 160, 3), "uint8", "image", (210, 160, 3)),
+    ],
+)
+def test_axes_are_exchanged_only_where_channels_are_clear(shape, dtype, kind, seen):
+    space = spaces.Box(0, 255 if dtype == "uint8" else 1, shape, dtype)
+    env, rows, arrays = shown(space, copies=1)
+    (column,) = own_columns(env)
+    assert (column.kind, column.shape) == (kind, seen)
+    if shape == seen and dtype == "uint8":
+        assert np.array_equal(rows, arrays)
+    if kind == "vector":
+        assert np.array_equal(rows[0], arrays[0].reshape(-1).astype(np.float32)), "nothing is rounded or turned"
+
+
+def test_what_an_array_is_can_be_said_and_is_printed(capsys):
+    log_once.cache_clear()
+    space = spaces.Dict(board=spaces.Box(0, 1, (8, 8, 12), np.float32), map=spaces.Box(0, 9, (16, 20), np.int64))
+
+    def columns(show_as):
+        vector = SyncVectorEnv([partial(Shows, space)], autoreset_mode=AutoresetMode.DISABLED)
+        env = plain(vector, "env.task Shows", show_as)
+        rows, _ = env.reset(seed=1)
+        return env, {c.name: (c.kind, c.shape) for c in own_columns(env)}, rows, vector.envs[0].shown
+
+    _, found, _, _ = columns({})
+    assert found == {"board": ("image", (8, 8, 12)), "map": ("vector", (320,))}
+    said = capsys.readouterr().err
+    assert "the observation 'board' (8, 8, 12) float32 of env.task Shows is a picture of 8 x 8 with 12 channels" in said
+    assert "the observation 'map' (16, 20) int64 of env.task Shows is 320 numbers, side by side (env.show_as)" in said
+    _, found, rows, own = columns({"board": "numbers", "map": "picture"})
+    assert found == {"board": ("vector", (768,)), "map": ("image", (16, 20, 1))}
+    assert np.array_equal(rows["board"][0], own["board"].reshape(-1))
+    assert np.array_equal(rows["map"][0, ..., 0], np.rint(own["map"] * (255 / 9)))
+    with pytest.raises(ConfigError, match=r"env.show_as.*has no array 'bord'; it has board, map"):
+        columns({"bord": "numbers"})
+    open_ended = spaces.Box(-1, 1, (16, 16, 3), np.float32)
+    with pytest.raises(ConfigError, match=r"env.show_as.*the observation of .* a picture is an array"):
+        plain(SyncVectorEnv([partial(Shows, open_ended)]), "env.task Shows", {"observation": "picture"})
+
+
+def test_an_mlp_sees_pictures_as_numbers():
+    settings = MLPPolicySettings(type="mlp", hidden=(8,), normalize_observations=False)
+    column = (("", "image", (4, 5, 3)),)
+    from guerdon.policies.robots.encoders import Encoder
+    from guerdon.worlds.spaces import ObservedColumn
+
+    encoder = Encoder([ObservedColumn(*one) for one in column], settings, torch.device("cpu"))
+    rows = np.random.default_rng(0).integers(0, 256, (6, 4, 5, 3), dtype=np.uint8)
+    assert encoder.size == 60
+    np.testing.assert_allclose(encoder.prepare(rows).numpy(), rows.reshape(6, -1) / 255, rtol=1e-6)
+
+
+@cases("size", [16, 17, 24, 35, 36, 64])
+def test_the_default_policy_follows_what_is_observed(size):
+    env = mixed(observation="pixels", frame_size=size, kwargs={"masks": "none"})
+    collector = ControlCollector(env, MLPPolicySettings(), seed=0, rollout_steps=3, heads=("env",))
+    policy = collector.build_policy()
+    assert isinstance(policy.settings, CNNPolicySettings)
+    assert policy.card["settings"]["type"] == "cnn"
+    collector.collect(policy)
+    collector.close()
+
+
+@cases(
+    ("given", "kind"),
+    [({}, CNNPolicySettings), ({"type": "mlp"}, MLPPolicySettings), ({"keys": ["front"]}, MLPPolicySettings),
+     ({"keys": ["eye"], "hidden": [9]}, CNNPolicySettings), ({"normalize_observations": False}, MLPPolicySettings)],
+)  # fmt: skip
+def test_the_default_policy_is_the_users_where_a_type_or_its_keys_are_given(given, kind):
+    from guerdon.collect.policy_shape import fitting
+    from guerdon.worlds.spaces import ObservedColumn
+
+    columns = [ObservedColumn("front", "image", (12, 10, 3)), ObservedColumn("eye", "image", (16, 20, 3))]
+    study = Study.model_validate({"env": {"type": "gymnasium", "task": "CartPole-v1"}, "policy": given})
+    assert isinstance(fitting(study.policy, columns), kind)
+    from guerdon.config.loading import to_yaml
+
+    assert ("type: mlp" in to_yaml(study)) == ("type" in given), "a stored study says no more than it was given"

@@ -182,6 +182,7 @@ class ControlCollector:
         shard: int = 0,
         shards: int = 1,
         buffer: Callable[[], EpisodeBuffer] | None = None,
+        keep_info: Sequence[str] = (),
     ) -> None:
         own = env.of_shard(shard, shards)
         self._eval_env = own if own.task_names == env.task_names else env  # evaluations play all tasks
@@ -195,7 +196,7 @@ class ControlCollector:
         own_seed = shard_seed(seed, shard)
         self.world = build_world(
             env, seed=own_seed, group_size=group_size or 1, success_readers=self._readers, adaptive=True,
-            shard=shard, shards=shards, wrap=scripted_interventions(own),
+            shard=shard, shards=shards, wrap=scripted_interventions(own), keep_info=keep_info,
         )  # fmt: skip
         self.rng = generator(own_seed, ACTING)
         self._buffer: EpisodeBuffer | None = None
@@ -301,6 +302,7 @@ class ControlCollector:
             videos=videos,
             actions=_rows(acted.actions).astype(np.float32, copy=False) if acted.actions else None,
             ends=_ends(acted, self.world.resetting) if self._replayed else (),
+            kept={name: _rows([one[name] for one in acted.kept]) for name in (acted.kept[0] if acted.kept else ())},
             intervened=mask & ~lost & _rows(acted.columns["intervened"]) if self.world.interventions.reported else None,
         )
 
@@ -580,6 +582,7 @@ class _Acted:
         observations, records: of the decisions of every step that had some, in the order of their copies.
         actions: T times (B, ...), where videos show them or a learner keeps them.
         due, slots: T times (B,), see `ActionQueue`.
+        kept: T times the values of `info` that are kept.
         failures: copy, step and reason of the episodes that were lost.
         failed_resets: step and reason of the resets that failed, with the next seed.
     """
@@ -595,6 +598,7 @@ class _Acted:
     actions: list[np.ndarray] = field(default_factory=list)
     due: list[BoolArray] = field(default_factory=list)
     slots: list[IntArray] = field(default_factory=list)
+    kept: list[Mapping[str, np.ndarray]] = field(default_factory=list)
     failures: list[tuple[int, int, Failure]] = field(default_factory=list)
     failed_resets: list[tuple[int, Failure]] = field(default_factory=list)
 
@@ -606,6 +610,7 @@ class _Acted:
             if alive_B[i]:
                 self.failures.append((i, len(self.alive), why))
         self.last = transition.observations
+        self.kept.append(transition.kept)
         for name, column in self.columns.items():
             column.append(getattr(transition, name))
         self.alive.append(alive_B)

@@ -93,7 +93,7 @@ class ObservedFrames:
         world: what is looked at; its camera draws.
         observes: what each reward model needs.
         continuations: labels rows with an expert's steps to success, where `observes` asks for labels.
-        share: of the episodes that are looked at.
+        share: of the episodes that are looked at; the first one of all is, whatever the share.
         seed: draws these episodes, by copy and number.
     """
 
@@ -247,7 +247,9 @@ class ObservedFrames:
         """(B,) whether the episodes of these numbers are among those that are looked at."""
         if self._share >= 1:
             return np.ones(len(numbers_B), dtype=np.bool_)
-        return np.array([_draw(self._seed, i, int(n)) < self._share for i, n in enumerate(numbers_B)], dtype=np.bool_)
+        drawn = [_draw(self._seed, i, int(n)) < self._share for i, n in enumerate(numbers_B)]
+        drawn[0] |= int(numbers_B[0]) == 0
+        return np.array(drawn, dtype=np.bool_)
 
     def _steps_left(self, stream: int, row: int, success: bool | None) -> float:
         """What an expert needs from where a copy stands now; nan where no label is wanted."""

@@ -12,9 +12,25 @@ import gymnasium
 
 from guerdon.policies.robots.control import build_policy
 from guerdon.policies.robots.robot import RobotPolicy
-from guerdon.settings.policy import ControlPolicySettings
-from guerdon.worlds.spaces import ObservedColumn
+from guerdon.processes.progress import log_once
+from guerdon.settings.policy import CNNPolicySettings, ControlPolicySettings, MLPPolicySettings
+from guerdon.worlds.spaces import ObservedColumn, chosen_columns
 from guerdon.worlds.world import World
+
+_SIDE = 16  # pixels of both sides of a picture that convolutions look at by default
+
+
+def fitting(settings: ControlPolicySettings, columns: Sequence[ObservedColumn]) -> ControlPolicySettings:
+    """The `policy` section where it gives no type: cnn where pictures are observed, else as it is."""
+    if not isinstance(settings, MLPPolicySettings) or "type" in settings.model_fields_set:
+        return settings
+    seen = chosen_columns(columns, settings.keys, "policy.keys")
+    pictured = any(column.kind == "image" and min(column.shape[:2]) >= _SIDE for column in seen)
+    given = settings.model_dump(exclude_unset=True)
+    if not pictured or not given.keys() <= CNNPolicySettings.model_fields.keys():
+        return settings
+    log_once("[policy] pictures are observed: policy.type is cnn")
+    return CNNPolicySettings(**given)
 
 
 class PolicyShape(NamedTuple):
@@ -63,7 +79,7 @@ def policy_of_shape(
         algorithm: see `build_policy`.
     """
     return build_policy(
-        settings,
+        fitting(settings, shape.columns),
         shape.observation_shape,
         shape.action_space,
         sources=heads,

@@ -293,6 +293,7 @@ def joined(parts: Sequence[Rollout[Any]], inputs: Callable[[Sequence[Rollout[Any
         videos=None if first.videos is None else _placed([part.videos or () for part in parts], starts),
         ends=_ends(parts, starts),
         greedy=_greedy(parts, inputs),
+        kept=_of_sources(_each(parts, "kept"), steps),
         steps=sum(part.steps for part in parts),
         measured=sum(part.measured for part in parts),
         metrics=_metrics(parts),

@@ -170,7 +170,7 @@ def evaluate(
     *,
     episodes: int,
     recorder: Recorder | None = None,
-    max_steps: int = 100_000,
+    max_steps: int | None = None,
 ) -> dict[str, float]:
     """Run episodes from the world's own starts and report true success; no reward model takes part.
 
@@ -181,7 +181,7 @@ def evaluate(
         act: (B, ...) observations to (B, A) actions, or an `ActionQueue`; an evaluation takes the most likely ones.
         episodes: how many; rounded up to a multiple of the copies.
         recorder: records exactly the episodes that count.
-        max_steps: gives up on an environment that never ends an episode.
+        max_steps: gives up on an environment that never ends an episode; None: 100,000, or enough for its guard.
 
     Returns:
         `success` (share of episodes with success at any step), `success_at_end`, `return/env` (mean), `length`
@@ -189,12 +189,15 @@ def evaluate(
         the shares are taken. A share of none is absent. `episodes_failed`, where there were any: episodes that a broken
         simulator cut off; they begin again as often as the world tries, and are left out after that. Resets that failed
         count as such, and the episode begins with the next seed. `episodes_intervened`, where there were any: somebody
-        else acted in them, so their success and return are not the policy's and are left out.
+        else acted in them, so their success and return are not the policy's and are left out. `episodes_at_guard`:
+        that only `World.guard` ended.
     """
     per_copy = -(-episodes // world.num_envs)
+    guard = world.guard or 0
+    max_steps = max_steps or max(100_000, per_copy * (guard + 1))
     finished = np.zeros(world.num_envs, dtype=np.int64)
     once, helped = np.zeros((2, world.num_envs), dtype=np.bool_)
-    intervened = 0
+    intervened = guarded = 0
     total = np.zeros(world.num_envs)
     length = np.zeros(world.num_envs, dtype=np.int64)
     results: list[tuple[bool | None, bool | None, float, int]] = []
@@ -223,6 +226,7 @@ def evaluate(
                 finished[copy] += 1
         for i in np.flatnonzero(transition.done):
             if finished[i] < per_copy:
+                guarded += bool(world.guarded[i])
                 if helped[i]:
                     intervened += 1
                 else:
@@ -236,7 +240,13 @@ def evaluate(
             recorder.begin_all(transition, skip_B=finished >= per_copy)
         if (finished >= per_copy).all():
             break
-    return _means(results, {"episodes_failed": lost, "episodes_intervened": intervened})
+    if guarded:
+        log_line(
+            f"[eval] {guarded} of {len(results)} episodes were cut after {guard:,} steps: the environment has no "
+            "time limit and ended none of them; set env.max_episode_steps"
+        )
+    left_out = {"episodes_failed": lost, "episodes_intervened": intervened}
+    return _means(results, {**left_out, "episodes_at_guard": guarded})
 
 
 def _means(

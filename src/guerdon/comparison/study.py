@@ -24,7 +24,15 @@ from guerdon.files.atomic import held
 from guerdon.files.json_files import read_lines
 from guerdon.pages.durations import duration
 from guerdon.pages.table import ResultTable
-from guerdon.plan.estimate import EVALUATION, estimate_bc, estimate_collect, estimate_label, total_bytes, total_seconds
+from guerdon.plan.estimate import (
+    EVALUATION,
+    NO_LIMIT,
+    estimate_bc,
+    estimate_collect,
+    estimate_label,
+    total_bytes,
+    total_seconds,
+)
 from guerdon.plan.stages import loaded, stage
 from guerdon.processes.cores import usable_cores
 from guerdon.processes.progress import ProgressBar
@@ -118,10 +126,11 @@ class CompareStage:
         kinds = [job.arguments[0] for job in plan.jobs]
         parts = list(plan.estimates.values())
         left, peak = total_bytes(parts, plan.parallel)
+        unknown = any(part.get("seconds", 0.0) is None for part in parts)
         return {
             "jobs": ", ".join(f"{kinds.count(k)} {k}" for k in dict.fromkeys(kinds)),
             "at a time": plan.parallel,
-            "wall time": f"about {duration(total_seconds(parts, plan.parallel))}",
+            "wall time": NO_LIMIT if unknown else f"about {duration(total_seconds(parts, plan.parallel))}",
             "bytes": left,
             "peak_bytes": peak,
         }
@@ -415,7 +424,7 @@ def _preparation(task: str, study: Study, for_label: Study) -> list[_Planned]:
     ) -> None:
         verb, *flags = words or (kind,)
         arguments = (verb, _job_file(study.work_dir, f"{task}.{name}"), *flags)
-        job = Job(f"{task}.{name}", arguments, needs, float(cost["seconds"]), urgent=True, stage=kind)
+        job = Job(f"{task}.{name}", arguments, needs, float(cost["seconds"] or 0.0), urgent=True, stage=kind)
         planned.append((job, own.model_copy(update={"compare": None}), cost))  # more seeds must not change its hash
 
     if study.sft is not None:
@@ -486,7 +495,7 @@ def _run(task: str, arm: str, seed: int, config: Study, prepared: Study) -> _Pla
     arguments = ("run", _job_file(prepared.work_dir, name), "--resume")
     folder = Path(config.runner.logger.log_path, config.runner.logger.experiment_name)
     needs = _makers(task, prepared, read)
-    return Job(name, arguments, needs, float(cost["seconds"]), folder=folder, stage="run"), config, cost
+    return Job(name, arguments, needs, float(cost["seconds"] or 0.0), folder=folder, stage="run"), config, cost
 
 
 def _budgeted(planned: Sequence[_Planned]) -> list[_Planned]:

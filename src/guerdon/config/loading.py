@@ -240,6 +240,8 @@ def to_yaml(config: BaseModel) -> str:
     return hide(text)
 
 
+_WRITTEN_BEFORE = (("policy", "type", "mlp"),)
+"""Section, key and value that earlier files have where it was not given."""
 _FREE = ("max_usd", "cpu_offload", "collective_timeout")
 
 
@@ -253,6 +255,10 @@ def holds(path: Path, config: BaseModel) -> bool:
     """
     written = read_yaml(path).data
     here = parse_yaml(to_yaml(config), "")[0]  # without its secrets, as the file
+    for section, key, default in _WRITTEN_BEFORE:
+        old, new = ({} if not isinstance(one.get(section), dict) else one[section] for one in (written, here))
+        if key not in new and old.get(key) == default:
+            del old[key]
     return bool(_without_free(written) == _without_free(here))
 
 

@@ -276,6 +276,20 @@ def rgb_frames(values_T: Any) -> ByteArray:
     return np.ascontiguousarray(found)
 
 
+def refuse_one_or_several(shape: tuple[int, ...]) -> None:
+    """Refuse an array of three axes that may be one picture in colour, or several grey ones.
+
+    Raises:
+        DataError: with what tells them apart.
+    """
+    for axis, sides in ((0, shape[1:]), (2, shape[:2])):
+        if len(shape) == 3 and shape[axis] in (3, 4) and min(sides) > shape[axis]:
+            raise DataError(
+                f"shape {shape} may be one picture with {shape[axis]} channels or {shape[0]} grey pictures: "
+                "give four axes, (N, C, H, W) or (N, H, W, C)"
+            )
+
+
 def rgb_picture(picture: Any) -> ByteArray:
     """(H, W, 3) uint8 of one picture, as `render()` gives it; see `rgb_frames`.
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from guerdon.episodes.images import rgb_frames
+from guerdon.episodes.images import refuse_one_or_several, rgb_frames
 from guerdon.errors import ConfigError, DataError, RewardFailure
 from guerdon.integrations.retries import RetriedModel
 from guerdon.models.load import load_reward_model
@@ -79,6 +79,7 @@ def uint8_frames(pictures: torch.Tensor | np.ndarray) -> ByteArray:
     Raises:
         DataError: another shape or kind of number, or floats outside 0..1, as normalised pictures have.
     """
+    refuse_one_or_several(tuple(pictures.shape))
     if isinstance(pictures, torch.Tensor):
         found = pictures.detach().cpu()
         return rgb_frames((found.float() if found.is_floating_point() else found).numpy())

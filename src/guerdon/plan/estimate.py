@@ -74,8 +74,11 @@ BYTES_PER_PIXEL = 1.2  # of a PNG of a rendered scene
 STEPS_BETWEEN_EVALUATIONS = 20  # of an image model, at least, where eval_every is null
 EVALUATION = 100_000  # bytes of an evaluation with its pictures
 RUN_FILES = 450_000  # bytes of a run without its checkpoints: policy, episodes, videos, metrics
-UNKNOWN = "not known, since a part of it is not"
+UNCOUNTED = "not known, since a part of it is not"
 AT_ONCE = 256  # responses that a GPU writes at a time outside of runs
+
+
+NO_LIMIT = "unknown: episodes have no time limit (env.max_episode_steps)"
 
 
 def estimate_collect(study: Study) -> dict[str, Any]:
@@ -84,7 +87,9 @@ def estimate_collect(study: Study) -> dict[str, Any]:
     if settings is None:
         return {}
     simulate, render = SPEED.get(study.env.type, OTHER_SPEED)
-    limit, (height, width) = study.env.max_episode_steps or 200, study.env.frame_size
+    limit, (height, width) = study.env.max_episode_steps, study.env.frame_size
+    if limit is None:
+        return {"episodes": settings.episodes, "frames": NO_LIMIT, "seconds": None, "bytes": None}
     frames = settings.episodes * (limit // settings.frame_every + 2)
     pictures = frames * len(getattr(study.env, "cameras", ("the only one",)))
     return {
@@ -95,11 +100,17 @@ def estimate_collect(study: Study) -> dict[str, Any]:
     }
 
 
+def _rows_collected(study: Study) -> int:
+    """Rows of a training, as far as the file says how many are collected."""
+    said = str(estimate_collect(study).get("frames", "2000")).split()[-1]
+    return int(said) if said.isdecimal() else 2000
+
+
 def estimate_train(study: Study, only: Sequence[str] = ()) -> dict[str, Any]:
     """Models, seconds and bytes of `guerdon train`, of all models or of some."""
     if study.text:
         return _estimate_train_text(study, only)
-    rows = int(str(estimate_collect(study).get("frames", "2000")).split()[-1])
+    rows = _rows_collected(study)
     parts: list[dict[str, Any]] = []
     for model in (m for name, m in study.train.items() if not only or name in only):
         assert not isinstance(model, TextTrainSettings)
@@ -119,7 +130,7 @@ def estimate_train(study: Study, only: Sequence[str] = ()) -> dict[str, Any]:
 
 def estimate_bc(study: Study) -> dict[str, Any]:
     """Seconds and bytes of `guerdon train policy=bc`, as far as the data are collected by the same file."""
-    rows = int(str(estimate_collect(study).get("frames", "2000")).split()[-1])
+    rows = _rows_collected(study)
     return {} if study.bc is None else {"seconds": rows * study.bc.epochs / HEAD, "bytes": RUN_FILES}
 
 
@@ -319,11 +330,11 @@ def estimate_run(study: Study) -> dict[str, Any]:
             **_run_time(study, gpu, START + text_seconds(size, study.data) * responses),
             "bytes": int(text_bytes(size, runner.keep_checkpoints)),
         }
-    length = env.max_episode_steps or 200
-    evaluations *= length
+    length = env.max_episode_steps
+    evaluations *= length or 0
     simulate, render = SPEED.get(env.type, OTHER_SPEED)
-    scored = [_frames_of(s, length) for s in _used(study) if _arch(study, s) != "mlp"]
-    frames = max(scored, default=0) * runner.total_steps // length
+    scored = [_frames_of(s, length or 1) for s in _used(study) if _arch(study, s) != "mlp"]
+    frames = max(scored, default=0) * runner.total_steps // (length or 1)
     seconds = (runner.total_steps + evaluations) / simulate + runner.total_steps / UPDATE + RUN
     seconds += frames / render + frames * len(scored) / SCORE + _refit_seconds(study)
     chunk = getattr(study.policy, "num_action_chunks", 1)
@@ -335,17 +346,17 @@ def estimate_run(study: Study) -> dict[str, Any]:
     seconds += runner.total_steps * getattr(study.algorithm, "utd_ratio", 0) / REPLAY
     left, peak = _run_bytes(study)
     gpu = estimate_vla(study)
-    if "seconds" in gpu:  # and reward models of pictures, on cores
+    if "seconds" in gpu and length:  # and reward models of pictures, on cores
         elsewhere = set(uncounted(study))
         here = [_frames_of(s, length) for name, s in study.robot_sources.items() if name not in elsewhere]
         looked_at = sum(here) * runner.total_steps // length if _used(study) else 0
         gpu["seconds"] += looked_at * (1 / render + 1 / SCORE) + _refit_seconds(study)
     return {
         "environment steps": runner.total_steps,
-        "evaluation steps": evaluations,
-        "frames": frames,
+        "evaluation steps": evaluations if length else NO_LIMIT,
+        "frames": frames if length or not frames else NO_LIMIT,
         **gpu,
-        **_run_time(study, gpu, seconds),
+        **(_run_time(study, gpu, seconds) if length else {"seconds": None}),
         "bytes": left,
         "peak_bytes": peak,
     }
@@ -363,7 +374,7 @@ def _run_time(study: Study, gpu: Mapping[str, Any], one_core: float) -> dict[str
     if gpus is None:
         return {"seconds": one_core}
     if "seconds" not in gpu:
-        return {"seconds": one_core, "computed on": UNKNOWN}
+        return {"seconds": one_core, "computed on": UNCOUNTED}
     where, elsewhere = computed_on(gpus)["computed on"], uncounted(study)
     without = f", without what these score: {', '.join(elsewhere)}" if elsewhere else ""
     return {"seconds": START + gpu["seconds"], "computed on": f"{where}{without}"}
@@ -557,13 +568,13 @@ def _short(tokens: int) -> str:
 
 def total_seconds(parts: Sequence[Mapping[str, Any]], parallel: int) -> float:
     """Seconds for independent parts spread over `parallel` workers: at least the longest part."""
-    seconds = [float(p.get("seconds", 0.0)) for p in parts]
+    seconds = [float(p.get("seconds") or 0.0) for p in parts]
     return max([sum(seconds) / max(parallel, 1), *seconds]) if seconds else 0.0
 
 
 def total_bytes(parts: Sequence[Mapping[str, Any]], parallel: int) -> tuple[int, int]:
     """Bytes that independent parts leave, and the most there can be while `parallel` of them run at a time."""
-    left = sum(int(p.get("bytes", 0)) for p in parts)
+    left = sum(int(p.get("bytes") or 0) for p in parts)
     more = sorted((int(p["peak_bytes"]) - int(p["bytes"]) for p in parts if "peak_bytes" in p), reverse=True)
     return left, left + sum(more[: max(parallel, 1)])
 
@@ -574,9 +585,11 @@ def readable(estimate: Mapping[str, Any] | str) -> list[str]:
         return [estimate]
     lines = []
     for name, value in estimate.items():
-        if name == "seconds":
+        if value is None:
+            lines.append(f"{'time' if name == 'seconds' else 'disk'}: {NO_LIMIT}")
+        elif name == "seconds":
             where = estimate.get("computed on", "one core")
-            lines.append(f"time: {where}" if where == UNKNOWN else f"time: about {duration(value)} on {where}")
+            lines.append(f"time: {where}" if where == UNCOUNTED else f"time: about {duration(value)} on {where}")
         elif name == "bytes":
             left, peak = (max(size / 1e6, 1) for size in (value, estimate.get("peak_bytes", value)))
             most = f"at most about {peak:.0f} MB while it runs, " if round(peak) > round(left) else ""

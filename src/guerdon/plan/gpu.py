@@ -36,7 +36,6 @@ from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.train import TextTrainSettings
 from guerdon.settings.vla_policy import FlowDecodingSettings, VLAPolicySettings
-from guerdon.settings.world import UNLIMITED
 
 LOGITS_AT_ONCE = 2**26  # on a GPU (guerdon.policies.language.text; a test compares them)
 PER_LOGIT = 22  # bytes of a logit of the piece that goes backward: counted from the operators of `token_log_probs`
@@ -426,7 +425,9 @@ def estimate_vla(study: Study) -> dict[str, Any]:
         f"P = {p / 1e9:.3g}e9, T = {trained / 1e9:.3g}e9, S = {tokens}",
     )  # fmt: skip
     sent = 4.0 * trained if study.engine == "ray" else acting
-    times = _vla_times(study, who, _work(policy, shape, p, tokens), env.max_episode_steps or UNLIMITED, sent)
+    if env.max_episode_steps is None:  # then nobody knows how many decisions an evaluation takes
+        return found
+    times = _vla_times(study, who, _work(policy, shape, p, tokens), env.max_episode_steps, sent)
     return found | lines_of(times, who) | together(times, study)
 
 

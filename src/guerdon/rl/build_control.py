@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,8 @@ from guerdon.rl.learner import OnPolicyLearner
 from guerdon.rl.off_policy import ReplayLearner
 from guerdon.rl.parts import Parts, run_collector, run_reward_models
 from guerdon.rl.replay import Replay
-from guerdon.rl.sampling import ACHIEVED, DESIRED, GoalRewards
+from guerdon.rl.replay_room import ReplaySizes, check_room
+from guerdon.rl.sampling import ACHIEVED, DESIRED, NO_INFO, GoalRewards, Infos
 from guerdon.rl.videos import EpisodeVideos, write_video
 from guerdon.settings.algorithm import ControlAlgorithmSettings, RobotAlgorithmSettings
 from guerdon.settings.aliases import LOGGED_AS_PRM
@@ -52,6 +53,8 @@ from guerdon.types import BoolArray, Episode, FloatArray, Observes, RewardModel
 from guerdon.worlds.build import first_world
 from guerdon.worlds.interventions import on_policy_refuses
 from guerdon.worlds.spaces import choices, is_numeric, own_values, parts_of_rows, some_allowed, state_keys
+
+_ROUNDED = 1e-5  # by which goals may differ from those that the environment compared, relative to their distance
 
 
 def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
@@ -184,6 +187,7 @@ def _of_collectors(study: Study, heads: Sequence[str], observes: Sequence[Observ
         "video_share": runner.video_share if runner.save_video else 0.0,
         "video_every": runner.video_every,
         "overlap_steps": study.reward.overlap_steps,
+        "keep_info": tuple(getattr(algorithm, "keep_info", ())),
     }
     if not algorithm.replayed:
         of_rollouts = study.on_policy
@@ -343,7 +347,17 @@ def build_replay_learner(
     learning = {name: one for name in terms if isinstance(one := sources[name], RefittedReward)}
     for one in learning.values():
         one.model.model.even = True  # a value does not depend on which rows are measured with it
-    memory = Replay(folder / "checkpoints" / "replay", list(terms))
+    moments = getattr(study.env, "frame_stack", 1)
+    memory = Replay(folder / "checkpoints" / "replay", list(terms), limit=algorithm.buffer_size, moments=moments)
+    sizes = ReplaySizes.of(
+        shape.columns,
+        moments=moments,
+        actions=int(np.prod(shape.action_space.shape or ())),
+        sources=len(terms),
+        kept=len(algorithm.keep_info),
+    )
+    room = check_room(steps=runner.total_steps, limit=algorithm.buffer_size, sizes=sizes, folder=memory.folder)
+    notes.append(room)
     shown = None
     if algorithm.demonstrations is not None:
         shown = Replay(folder / "checkpoints" / "demonstrations", list(terms))
@@ -365,58 +379,77 @@ def reward_for_goals(study: Study, shape: PolicyShape) -> GoalRewards:
     They are its `compute_reward`, called with a batch where it accepts one, and its `compute_terminated`, if any.
 
     Raises:
-        ConfigError: it is no environment with goals, or its `compute_reward` fails or differs from the reward of steps.
+        ConfigError: it is no environment with goals, or its `compute_reward` fails.
     """
-    names, what = {column.name for column in shape.columns}, "algorithm.goal_relabelling"
+    shown, what = {column.name for column in shape.columns}, "algorithm.goal_relabelling"
+    names = tuple(getattr(study.control_algorithm, "keep_info", ()))
     found: Any = None
-    if {ACHIEVED, DESIRED} <= names:
+    if {ACHIEVED, DESIRED} <= shown:
         # The world stays open: compute_reward may use the simulator.
-        world = first_world(study.env.model_copy(update={"vectorization": "sync"}))
+        world = first_world(study.env.model_copy(update={"vectorization": "sync"}), keep_info=names)
         copy = world.env.unwrapped.envs[0]
         found = _attribute(copy, "compute_reward")
     if found is None:
         raise ConfigError(
             f"{what} is for environments that show {ACHIEVED} and {DESIRED} and have compute_reward; this one shows "
-            f"{', '.join(sorted(names)) or 'one array'}"
+            f"{', '.join(sorted(shown)) or 'one array'}"
         )
     own, wanted = copy.observation_space[ACHIEVED], copy.observation_space[DESIRED]
     if own.shape != wanted.shape or (not isinstance(own, gymnasium.spaces.Box) and own != wanted):
         raise ConfigError(f"{what}: {ACHIEVED} is of {own}, {DESIRED} of {wanted}: neither can stand for the other")
-    failed = f"{what}: compute_reward(achieved_goal, desired_goal, {{}}) failed"
+    failed = f"{what}: compute_reward(achieved_goal, desired_goal, {'info' if names else '{}'}) failed"
     start = world.reset(np.zeros(world.num_envs, np.bool_))
     transition = world.step(some_allowed(start.own_observations, world.own_columns, world.action_space))
     achieved, desired = (
         own_values(transition.own_final[name], space) for name, space in ((ACHIEVED, own), (DESIRED, wanted))
     )
-    with boundary(ConfigError, failed):
-        single = np.array([float(found(one, other, {})) for one, other in zip(achieved, desired, strict=True)])
-    paid = transition.own_rewards
-    if (wrong := transition.mask & ~np.isclose(paid, single, rtol=1e-3, atol=1e-5, equal_nan=True)).any():
-        raise ConfigError(
-            f"{what}: a step paid {paid[wrong][0]:g}, and compute_reward of its goals is {single[wrong][0]:g}, so "
-            "that rewards for other goals would not be those of the environment: give the wrapper that changes rewards "
-            "or goals a compute_reward of its own"
-        )
-    together, over = _takes_many(found, achieved, desired), _attribute(copy, "compute_terminated")
+    hint = "; what it reads of info belongs in algorithm.keep_info" if not names else ""
+    for pair in zip(achieved, desired, _each_info(transition.kept, len(achieved)), strict=True):
+        with boundary(ConfigError, failed + hint):
+            float(found(*pair))
+    together = not names and _takes_many(found, achieved, desired)
+    over = _attribute(copy, "compute_terminated")
 
-    def rewards(achieved_N: np.ndarray, desired_N: np.ndarray) -> FloatArray:
+    def rewards(achieved_N: np.ndarray, desired_N: np.ndarray, infos: Infos = NO_INFO) -> FloatArray:
         goals = own_values(achieved_N, own), own_values(desired_N, wanted)
+        each = zip(*goals, _each_info(infos, len(achieved_N)), strict=True)
         with boundary(ConfigError, failed):
-            paid = found(*goals, {}) if together else [found(*pair, {}) for pair in zip(*goals, strict=True)]
+            paid = found(*goals, {}) if together else [found(*one) for one in each]
             rewards = np.asarray(paid, np.float32).reshape(len(achieved_N))
         if not np.isfinite(rewards).all():
             raise NonFiniteError("compute_reward of the environment gave a reward that is not finite")
         return rewards
 
-    def ends(achieved_N: np.ndarray, desired_N: np.ndarray) -> BoolArray:
-        goals = zip(own_values(achieved_N, own), own_values(desired_N, wanted), strict=True)
-        unable = failed.replace("compute_reward", "compute_terminated")
-        with boundary(ConfigError, unable), suppress(NotImplementedError):  # as gymnasium-robotics' GoalEnv has it
-            if over is not None:
-                return np.fromiter((bool(over(*pair, {})) for pair in goals), np.bool_, len(achieved_N))
-        return np.zeros(len(achieved_N), np.bool_)
+    def ends(achieved_N: np.ndarray, desired_N: np.ndarray, infos: Infos) -> BoolArray:
+        goals = own_values(achieved_N, own), own_values(desired_N, wanted)
+        each = zip(*goals, _each_info(infos, len(achieved_N)), strict=True)
+        with boundary(ConfigError, failed.replace("compute_reward", "compute_terminated")):
+            return np.fromiter((bool(over(*one)) for one in each), np.bool_, len(achieved_N))
 
-    return GoalRewards(rewards, ends)
+    def near(achieved_N: np.ndarray, desired_N: np.ndarray) -> list[np.ndarray]:
+        if own.dtype.kind != "f":
+            return []
+        away = achieved_N.astype(np.float64) - desired_N
+        return [desired_N + away * (1.0 + change) for change in (-_ROUNDED, _ROUNDED)]
+
+    says = over is not None and _says_ends(over, achieved[0], desired[0], next(_each_info(transition.kept, 1)))
+    return GoalRewards(rewards, ends if says else None, names, near)
+
+
+def _each_info(infos: Infos, count: int) -> Iterator[dict[str, Any]]:
+    """The info of each of so many transitions."""
+    for i in range(count):
+        yield {name: values[i] for name, values in infos.items()}
+
+
+def _says_ends(over: Any, achieved: Any, desired: Any, info: Mapping[str, Any]) -> bool:
+    """Whether an environment has `compute_terminated`; gymnasium-robotics' base class has one that is not made."""
+    try:
+        with boundary(ConfigError, "compute_terminated"):
+            over(achieved, desired, dict(info))
+    except ConfigError as error:
+        return not isinstance(error.__cause__, NotImplementedError)
+    return True
 
 
 def _attribute(env: gymnasium.Env, name: str) -> Any:
@@ -514,7 +547,9 @@ def return_range(study: Study, models: Mapping[str, ControlReward]) -> tuple[flo
 
     A source whose weight is learned has no known range.
     """
-    env, limit = study.env, study.env.max_episode_steps or 1
+    env, limit = study.env, study.env.max_episode_steps
+    if limit is None:
+        return None
     of_env = None
     if env.native_reward == "sparse":
         of_env = (0.0, 1.0 if env.end_on_success else float(limit))

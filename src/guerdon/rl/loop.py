@@ -442,6 +442,8 @@ class Loop:
             self.parts.videos.flush()
         keep = self.study.runner.keep_checkpoints
         ckpt.save_checkpoint(self.folder / "checkpoints", self.step, *self._state(), keep=keep)
+        if (saved := getattr(self.learner, "saved", None)) is not None:
+            saved(keep)
         self._start = None
 
     def _fall_back(self) -> Path | None:

@@ -39,6 +39,7 @@ from guerdon.types import FloatArray, Metrics, Rewards, Rollout
 
 _OWN_WIDTHS = (256, 256)  # of critics behind networks of a user's own
 ENTROPY = "entropy"  # what the last output of a critic of SAC is about
+_OUTSIDE = 1e-3  # in the policy's units, by which an action is outside of its space
 _EPS = 1e-5  # of the layer norm of critics
 
 
@@ -214,6 +215,7 @@ class ReplayLearner:
         count = (len(self.memory.transitions) - before) * self.settings.utd_ratio
         if len(self.memory.transitions) < self.settings.online_step_before_learning:
             count = 0
+        self.memory.leave()
         weighted = {f"reward_weight/{name}": weight for name, weight in self.source_weights.items()}
         return self._learn(count) | weighted | found | self._explore(progress)
 
@@ -222,15 +224,19 @@ class ReplayLearner:
 
         Returns:
             `intervention_rate`, the share of its steps that somebody else decided, and `interventions`, all of them in
-            the replay, where the environment reports them. Of each model that ends episodes `stops` in the rollout and
+            the replay, where the environment reports them; `interventions_outside`, those of them whose action is not
+            within the action space. Of each model that ends episodes `stops` in the rollout and
             `false_stops`, those before any true success; None where it is not known of any.
         """
         assert rollout.actions is not None
         units = self.policy.units
         actions = rollout.actions if units is None else units.within(rollout.actions)
         if isinstance(self.policy.head, Squashed):
-            actions = np.clip(actions, -1.0, 1.0)
+            inside = np.clip(actions, -1.0, 1.0)
+            actions = inside if rollout.intervened is None else np.where(rollout.intervened[..., None], actions, inside)
         after, first = replay.add(rollout, actions.astype(np.float32), rewards)
+        if self.goal_rewards is not None and replay is self.memory:
+            self.goal_rewards.check(replay, after[after >= 0])
         if self.policy.encoder.has_backbone and self.goal_rewards is None and len(replay):
             replay.features(self.policy.encoder.numbers)  # before the encoder drops those that acting computed
         for name, source in self.learning.items():
@@ -241,6 +247,9 @@ class ReplayLearner:
             here = rollout.intervened[rollout.mask]
             metrics["intervention_rate"] = float(here.mean()) if len(here) else None
             metrics["interventions"] = float(len(replay.interventions))
+            if isinstance(self.policy.head, Squashed):
+                theirs = replay.rows("actions")[replay.interventions]
+                metrics["interventions_outside"] = float((np.abs(theirs) > 1.0 + _OUTSIDE).any(axis=1).sum())
         for name, found in rewards.items():
             if found.ends is not None:
                 success = replay.rows("success")[after[found.ends & (after >= 0)]]
@@ -328,6 +337,8 @@ class ReplayLearner:
             "sources": list(self.terms), "rng": self.rng.bit_generator.state, "version": self.version,
             "steps": self.steps,
         }  # fmt: skip
+        if self.goal_rewards is not None:
+            values["reached"] = [self.goal_rewards.reached_over, self.goal_rewards.reached_on]
         for part, replay in self._replays.items():
             more, values[part] = replay.state()
             tensors |= {f"{part}.{name}": tensor for name, tensor in more.items()}
@@ -343,10 +354,16 @@ class ReplayLearner:
         self._load(tensors)
         self.rng.bit_generator.state = values["rng"]
         self.version, self.steps = int(values["version"]), int(values["steps"])
+        if self.goal_rewards is not None:
+            self.goal_rewards.reached_over, self.goal_rewards.reached_on = values.get("reached", (0, 0))
         for part, replay in self._replays.items():
             if part not in values:
                 raise CheckpointError("the checkpoint is of a run without algorithm.demonstrations")
             replay.restore(under(part, tensors), values[part])
+
+    def saved(self, keep: int) -> None:
+        """A checkpoint is whole, of which so many are kept."""
+        self.memory.saved(keep)
 
     def _load(self, tensors: dict[str, Tensor]) -> None:
         """Critics and optimisers."""

@@ -1,12 +1,14 @@
-"""The memory of off-policy learning: what happened, row by row, in columns that only grow.
+"""The memory of off-policy learning: what happened, row by row, in columns that grow.
 
 A row is a moment of an episode: its first one, or the one after an action, which follows the row `before`. So a
 transition is a row and the one before it, and every observation is kept once. What never changes is appended to a file
-per column; what sources pay is kept apart, because a reward model that learned measures it again (`relabel`).
+per column; what sources pay is kept apart, because a reward model that learned measures it again (`relabel`). With
+a limit whole episodes leave, the oldest first (`Replay.leave`). Pictures of several moments are kept once, and stacked
+when they are asked for (`Replay.observations`).
 
     replay = Replay(folder, ["env"])
     replay.add(rollout, actions_B_T_A, rewards)
-    batch = replay.rows("observations")[replay.transitions]
+    batch = replay.observations(replay.transitions)
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import torch
@@ -33,6 +36,7 @@ PAID = np.dtype([("reward", "f4"), ("value", "f4"), ("version", "i4"), ("known",
 """Of a row and a source: what it pays for the step to the row, the value that its model measured there, by which
 version of the model (-1: it does not look at this row), whether that measurement succeeded, whether the reward is
 missing, and whether the model ends the episode at the row (`ends` of its bonus)."""
+SEGMENTS = 8  # files of large rows, where there is a limit
 MAPPED = 4096  # bytes of a row from which on a column is read from its file
 _NOT_PAID = np.zeros((), PAID)
 _NOT_PAID["version"] = -1
@@ -129,18 +133,126 @@ class ReplayColumn:
         return column
 
 
+class SegmentedColumn:
+    """Large rows in files of so many rows each, of which those without any rows that are kept can be deleted.
+
+    Args:
+        path: its files have the same name with a number.
+        each: rows of a file.
+
+    Attributes:
+        count: rows.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], path: Path, each: int) -> None:
+        self.shape, self.dtype = shape, dtype
+        self._path, self._each, self._next = path, each, 0
+        self._places = np.zeros(0, np.int64)  # of each row, counted over all files that there ever were
+        self._segments: dict[int, ReplayColumn] = {}
+
+    @property
+    def count(self) -> int:
+        """Rows."""
+        return len(self._places)
+
+    @property
+    def rows(self) -> SegmentedColumn:
+        """Itself: rows are read where they are asked for."""
+        return self
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, which: Any) -> NDArray[Any]:
+        """Rows by their numbers, or a field of all rows."""
+        if isinstance(which, str):
+            return self[:][which]
+        places = self._places[which]
+        found = np.empty((*np.shape(places), *self.shape), self.dtype)
+        numbers = places // self._each
+        for number in np.unique(numbers).tolist():
+            here = numbers == number
+            found[here] = self._segments[number].rows[places[here] - number * self._each]
+        return found
+
+    def extend(self, values_N: NDArray[Any]) -> None:
+        """Append rows."""
+        places = self._next + np.arange(len(values_N))
+        numbers = places // self._each
+        for number in np.unique(numbers).tolist():
+            if number not in self._segments:
+                self._segments[number] = ReplayColumn(self.shape, self.dtype, self._file(number))
+            self._segments[number].extend(values_N[numbers == number])
+        self._places = np.concatenate([self._places, places])
+        self._next += len(values_N)
+
+    def keep(self, kept_N: NDArray[np.bool_]) -> None:
+        """Drop the other rows, and the files in which none is left."""
+        self._places = self._places[kept_N]
+        used = {*(self._places // self._each).tolist(), self._next // self._each}
+        self._segments = {number: one for number, one in self._segments.items() if number in used}
+
+    @property
+    def files(self) -> list[str]:
+        """Names of the files."""
+        return [self._file(number).name for number in self._segments]
+
+    def write(self) -> dict[str, Any]:
+        """Complete the files; what `read` needs to get the rows back."""
+        segments = {str(number): one.write() for number, one in self._segments.items()}
+        dtype = repr(np.lib.format.dtype_to_descr(self.dtype))
+        return {
+            "shape": self.shape, "dtype": dtype, "each": self._each, "next": self._next, "places": _runs(self._places),
+            "segments": segments,
+        }  # fmt: skip
+
+    @classmethod
+    def read(cls, path: Path, stored: Mapping[str, Any]) -> SegmentedColumn:
+        """What `write` said; the files are cut back to it.
+
+        Raises:
+            CheckpointError: rows are missing or altered.
+        """
+        dtype = np.lib.format.descr_to_dtype(ast.literal_eval(stored["dtype"]))
+        column = cls(tuple(stored["shape"]), dtype, path, int(stored["each"]))
+        column._places, column._next = _of_runs(stored["places"]), int(stored["next"])
+        column._segments = {
+            int(number): ReplayColumn.read(column._file(int(number)), one) for number, one in stored["segments"].items()
+        }
+        return column
+
+    def _file(self, number: int) -> Path:
+        return self._path.with_name(f"{self._path.stem}.s{number}.bin")
+
+
+def _runs(numbers_N: IntArray) -> list[list[int]]:
+    """Ascending numbers as the first and the count of each stretch without gaps."""
+    if not len(numbers_N):
+        return []
+    begins = np.flatnonzero(np.diff(numbers_N, prepend=numbers_N[0] - 2) != 1)
+    counts = np.diff(np.append(begins, len(numbers_N)))
+    return [[int(numbers_N[begin]), int(count)] for begin, count in zip(begins, counts, strict=True)]
+
+
+def _of_runs(runs: Sequence[Sequence[int]]) -> IntArray:
+    """The numbers of `_runs`."""
+    return np.concatenate([np.zeros(0, np.int64), *(np.arange(first, first + count) for first, count in runs)])
+
+
 class Replay:
     """Rows of all episodes.
 
     Columns: `observations`; `actions` in the policy's units; `terminated`: the action ended the task; `ended`: the
     episode ended, too, where a limit cut it; `before`: the row before, -1 for a first moment; `episode` and `moment`:
     its number, and steps since it began; `success`: 1 from the first true success on, else 0, or -1 where it was not
-    reported; `intervened`: the action was somebody else's. What a reward model that learns looked at is in
-    `NAME.seen`, of the rows in `NAME.rows`.
+    reported; `intervened`: the action was somebody else's; `info.NAME`: of `algorithm.keep_info`. What a reward model
+    that learns looked at is in `NAME.seen`, of the rows in `NAME.rows`.
 
     Args:
         folder: receives the files.
         sources: names of the sources of reward.
+        limit: transitions that it keeps, besides those of episodes in which somebody else acted; None: all.
+        moments: that pictures of observations show at once, the newest last.
 
     Attributes:
         paid: source to (N,) `PAID`.
@@ -148,9 +260,14 @@ class Replay:
         interventions: (I,) those of them whose action was somebody else's.
     """
 
-    def __init__(self, folder: Path, sources: Sequence[str]) -> None:
-        self.folder = folder
-        self._columns: dict[str, ReplayColumn] = {}
+    def __init__(self, folder: Path, sources: Sequence[str], *, limit: int | None = None, moments: int = 1) -> None:
+        self.folder, self._limit, self._moments = folder, limit, moments
+        self._whole: tuple[tuple[int, ...], np.dtype[Any]] | None = None  # shape and type of whole observations
+        self._each = max((limit or 0) // SEGMENTS, 1)
+        self._generation = 0  # of the files of small columns: each time that rows are dropped there are new ones
+        self._gone = np.zeros(0, np.bool_)  # rows of episodes that have left, and are not dropped yet
+        self._stored: list[set[str]] = []  # files of the checkpoints that are kept
+        self._columns: dict[str, ReplayColumn | SegmentedColumn] = {}
         self._paid = {name: ReplayColumn((), PAID) for name in sources}
         self._transitions = ReplayColumn((), np.dtype(np.int64))
         self._interventions = ReplayColumn((), np.dtype(np.int64))
@@ -181,15 +298,69 @@ class Replay:
         """Source to (N,) `PAID`, which may be written."""
         return {name: column.rows for name, column in self._paid.items()}
 
-    def rows(self, name: str) -> NDArray[Any]:
-        """A column."""
+    def rows(self, name: str) -> Any:
+        """A column; of observations with pictures of several moments the newest one of each, see `observations`."""
         return self._columns[name].rows
+
+    @property
+    def observation_bytes(self) -> int:
+        """Of a whole observation."""
+        assert self._whole is not None
+        shape, dtype = self._whole
+        return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+
+    def observations(self, rows: Any) -> NDArray[Any]:
+        """Observations of these rows, as the environment showed them: pictures of all moments, side by side.
+
+        At the start of an episode its first picture is repeated, as `gymnasium.wrappers.FrameStackObservation` does.
+        """
+        stored = self.rows("observations")
+        if self._moments == 1:
+            return np.asarray(stored[rows])
+        assert self._whole is not None
+        before, chain = self.rows("before"), [np.arange(len(self))[rows]]
+        while len(chain) < self._moments:
+            earlier = before[chain[-1]]
+            chain.append(np.where(earlier >= 0, earlier, chain[-1]))
+        parts = [stored[one] for one in reversed(chain)]
+        shape, dtype = self._whole
+        if dtype.names is None:
+            return np.concatenate(parts, axis=-1)
+        found = np.empty((*chain[0].shape, *shape), dtype)
+        for name in dtype.names:
+            several = found.dtype[name].shape != stored.dtype[name].shape
+            found[name] = np.concatenate([one[name] for one in parts], axis=-1) if several else parts[-1][name]
+        return found
+
+    def _newest(self, observations_N: NDArray[Any]) -> NDArray[Any]:
+        """What is kept of observations: of pictures of several moments the newest one."""
+        dtype, count = observations_N.dtype, self._moments
+        self._whole = observations_N.shape[1:], dtype
+        if count == 1 or (dtype.names is None and not _is_picture(dtype, observations_N.shape[1:])):
+            self._moments = 1
+            return observations_N
+        if dtype.names is None:
+            return observations_N[..., -(observations_N.shape[-1] // count) :]
+        fields = {name: (dtype[name].base, dtype[name].shape) for name in dtype.names}
+        pictures = [name for name, (base, shape) in fields.items() if _is_picture(base, shape)]
+        if not pictures:
+            self._moments = 1
+            return observations_N
+        for name in pictures:
+            base, (height, width, channels) = fields[name]
+            fields[name] = base, (height, width, channels // count)
+        found = np.empty(observations_N.shape, np.dtype([(name, *one) for name, one in fields.items()]))
+        for name in dtype.names:
+            found[name] = (
+                observations_N[name][..., -fields[name][1][-1] :] if name in pictures else observations_N[name]
+            )
+        return found
 
     def features(self, compute: Callable[[NDArray[Any]], FloatArray]) -> FloatArray:
         """(N, F) of all observations by a slow function, which is called once for each row."""
         start = 0 if self._features is None else self._features.count
         if start < len(self):
-            new = compute(self.rows("observations")[start:])
+            new = compute(self.observations(slice(start, None)))
             self._features = self._features or ReplayColumn(new.shape[1:], new.dtype)
             self._features.extend(new)
         assert self._features is not None
@@ -226,8 +397,81 @@ class Replay:
         """Append rows to columns, which are made where they are not there."""
         for name, values in columns.items():
             if name not in self._columns:
-                self._columns[name] = ReplayColumn(values.shape[1:], values.dtype, self._path(name))
+                self._columns[name] = self._new(name, values.shape[1:], values.dtype)
             self._columns[name].extend(values)
+
+    def _new(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ReplayColumn | SegmentedColumn:
+        """A column without rows."""
+        large = dtype.itemsize * int(np.prod(shape, dtype=np.int64)) >= MAPPED
+        if self._limit is not None and large:
+            return SegmentedColumn(shape, dtype, self._path(name), self._each)
+        return ReplayColumn(shape, dtype, self._path(name, self._generation))
+
+    def leave(self) -> None:
+        """Let whole episodes leave, the oldest first, as far as there are more transitions than the limit.
+
+        Episodes that are open, and those in which somebody else acted, stay. Rows are dropped, and others get new
+        numbers, where so many have left as a file of large rows has.
+        """
+        if self._limit is None or not len(self):
+            return
+        self._gone = np.concatenate([self._gone, np.zeros(len(self) - len(self._gone), np.bool_)])
+        episode, stays = self.rows("episode"), np.zeros(self._episodes, np.bool_)
+        stays[episode[self.rows("intervened")]] = True
+        counted = self.transitions[~stays[episode[self.transitions]]]
+        over = len(counted) - self._limit
+        if over <= 0:
+            return
+        stays[episode[list(self._open.values())]] = True
+        counts = np.bincount(episode[counted], minlength=self._episodes)
+        able = np.flatnonzero((counts > 0) & ~stays)
+        enough = int(np.searchsorted(np.cumsum(counts[able]), over)) + 1
+        leaving = np.zeros(self._episodes, np.bool_)
+        leaving[able[:enough]] = True
+        self._gone |= leaving[episode]
+        if self._gone.sum() >= self._each:
+            self._drop()
+        self._number()
+
+    def _number(self) -> None:
+        """Which rows are transitions, and which of them somebody else's."""
+        self._transitions, self._interventions = (ReplayColumn((), np.dtype(np.int64)) for _ in range(2))
+        if len(self):
+            there = ~self._gone
+            self._transitions.extend(np.flatnonzero((self.rows("before") >= 0) & there))
+            self._interventions.extend(np.flatnonzero(self.rows("intervened") & there))
+
+    def _drop(self) -> None:
+        """Drop the rows of episodes that have left; the others are numbered anew."""
+        kept = ~self._gone
+        new = np.cumsum(kept) - 1
+        self._generation += 1
+        before = self.rows("before")[kept]
+        moved = {"before": np.where(before >= 0, new[before], -1)}
+        of_rows: dict[str, Any] = {
+            name: self._columns[f"{name}.rows"].rows for name in self._paid if f"{name}.rows" in self._columns
+        }
+        for name, rows in of_rows.items():
+            moved[f"{name}.rows"] = new[rows[kept[rows]]]
+        for name, column in self._columns.items():
+            source = name.removesuffix(".rows").removesuffix(".seen")
+            these = kept[of_rows[source]] if source != name and source in of_rows else kept
+            if isinstance(column, SegmentedColumn):
+                column.keep(these)
+                continue
+            values = moved.get(name)
+            again = ReplayColumn(column.rows.shape[1:], column.rows.dtype, self._path(name, self._generation))
+            again.extend(column.rows[these] if values is None else values)
+            self._columns[name] = again
+        for name, paid in self._paid.items():
+            self._paid[name] = ReplayColumn((), PAID)
+            self._paid[name].extend(paid.rows[kept])
+        if self._features is not None:
+            features = self._features.rows
+            self._features = ReplayColumn(features.shape[1:], features.dtype)
+            self._features.extend(features[kept[: len(features)]])
+        self._open = {stream: int(new[row]) for stream, row in self._open.items()}
+        self._gone = np.zeros(len(before), np.bool_)
 
     def episodes(self) -> tuple[IntArray, IntArray]:
         """(N,) rows in order of their episodes and of time, and (E + 1,) where each episode begins among them."""
@@ -251,25 +495,29 @@ class Replay:
                     begin = int(steps[0])
                     last = ends[i, stop] if (i, stop) in ends else ends[i, length]
                     if i not in self._open:
-                        first[i, begin] = self._begin(i, shown[i, begin], actions_B_T_A.shape[2:])
+                        first[i, begin] = self._begin(i, shown[i, begin], actions_B_T_A.shape[2:], rollout.kept)
                     over, done = np.zeros((2, len(steps)), np.bool_)
                     over[-1], done[-1] = rollout.terminated[i, stop], rollout.done[i, stop]
                     after[i, steps] = self._extend(
                         i, np.concatenate([shown[i, begin + 1 : stop + 1], last[None]]), actions_B_T_A[i, steps], over,
                         done, reported[i, steps], intervened[i, steps],
+                        {name: values[i, steps] for name, values in rollout.kept.items()},
                     )  # fmt: skip
                 if finished[i, start : stop + 1].any():
                     self._open.pop(i, None)
             if finished[i, -1] and (i, length) in ends and length:  # an episode began after the last step
-                first[i, length] = self._begin(i, ends[i, length], actions_B_T_A.shape[2:])
+                first[i, length] = self._begin(i, ends[i, length], actions_B_T_A.shape[2:], rollout.kept)
         return after, first
 
-    def _begin(self, stream: int, observation: NDArray[Any], action_shape: tuple[int, ...]) -> int:
+    def _begin(
+        self, stream: int, observation: NDArray[Any], action_shape: tuple[int, ...], kept: Mapping[str, NDArray[Any]]
+    ) -> int:
         """Append the first moment of an episode of a stream that has none open."""
         self._episodes += 1
         nothing = np.zeros((1, *action_shape), np.float32)
         never = np.zeros(1, np.bool_)
-        row = self._extend(stream, observation[None], nothing, never, never, np.zeros(1, np.int8), never)
+        none = {name: np.zeros((1, *values.shape[2:]), values.dtype) for name, values in kept.items()}
+        row = self._extend(stream, observation[None], nothing, never, never, np.zeros(1, np.int8), never, none)
         return int(row[0])
 
     def _extend(
@@ -281,6 +529,7 @@ class Replay:
         ended: NDArray[Any],
         success: NDArray[Any],
         intervened: NDArray[Any],
+        kept: Mapping[str, NDArray[Any]],
     ) -> IntArray:
         """Append moments of a stream's episode; their rows."""
         rows = np.arange(len(self), len(self) + len(actions))
@@ -290,11 +539,11 @@ class Replay:
             moment, episode = int(self.rows("moment")[previous]) + 1, int(self.rows("episode")[previous])
             before = int(self.rows("success")[previous])
         columns: dict[str, NDArray[Any]] = {
-            "observations": observations, "actions": actions, "terminated": terminated, "ended": ended,
+            "observations": self._newest(observations), "actions": actions, "terminated": terminated, "ended": ended,
             "before": np.concatenate([[previous], rows[:-1]]), "episode": np.full(len(rows), episode),
             "moment": moment + np.arange(len(rows)), "success": _once(success, before), "intervened": intervened,
         }  # fmt: skip
-        self.put(columns)
+        self.put(columns | {info_column(name): values for name, values in kept.items()})
         self._transitions.extend(rows[columns["before"] >= 0])
         self._interventions.extend(rows[intervened])
         self._open[stream] = int(rows[-1])
@@ -302,8 +551,33 @@ class Replay:
 
     # State.
 
-    def _path(self, name: str) -> Path:
-        return self.folder / f"{name}.bin"
+    def _path(self, name: str, generation: int = 0) -> Path:
+        return self.folder / (f"{name}.g{generation}.bin" if generation else f"{name}.bin")
+
+    @property
+    def files(self) -> set[str]:
+        """Names of the files that it has now."""
+        found: set[str] = set()
+        for name, column in self._columns.items():
+            if isinstance(column, SegmentedColumn):
+                found.update(column.files)
+            else:
+                found.add(self._path(name, self._generation).name)
+        return found
+
+    def saved(self, keep: int) -> None:
+        """A checkpoint with its state is whole: files that none of the newest checkpoints needs are deleted.
+
+        Args:
+            keep: how many checkpoints are kept.
+        """
+        if self._limit is None:
+            return
+        self._stored = [*self._stored, self.files][-max(keep, 1) :]
+        needed = set().union(*self._stored)
+        for path in self.folder.glob("*.bin"):
+            if path.name not in needed:
+                path.unlink()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """What sources pay, and how many rows the files have, to which new ones are appended now."""
@@ -314,7 +588,13 @@ class Replay:
             for field in PAID.names or ()
         }
         open_rows = [[stream, row] for stream, row in self._open.items()]
-        return tensors, {"columns": columns, "open": open_rows, "episodes": self._episodes}
+        values: dict[str, Any] = {"columns": columns, "open": open_rows, "episodes": self._episodes}
+        if self._limit is not None:
+            values |= {"generation": self._generation, "gone": _runs(np.flatnonzero(self._gone))}
+        if self._moments > 1 and self._whole is not None:
+            shape, dtype = self._whole
+            values["stacked"] = [self._moments, shape, repr(np.lib.format.dtype_to_descr(dtype))]
+        return tensors, values
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Return to a stored state; files are cut back to it.
@@ -322,9 +602,19 @@ class Replay:
         Raises:
             CheckpointError: rows are missing or altered.
         """
-        self._columns = {
-            name: ReplayColumn.read(self._path(name), stored) for name, stored in values["columns"].items()
-        }
+        self._generation = int(values.get("generation", 0))
+        self._columns = {}
+        for name, stored in values["columns"].items():
+            if "segments" in stored:
+                self._columns[name] = SegmentedColumn.read(self._path(name), stored)
+            else:
+                self._columns[name] = ReplayColumn.read(self._path(name, self._generation), stored)
+        if "stacked" in values:
+            self._moments, shape, dtype = values["stacked"]
+            self._whole = tuple(shape), np.lib.format.descr_to_dtype(ast.literal_eval(dtype))
+        elif self._columns:  # of an earlier guerdon: whole observations
+            stored = self.rows("observations")
+            self._moments, self._whole = 1, (stored.shape[1:], stored.dtype)
         self._features = None
         self._open = {int(stream): int(row) for stream, row in values["open"]}
         self._episodes = int(values["episodes"])
@@ -334,10 +624,19 @@ class Replay:
                 paid[field] = tensors[f"{name}.{field}"].numpy()
             self._paid[name] = ReplayColumn((), PAID)
             self._paid[name].extend(paid)
-        self._transitions, self._interventions = (ReplayColumn((), np.dtype(np.int64)) for _ in range(2))
-        if len(self):
-            self._transitions.extend(np.flatnonzero(self.rows("before") >= 0))
-            self._interventions.extend(np.flatnonzero(self.rows("intervened")))
+        self._gone = np.zeros(len(self), np.bool_)
+        self._gone[_of_runs(values.get("gone", []))] = True
+        self._stored = [self.files]
+        self._number()
+
+
+def _is_picture(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
+    return dtype == np.uint8 and len(shape) == 3
+
+
+def info_column(name: str) -> str:
+    """The column, which is a file too, of the values of a key of `info`."""
+    return f"info.{quote(name, safe='')}"
 
 
 def _once(reported: NDArray[np.int8], before: int) -> NDArray[np.int8]:

@@ -10,31 +10,122 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from guerdon.errors import ConfigError
 from guerdon.policies.robots.control import ControlPolicy
 from guerdon.rewards.source import SourceTerms
-from guerdon.rl.replay import Replay
+from guerdon.rl.replay import Replay, info_column
 from guerdon.types import BoolArray, FloatArray, IntArray
 
 ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
 _GATHERED = 1 << 26  # bytes of observations that are gathered at a time
 
 
-class GoalRewards(NamedTuple):
+Infos = Mapping[str, np.ndarray]
+"""Values of `info` by name, (N, ...) each."""
+NO_INFO: Infos = MappingProxyType({})
+ENOUGH = 5
+"""Real transitions that reached a goal and ended the task, from which on goals in hindsight end it."""
+
+
+@dataclass(eq=False)
+class GoalRewards:
     """Rewards and ends of the environment for (N, ...) achieved and (N, ...) desired goals.
 
     Attributes:
-        rewards: (N,) of the goals.
-        ends: (N,) bool, whether the task ends there.
+        rewards: (N,) of the goals, and of what is kept of their infos.
+        own_ends: (N,) bool, whether the task ends there; None: the environment does not say so.
+        names: of the values of `info` that are kept.
+        near: goals that differ from the achieved ones by what rounding may change.
+        reached_over, reached_on: real transitions that paid what a reached goal pays, and ended the task, or did not.
     """
 
-    rewards: Callable[[np.ndarray, np.ndarray], FloatArray]
-    ends: Callable[[np.ndarray, np.ndarray], BoolArray]
+    rewards: Callable[..., FloatArray]
+    own_ends: Callable[[np.ndarray, np.ndarray, Infos], BoolArray] | None
+    names: tuple[str, ...] = ()
+    near: Callable[[np.ndarray, np.ndarray], Sequence[np.ndarray]] = lambda achieved, desired: ()
+    reached_over: int = 0
+    reached_on: int = 0
+
+    def ends(self, achieved_N: np.ndarray, desired_N: np.ndarray, infos: Infos = NO_INFO) -> BoolArray:
+        """(N,) whether the task ends: by the environment, or as it always did where a goal was reached."""
+        if self.own_ends is not None:
+            return self.own_ends(achieved_N, desired_N, infos)
+        if self.reached_over < ENOUGH or self.reached_on:
+            return np.zeros(len(achieved_N), np.bool_)
+        return self._reached(self.rewards(achieved_N, desired_N, infos), desired_N, infos)
+
+    def infos(self, replay: Replay, rows: IntArray) -> Infos:
+        """What is kept of these rows."""
+        return {name: replay.rows(info_column(name))[rows] for name in self.names}
+
+    def check(self, replay: Replay, rows: IntArray) -> None:
+        """Compare real transitions with what the environment says of their goals, and count those that reached one.
+
+        Raises:
+            ConfigError: a reward, or the end of the task, is another one.
+        """
+        if not len(rows):
+            return
+        shown, infos = replay.observations(rows), self.infos(replay, rows)
+        achieved, desired = shown[ACHIEVED], shown[DESIRED]
+        paid, ended = replay.paid["env"]["reward"][rows], replay.rows("terminated")[rows]
+        wrong = self._differ(paid, achieved, desired, infos, lambda goals: self.rewards(goals, desired, infos))
+        if wrong is not None:
+            at, found = wrong
+            raise ConfigError(
+                f"algorithm.goal_relabelling: a step paid {paid[at]:g}, and compute_reward of its goals is {found:g}, "
+                "so that rewards for other goals would not be those of the environment: name what it reads of info in "
+                "algorithm.keep_info, or give the wrapper that changes rewards or goals a compute_reward of its own"
+            )
+        if self.own_ends is not None:
+            ends = self.own_ends
+            wrong = self._differ(ended, achieved, desired, infos, lambda goals: ends(goals, desired, infos))
+            if wrong is not None:
+                at, _ = wrong
+                said = "ended" if ended[at] else "did not end"
+                raise ConfigError(
+                    f"algorithm.goal_relabelling: a step {said} the task, and compute_terminated of its goals says "
+                    "otherwise: name what it reads of info in algorithm.keep_info, or give the wrapper that changes "
+                    "ends a compute_terminated of its own"
+                )
+            return
+        reached = self._reached(paid, achieved, infos)
+        self.reached_over += int((reached & ended).sum())
+        self.reached_on += int((reached & ~ended).sum())
+
+    def _differ(
+        self,
+        real: np.ndarray,
+        achieved: np.ndarray,
+        desired: np.ndarray,
+        infos: Infos,
+        of: Callable[[np.ndarray], np.ndarray],
+    ) -> tuple[int, float] | None:
+        """The first row whose number is another one, also up to the rounding of goals, and that number."""
+        found = of(achieved)
+        wrong = ~_alike(real, found)
+        for goals in self.near(achieved, desired) if wrong.any() else ():
+            wrong &= ~_alike(real, of(goals))
+        if not wrong.any():
+            return None
+        at = int(wrong.argmax())
+        return at, float(found[at])
+
+    def _reached(self, paid: np.ndarray, goals: np.ndarray, infos: Infos) -> BoolArray:
+        """Where what was paid is what a goal pays that is achieved."""
+        return _alike(paid, self.rewards(goals, goals, infos))
+
+
+def _alike(some: np.ndarray, others: np.ndarray) -> BoolArray:
+    close = np.isclose(np.asarray(some, np.float64), np.asarray(others, np.float64), rtol=1e-3, atol=1e-5)
+    return np.asarray(close)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,10 +173,10 @@ class DrawnRows(NamedTuple):
 
     def observations(self, *, before: bool) -> np.ndarray:
         """(U, n, ...) before or after the actions, with the goals that are taken."""
-        found = self.replay.rows("observations")[self.moments(before=before)]
+        found = self.replay.observations(self.moments(before=before))
         if self.goals is not None:
             there = self.goals >= 0
-            found[DESIRED][there] = self.replay.rows("observations")[ACHIEVED][self.goals[there]]
+            found[DESIRED][there] = self.replay.observations(self.goals[there])[ACHIEVED]
         return found
 
 
@@ -128,7 +219,7 @@ def gathered(
         goal_rewards: the environment's reward for a goal, which is the first output, and whether the task ends there;
             rewards of other sources for it are not known. None: no goal is taken in hindsight.
     """
-    one = max(sum(d.replay.rows("observations")[0].nbytes * d.rows.shape[1] for d in drawn), 1)
+    one = max(sum(d.replay.observation_bytes * d.rows.shape[1] for d in drawn), 1)
     each = max(_GATHERED // one, 1)
     for start in range(0, len(drawn[0].rows), each):
         part = slice(start, start + each)
@@ -166,11 +257,12 @@ def _gathered(
         taken = _whole([np.full(d.rows.shape, -1) if d.goals is None else d.goals for d in drawn]) >= 0
         goals = following[ACHIEVED][taken], following[DESIRED][taken]
         over = np.where(taken, column("terminated"), over)
-        over[taken] |= goal_rewards.ends(*goals)
+        infos = _infos(drawn, goal_rewards, taken)
+        over[taken] |= goal_rewards.ends(*goals, infos)
     goes_on = 1.0 - over.astype(np.float32)[..., None]
     rewards, known = _paid(drawn, outputs, terms, goes_on.shape[:2])
     if goal_rewards is not None:
-        rewards[taken, 0], known[taken, 0] = goal_rewards.rewards(*goals), 1.0
+        rewards[taken, 0], known[taken, 0] = goal_rewards.rewards(*goals, infos), 1.0
         known[taken, 1 : len(terms)] = 0.0  # models judged the goal that was asked for
     usable = encoder.allowed(following.reshape(-1, *following.shape[2:]))
     allowed: Iterable[Any] = repeat(None)
@@ -178,6 +270,12 @@ def _gathered(
         allowed = torch.from_numpy(np.ascontiguousarray(usable.reshape(*following.shape[:2], -1))).to(device)
     columns = [torch.from_numpy(one).to(device) for one in (column("actions"), rewards, shares(known), goes_on)]
     return (Transitions(*row) for row in zip(x, next_x, *columns, allowed, strict=False))
+
+
+def _infos(drawn: Sequence[DrawnRows], goal_rewards: GoalRewards, taken: BoolArray) -> Infos:
+    """What is kept of the infos of the transitions whose goal is another one."""
+    each = [goal_rewards.infos(d.replay, d.rows) for d in drawn]
+    return {name: _whole([one[name] for one in each])[taken] for name in goal_rewards.names}
 
 
 def _whole(parts: Sequence[np.ndarray]) -> np.ndarray:

@@ -183,7 +183,7 @@ class EpisodeVideos:
         for left in folder.glob(".*.part"):  # of a run that was killed
             left.unlink()
         self._tapes: dict[int, _Tape] = {}
-        self._failed = False
+        self._failed, self._written = False, any(folder.glob("*.mp4"))
         self._error: OSError | None = None
         self._queue: queue.Queue[_Tape | None] = queue.Queue(WAITING)
         self._thread = threading.Thread(target=self._work, name="guerdon-episode-videos", daemon=True)
@@ -214,6 +214,7 @@ class EpisodeVideos:
             tape.shots += _shots(segment, rollout, rewards, rollout.actions)
             tape.success += segment.success_F
             if segment.finished:
+                self._written = True
                 self._queue.put(self._tapes.pop(segment.stream))
 
     def flush(self) -> None:
@@ -222,7 +223,10 @@ class EpisodeVideos:
         self._raise_error()
 
     def close(self) -> None:
-        """Write what waits, and stop."""
+        """Write what waits, and stop; where no episode has ended, those that are under way, without an outcome."""
+        for tape in () if self._written else self._tapes.values():
+            tape.success = [None]
+            self._queue.put(tape)
         self._queue.put(None)
         self._thread.join()
 

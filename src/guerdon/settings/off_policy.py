@@ -26,6 +26,7 @@ class ReplayAlgorithmSettings(RobotAlgorithmSettings):
         learner: `module:class` of the learner, a `ReplayLearner`.
     """
 
+    left_out: ClassVar[frozenset[str]] = frozenset({"buffer_size", "keep_info"})  # so that earlier folders resume
     rollout_steps: int = Field(50, ge=1, le=10**7, description="steps per copy between updates")
     learning_rate: float = Field(3e-4, ge=0, description="of Adam")
     batch_size: int = Field(256, ge=2, description="transitions per gradient step")
@@ -34,6 +35,12 @@ class ReplayAlgorithmSettings(RobotAlgorithmSettings):
     )
     utd_ratio: int = Field(1, ge=1, description="gradient steps of the critics per environment step")
     tau: float = Field(0.005, gt=0, le=1, description="how far the target networks follow at each gradient step")
+    buffer_size: int | None = Field(
+        None,
+        ge=1,
+        description="environment steps that the replay keeps: whole episodes leave, the oldest first, but for those in "
+        "which somebody else acted; null: all of the run",
+    )
     demonstrations: str | None = Field(None, description="a LeRobot data set that is learned from, too; null: none")
     online_ratio: float = Field(
         0.5,
@@ -49,6 +56,13 @@ class ReplayAlgorithmSettings(RobotAlgorithmSettings):
     )
     goal_ratio: float = only_with(
         0.8, gt=0, le=1, goal_relabelling=SET, description="share of the transitions with such a goal"
+    )
+
+    keep_info: tuple[str, ...] = only_with(
+        (),
+        goal_relabelling=SET,
+        description="keys of the environment's info that its compute_reward reads: numbers of a fixed shape, which are "
+        "kept with each step",
     )
 
     replayed: ClassVar[bool] = True
@@ -76,6 +90,11 @@ class ReplayAlgorithmSettings(RobotAlgorithmSettings):
                 raise ConfigError(f"{kind} has no advantages, from which {key} learns", key=key)
         if self.goal_relabelling is None:
             return
+        if self.keep_info and self.demonstrations is not None:
+            raise ConfigError(
+                "keep_info is of steps of the run: demonstrations do not record info; remove one of them",
+                key="algorithm.keep_info",
+            )
         if not reward.env_weight():
             raise ConfigError(
                 "goal_relabelling needs the environment's own reward, since models judge the goal that was asked for: "
@@ -92,6 +111,16 @@ class ReplayAlgorithmSettings(RobotAlgorithmSettings):
                 "success: set env.native_reward to dense and env.end_on_success to false",
                 key="algorithm.goal_relabelling",
             )
+
+    @model_validator(mode="after")
+    def _learning_begins(self) -> Self:
+        if self.buffer_size is not None and self.buffer_size < self.online_step_before_learning:
+            raise ConfigError.about(
+                "buffer_size",
+                f"{self.buffer_size} is less than online_step_before_learning {self.online_step_before_learning}, so "
+                "that nothing would be learned",
+            )
+        return self
 
     @model_validator(mode="after")
     def _both_have_a_part(self) -> Self:

@@ -32,7 +32,12 @@ KEYS: Any = Field(
 class MLPPolicySettings(Settings):
     """A policy on numbers."""
 
-    type: Literal["mlp"] = Field("mlp", description="a network on states: all numbers that are observed")
+    left_out: ClassVar[frozenset[str]] = frozenset({"type"})
+    type: Literal["mlp"] = Field(
+        "mlp",
+        description="a network on all that is observed, pictures as numbers, too. Where no type is given and pictures "
+        "of 16 x 16 and more are observed, it is cnn",
+    )
     hidden: tuple[Width, ...] = Field((128, 128), description="widths of the hidden layers")
     activation: Literal["tanh", "relu"] = Field("tanh", description="between layers")
     log_std_init: float = LOG_STD

@@ -23,8 +23,8 @@ WORLDS = Registry(
     ("task", "num_envs", "seed", "max_episode_steps", "frame_size"),
 )  # fmt: skip
 
-UNLIMITED = 200
-"""Steps of an episode where neither the configuration nor the environment limits it."""
+GUARD = 27_000
+"""Steps after which an episode is cut where nothing limits it and no episode has ended by itself."""
 
 
 class DataCollectionSettings(Settings):
@@ -455,6 +455,7 @@ def _refuse_taken(keys: Mapping[str, str], kwargs: Mapping[str, Any]) -> None:
 class _ReportsSuccess(EnvSettings):
     """Worlds whose `info` reports success under a key that may be named."""
 
+    left_out: ClassVar[frozenset[str]] = frozenset({"show_as"})  # so that earlier folders resume
     success_key: str | None = Field(
         None,
         description="key of Gymnasium's `info` that reports true success (a bool, or a number above 0); null: "
@@ -468,6 +469,12 @@ class _ReportsSuccess(EnvSettings):
         description="moments that are observed at once, the newest last: pictures as further channels, numbers side by "
         "side; at the start of an episode the first is repeated. Of the environment's own observations",
     )  # fmt: skip
+
+    show_as: dict[str, Literal["numbers", "picture"]] = Field(
+        default_factory=dict,
+        description="what arrays of observations are, by key (`observation` where there are no keys), where their "
+        "spaces are read otherwise; the start of a run says how (docs/environments.md)",
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -493,8 +500,8 @@ class GymnasiumSettings(_ReportsSuccess):
     max_episode_steps: int | None = Field(
         None,
         ge=1,
-        description="time limit of an episode; null: the one that the environment is registered with, 200 where it "
-        "has none",
+        description="time limit of an episode; null: the one that the environment is registered with; where it "
+        "has none, 27,000 until an episode has ended by itself",
     )
     autoreset_mode: Literal["disabled", "next_step", "same_step"] = Field(
         "disabled", description="Gymnasium's convention; only disabled resumes bit-exactly"
@@ -517,23 +524,23 @@ class GymnasiumSettings(_ReportsSuccess):
         if not isinstance(tasks, list | tuple) or not all(isinstance(task, str) for task in tasks):
             return given
         try:
-            limits = {time_limit(task) or UNLIMITED for task in tasks}
+            limits = {time_limit(task) for task in tasks}
         except LookupError:  # making the environment says which ids there are
             return given
         return {**given, "max_episode_steps": limits.pop()} if len(limits) == 1 else given
 
     @property
     def notes(self) -> list[str]:
-        """A line where the time limit is neither the environment's nor given."""
+        """A line where there is no time limit."""
         try:
             unlimited = [task for task in self.task_names if time_limit(task) is None]
         except LookupError:
             return []
-        if not unlimited or self.max_episode_steps not in (None, UNLIMITED):
+        if not unlimited or self.max_episode_steps is not None:
             return []
         return [
-            f"[env] {', '.join(unlimited)}: registered without a time limit, so episodes end after {UNLIMITED} steps "
-            "(env.max_episode_steps)"
+            f"[env] {', '.join(unlimited)}: registered without a time limit; where the environment ends none of its "
+            f"episodes by itself, they are cut after {GUARD:,} steps (env.max_episode_steps)"
         ]
 
     @model_validator(mode="after")
@@ -557,8 +564,8 @@ class OwnWorldSettings(_ReportsSuccess):
     max_episode_steps: int | None = Field(
         None,
         ge=1,
-        description="time limit of an episode; null: that of the environment's `gymnasium.wrappers.TimeLimit`, 200 "
-        "where there is none",
+        description="time limit of an episode; null: that of the environment's `gymnasium.wrappers.TimeLimit`; "
+        "where there is none, 27,000 until an episode has ended by itself",
     )
     params: dict[str, Any] = PARAMS
 

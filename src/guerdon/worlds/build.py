@@ -16,8 +16,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.processes.progress import doing, log_once
 from guerdon.settings.world import (
+    GUARD,
     PROTOCOLS,
-    UNLIMITED,
     WORLDS,
     GymnasiumSettings,
     LiberoSettings,
@@ -27,13 +27,14 @@ from guerdon.settings.world import (
     WorldSettings,
 )
 from guerdon.types import BoolArray, ByteArray
-from guerdon.worlds.camera import CameraPool, MuJoCoCamera
+from guerdon.worlds.camera import CameraPool, MuJoCoCamera, choose_headless_backend
 from guerdon.worlds.eye import Eye
 from guerdon.worlds.gymnasium_env import (
     PlainVectorEnv,
     RenderEye,
     SceneEye,
     gymnasium_errors,
+    limited,
     make_gymnasium_env,
     merged_infos,
     named_copy,
@@ -46,6 +47,7 @@ from guerdon.worlds.maniskill import ManiSkillEye, ManiSkillVectorEnv, check_man
 from guerdon.worlds.metaworld import MetaWorldVectorEnv, metaworld_task
 from guerdon.worlds.processes import ProcessVectorEnv
 from guerdon.worlds.resets import CopiesVectorEnv
+from guerdon.worlds.returned import Declared, marks_of, with_marks
 from guerdon.worlds.spaces import plain
 from guerdon.worlds.starts import Curriculum, Playing, Rotation, Starts
 from guerdon.worlds.success import SUCCESS_KEYS, own_readers, unreported
@@ -68,6 +70,11 @@ class _Slot(NamedTuple):
     env: VectorEnv
     eye: Eye
     task: int
+    declared: Declared
+
+
+def _slot(env: VectorEnv, eye: Eye, task: int) -> _Slot:
+    return _Slot(env, eye, task, Declared(env.single_observation_space, ""))
 
 
 class TaskPool(PlainVectorEnv):
@@ -105,7 +112,7 @@ class TaskPool(PlainVectorEnv):
         texts = []
         for task in range(count):  # one of each: what is wrong with a task is said at the start
             env, eye, words = make(task)
-            self._free[task].append(_Slot(env, eye, task))
+            self._free[task].append(_slot(env, eye, task))
             texts.append(words if isinstance(words, str) else words[0])
         first = [slots[0] for slots in self._free]
         self.all_texts = tuple(texts)
@@ -123,7 +130,9 @@ class TaskPool(PlainVectorEnv):
         shape = (self._size + (count if one_hot else 0),)
         self.declare(num_envs, gymnasium.spaces.Box(-np.inf, np.inf, shape, np.float32), actions)
         self.proprioception = getattr(first[0].env, "proprioception", None)
+        self.unlimited = any(getattr(one.env, "unlimited", False) for one in first)
         self._slots: list[_Slot | None] = [None] * num_envs
+        self._marks: dict[int, dict[str, Any]] = {}  # of the observations of the last reset, by copy
         self.eye = PoolEye(self, [one.eye for one in first])
 
     def slot(self, index: int) -> _Slot:
@@ -131,6 +140,14 @@ class TaskPool(PlainVectorEnv):
         found = self._slots[index]
         assert found is not None, "a copy has no task before its first reset"
         return found
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Start new episodes; the info has nothing but marks (`worlds.returned`)."""
+        self._marks.clear()
+        observations, _ = super().reset(seed=seed, options=options)
+        return observations, merged_infos([self._marks.get(i, {}) for i in range(self.num_envs)], [1] * self.num_envs)
 
     def _begin(self, index: int, seed: int | None, options: dict[str, Any]) -> None:
         """`options["tasks"]` (N,): the number of each copy's task; by default that which it has played, or the first.
@@ -141,7 +158,9 @@ class TaskPool(PlainVectorEnv):
         task = 0 if now is None else now.task
         if "tasks" in options:
             task = options["tasks"][index]
-        shown, _ = self._of_task(index, task).env.reset(seed=[seed])
+        slot = self._of_task(index, task)
+        shown, info = slot.env.reset(seed=[seed])
+        self._marks[index] = with_marks(marks_of(info), slot.declared(shown, 1)[1])
         self._show(index, task, shown[0])
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, BoolArray, BoolArray, dict[str, Any]]:
@@ -161,7 +180,7 @@ class TaskPool(PlainVectorEnv):
             shown, paid, ended, cut, info = slot.env.step(actions[i : i + 1])
             self._show(i, slot.task, shown[0])
             rewards[i], terminated[i], truncated[i] = paid[0], ended[0], cut[0]
-            infos.append(info)
+            infos.append(with_marks(info, slot.declared(shown, 1)[1]))
         return self._observations.copy(), rewards, terminated, truncated, merged_infos(infos, [1] * self.num_envs)
 
     def save_state(self, index: int) -> Any:
@@ -189,7 +208,7 @@ class TaskPool(PlainVectorEnv):
             self._free[now.task].append(now)
         if not self._free[task]:
             env, eye, _ = self._make(task)
-            self._free[task].append(_Slot(env, eye, task))
+            self._free[task].append(_slot(env, eye, task))
         slot = self._slots[index] = self._free[task].pop()
         return slot
 
@@ -273,6 +292,7 @@ def build_world(
     shard: int = 0,
     shards: int = 1,
     wrap: Callable[[VectorEnv], VectorEnv] | None = None,
+    keep_info: Sequence[str] = (),
 ) -> World:
     """Make the world that a configuration describes.
 
@@ -286,6 +306,7 @@ def build_world(
         adaptive: the section's curriculum decides tasks and starts; False: tasks come in turn, as in evaluations.
         shard, shards: make this one of so many equal parts of the copies.
         wrap: changes the vector of copies.
+        keep_info: see `World`.
 
     Raises:
         ConfigError: an unknown task, camera or environment id; or something needs true success, and the environment
@@ -295,7 +316,7 @@ def build_world(
     whole, settings = settings, settings.of_shard(shard, shards)
     copies = num_envs or settings.num_envs
     if settings.vectorization == "async":
-        env = ProcessVectorEnv(settings, copies, seed)
+        env = ProcessVectorEnv(settings, copies, seed, keep_info)
         eye: Eye = env.eye
         words: str | Sequence[str] = env.task_texts
     else:
@@ -322,7 +343,8 @@ def build_world(
         [text] * env.num_envs if isinstance(text, str) else text,
         seed=seed,
         eye=eye,
-        max_episode_steps=_step_limit(settings, env),
+        max_episode_steps=_step_limit(settings),
+        guard=_guard(settings, env),
         end_on_success=settings.end_on_success,
         native_reward=settings.native_reward,
         success_keys=SUCCESS_KEYS if settings.success_key is None else (settings.success_key,),
@@ -331,6 +353,7 @@ def build_world(
         group_size=group_size,
         pixels=settings.observation == "pixels",
         moments=getattr(settings, "frame_stack", 1),
+        keep_info=keep_info,
         ordered=(first, each) if ordered else None,
         tries=tries,
         playing=playing,
@@ -363,7 +386,7 @@ def check_tasks(settings: WorldSettings, *, drawn: bool = False) -> None:
                 raise MissingDependencyError(f"env.task {task} needs pygame to draw: pip install 'guerdon[gymnasium]'")
 
 
-def first_world(settings: WorldSettings, success_readers: Sequence[str] = ()) -> World:
+def first_world(settings: WorldSettings, success_readers: Sequence[str] = (), keep_info: Sequence[str] = ()) -> World:
     """As few copies of the world of a configuration as show what its start would refuse; the caller closes them.
 
     Of LIBERO and ManiSkill, whose scenes take many seconds to load, that is the first task.
@@ -375,20 +398,26 @@ def first_world(settings: WorldSettings, success_readers: Sequence[str] = ()) ->
     if isinstance(settings, LiberoSettings | ManiSkillSettings):
         settings = settings.of_task(0)
     copies = settings.num_envs if isinstance(settings, OwnWorldSettings) else len(settings.task_names)
-    return build_world(settings, seed=0, num_envs=copies, success_readers=success_readers)
+    return build_world(settings, seed=0, num_envs=copies, success_readers=success_readers, keep_info=keep_info)
 
 
-def _step_limit(settings: WorldSettings, env: VectorEnv) -> int | None:
+def _step_limit(settings: WorldSettings) -> int | None:
     """After how many steps an episode ends; None where the environment alone decides."""
     if isinstance(settings, GymnasiumSettings | ManiSkillSettings):
         return None  # they end episodes at the limit themselves
+    return settings.max_episode_steps
+
+
+def _guard(settings: WorldSettings, env: VectorEnv) -> int | None:
+    """Steps after which an episode is cut until one has ended by itself; None where there is a limit."""
     if settings.max_episode_steps is not None or not getattr(env, "unlimited", False):
-        return settings.max_episode_steps
-    log_once(
-        f"[env] {settings.type} shows no time limit of its own, so episodes end after {UNLIMITED} steps "
-        "(env.max_episode_steps)"
-    )
-    return UNLIMITED
+        return None
+    if isinstance(settings, OwnWorldSettings):
+        log_once(
+            f"[env] {settings.type} shows no time limit of its own; until an episode has ended by itself, episodes are "
+            f"cut after {GUARD:,} steps (env.max_episode_steps)"
+        )
+    return GUARD
 
 
 def _starts(
@@ -500,6 +529,7 @@ def gymnasium_id(settings: GymnasiumSettings, copies: int, seed: int) -> EnvPart
         max_episode_steps=settings.max_episode_steps,
         kwargs=dict(settings.kwargs),
         frame_stack=settings.frame_stack,
+        show_as=settings.show_as,
     )
     env.proprioception = getattr(env.unwrapped.envs[0].unwrapped, "proprioception", None)
     return env, RenderEye(env, settings.frame_size), settings.task
@@ -510,10 +540,11 @@ def own_world(settings: OwnWorldSettings, copies: int, seed: int) -> EnvParts:
 
     A vector environment may have an `eye` of its own, which draws pictures later than it looks.
     """
+    choose_headless_backend()
     offered = {"task": settings.task, "num_envs": copies, "seed": seed, "frame_size": settings.frame_size}
     asked = inspect.signature(WORLDS.factory(settings.type)).parameters.get("max_episode_steps")
     if settings.max_episode_steps or (asked is not None and asked.default is asked.empty):  # else its own default
-        offered["max_episode_steps"] = settings.max_episode_steps or UNLIMITED
+        offered["max_episode_steps"] = settings.max_episode_steps or GUARD
 
     def make() -> Any:
         return WORLDS.build(settings.type, settings.params, (gymnasium.Env, VectorEnv), **offered)
@@ -530,7 +561,7 @@ def own_world(settings: OwnWorldSettings, copies: int, seed: int) -> EnvParts:
         raise ConfigError.about(
             "env.frame_stack", f": env.type {settings.type} makes a vector of copies; stack moments in it"
         )
-    env = plain(env, f"env.type {settings.type}")
+    env = plain(env, f"env.type {settings.type}", settings.show_as, settings.frame_stack)
     env.unlimited = not _limited(env)
     if env.num_envs != copies:
         raise ConfigError.about("env.type", f"{settings.type} made {env.num_envs} copies, not the {copies} of num_envs")
@@ -541,6 +572,6 @@ def _limited(env: VectorEnv) -> bool:
     """Whether an environment is known to end its episodes at a time limit, or is the only one that can."""
     mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
     first = next(iter(getattr(env.unwrapped, "envs", ())), None)
-    of_copies = isinstance(first, gymnasium.Env) and first.has_wrapper_attr("_max_episode_steps")
+    of_copies = isinstance(first, gymnasium.Env) and limited(first)
     of_all = env.unwrapped.spec is not None and env.unwrapped.spec.max_episode_steps
     return bool(of_copies or of_all) or mode is not AutoresetMode.DISABLED

@@ -40,13 +40,16 @@ _UPSIDE_DOWN = ("corner", "corner2", "corner3", "corner4")
 
 
 def choose_headless_backend() -> None:
-    """Set the environment so that MuJoCo draws without a screen; must run before MuJoCo is imported.
+    """Set the environment so that MuJoCo and pygame draw without a screen; must run before they are imported.
 
-    Explicit settings of the user win. Software rasterisers get one thread per process: guerdon spreads work
-    over processes, and threads that spin for each other slow both.
+    Without a screen pygame looks for one, and writes that XDG_RUNTIME_DIR is not set. Explicit settings of the user
+    win. Software rasterisers get one thread per process: guerdon spreads work over processes, and threads that spin
+    for each other slow both.
     """
     os.environ.setdefault("MUJOCO_GL", "egl")
     os.environ.setdefault("LP_NUM_THREADS", "1")
+    if not os.environ.get("DISPLAY") and not os.environ.get("WAYLAND_DISPLAY"):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
 
 def import_mujoco(world: str = "metaworld") -> Any:

@@ -20,12 +20,12 @@ from guerdon.episodes.images import rgb_picture
 from guerdon.errors import ConfigError, DataError, GuerdonError, MissingDependencyError, boundary
 from guerdon.processes.progress import log_once
 from guerdon.settings.gymnasium_ids import GAMES
-from guerdon.settings.world import UNLIMITED
+from guerdon.settings.world import GUARD
 from guerdon.types import BoolArray, ByteArray
 from guerdon.worlds.camera import choose_headless_backend, close_at_exit
 from guerdon.worlds.eye import stacked
 from guerdon.worlds.resets import CopiesVectorEnv, CopyEnv
-from guerdon.worlds.spaces import is_text, plain
+from guerdon.worlds.spaces import ShowAs, is_text, plain
 
 
 class PlainVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
@@ -131,6 +131,7 @@ def make_gymnasium_env(
     max_episode_steps: int | None = None,
     kwargs: dict[str, Any] | None = None,
     frame_stack: int = 1,
+    show_as: ShowAs | None = None,
 ) -> gymnasium.vector.VectorEnv:
     """N copies of a registered environment that can draw itself.
 
@@ -138,9 +139,11 @@ def make_gymnasium_env(
         env_id: a Gymnasium id such as `Pendulum-v1`.
         num_envs: N.
         autoreset: `disabled`, `next_step` or `same_step`, Gymnasium's three conventions.
-        max_episode_steps: replaces the registered time limit; None: that one, `UNLIMITED` steps where it has none.
+        max_episode_steps: replaces the registered time limit; None: that one. Where it has none, the attribute
+            `unlimited` says so, but for environments that reset themselves: `GUARD` steps.
         kwargs: passed to the environment.
         frame_stack: moments that are observed at once.
+        show_as: what arrays are, see `plain`.
 
     Raises:
         ConfigError: the id is not registered, or its observations or actions are of another kind than `plain` takes.
@@ -150,8 +153,8 @@ def make_gymnasium_env(
     def one(index: int) -> gymnasium.Env:
         extra = {} if max_episode_steps is None else {"max_episode_steps": max_episode_steps}
         env = _made(env_id, {**extra, **(kwargs or {})})
-        if (env.spec.max_episode_steps or 0) < 1:
-            env = gymnasium.wrappers.TimeLimit(env, UNLIMITED)
+        if autoreset != "disabled" and not limited(env):
+            env = gymnasium.wrappers.TimeLimit(env, GUARD)
         if _gymnasium_own(env_id) in _GOALS:
             env = GoalReached(env)
         env = stacked_moments(env, frame_stack)
@@ -161,7 +164,17 @@ def make_gymnasium_env(
     mode = AutoresetMode[autoreset.upper()]
     with gymnasium_errors(ConfigError, f"env.task {env_id!r} could not be made"), users_modules():
         env = CopiesVectorEnv([partial(one, i) for i in range(num_envs)], autoreset_mode=mode)
-        return plain(env, f"env.task {env_id!r}")
+        unlimited = not limited(env.envs[0])
+        env = plain(env, f"env.task {env_id!r}", show_as, frame_stack)
+        env.unlimited = unlimited
+        return env
+
+
+def limited(env: gymnasium.Env) -> bool:
+    """Whether an environment is known to end its episodes: by a time limit, or by a count of its own."""
+    own = env.spec is not None and "max_num_frames_per_episode" in env.spec.kwargs  # ALE
+    counts = [env.get_wrapper_attr(name) for name in ("_max_episode_steps", "max_steps") if env.has_wrapper_attr(name)]
+    return own or any(isinstance(count, int | np.integer) and count > 0 for count in counts)
 
 
 def _made(env_id: str, arguments: Mapping[str, Any]) -> gymnasium.Env:

@@ -20,6 +20,7 @@ from guerdon.worlds.spaces import choices, executable
 
 NAMES = {"is_intervention": "is_intervention", "teleop_action": "teleop_action"}
 """What is read, and by which keys of `info`."""
+_OUTSIDE = 1e-3  # by which an action is outside of its space
 _PATIENCE = 500  # steps without a named report, until a line says so
 
 
@@ -37,6 +38,7 @@ class Interventions:
     Attributes:
         reported: it has said of a step whether somebody else acted.
         by_people: these episodes cannot be replayed: people do not act the same again.
+        outside: actions of somebody else that are not within the action space.
 
     Args:
         env: the copies; those with `repeats_interventions` are of a script, which acts the same again.
@@ -46,6 +48,7 @@ class Interventions:
     def __init__(self, env: VectorEnv, names: Mapping[str, str]) -> None:
         self._env, self._names = env, NAMES | dict(names)
         self.reported, self.by_people, self._silent = False, False, 0
+        self.outside = 0
 
     def executed(
         self, info: Mapping[str, Any], actions_B_A: np.ndarray, mask_B: BoolArray, ended_B: BoolArray
@@ -85,7 +88,28 @@ class Interventions:
             key = self._names["teleop_action"]
             told = (found[1][copy] + start).astype(int).tolist()
             raise ConfigError(f"info[{key!r}] is {told} in copy {copy}: there is no such action")
-        return executable(wanted, self._env.single_action_space), intervened
+        kept = executable(wanted, self._env.single_action_space)
+        beyond = intervened & (np.abs(wanted - kept) > _OUTSIDE).any(axis=1)
+        if counts is None and beyond.any():
+            self._name_outside(wanted[beyond][0], int(beyond.sum()))
+            kept = np.where(beyond[:, None], wanted, kept).astype(kept.dtype)  # what was executed
+        return kept, intervened
+
+    def close(self) -> None:
+        """Say how many actions were outside of the action space, where there were several."""
+        if self.outside > 1:
+            log_line(f"[env] {self.outside} actions of somebody else were outside of the action space")
+        self.outside = 0
+
+    def _name_outside(self, action_A: np.ndarray, count: int) -> None:
+        """Count actions outside of the action space, the first one with a line."""
+        if not self.outside:
+            numbers = ", ".join(f"{x:.4g}" for x in action_A)
+            log_line(
+                f"[env] info[{self._names['teleop_action']!r}] is [{numbers}], outside of the action space: it is kept "
+                "as it was executed, and others are counted; are they in the environment's units?"
+            )
+        self.outside += count
 
 
 def interventions(
@@ -115,10 +139,10 @@ def interventions(
     executed = actions_B_A.copy()
     for i in range(len(found)):
         own = finals if ended[i] and finals else info
-        found[i] = _is_true(_of_copy(own, flag, i), flag)
+        found[i] = _is_true(of_copy(own, flag, i), flag)
         if not found[i]:
             continue
-        action = _of_copy(own, given, i)
+        action = of_copy(own, given, i)
         try:
             executed[i] = np.asarray(action, np.float64).reshape(executed[i].shape) - start
             whole = bool(np.isfinite(np.asarray(action, np.float64)).all())
@@ -134,7 +158,7 @@ def interventions(
     return found, executed
 
 
-def _of_copy(info: Mapping[str, Any], key: str, index: int) -> Any:
+def of_copy(info: Mapping[str, Any], key: str, index: int) -> Any:
     """The value that a copy reports; None where it reports none."""
     if key not in info or (f"_{key}" in info and not info[f"_{key}"][index]):
         return None

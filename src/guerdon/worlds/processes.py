@@ -38,6 +38,7 @@ from guerdon.worlds.camera import choose_headless_backend
 from guerdon.worlds.eye import stacked
 from guerdon.worlds.gymnasium_env import PlainVectorEnv, merged_infos
 from guerdon.worlds.resets import NON_FINITE, BrokenCopyError, finite_rows
+from guerdon.worlds.returned import NOT_FINITE, not_finite_in, not_finite_parts
 from guerdon.worlds.step_memory import StepMemory, new_memory
 
 ATTEMPTS = 3  # of a process to start, to begin an episode or to draw, one after the other
@@ -62,9 +63,9 @@ class _Process:
 
     memory: StepMemory
 
-    def __init__(self, settings: WorldSettings, copies: range, seed: int) -> None:
+    def __init__(self, settings: WorldSettings, copies: range, seed: int, keep_info: Sequence[str]) -> None:
         self.copies, self.share = copies, slice(copies.start, copies.stop)
-        self._order = (settings.of_copies(copies), len(copies), seed)
+        self._order = (settings.of_copies(copies), len(copies), seed, tuple(keep_info))
         self.start()
 
     def start(self) -> None:
@@ -185,20 +186,21 @@ class ProcessVectorEnv(PlainVectorEnv):
         settings: the `env` section, with the number of copies in each process and the time limits.
         num_envs: copies.
         seed: of the run, for factories of worlds.
+        keep_info: keys of `info` whose values are told, whatever they are.
 
     Raises:
         ConfigError: the world cannot be made.
         SimulatorError: no process can be started.
     """
 
-    def __init__(self, settings: WorldSettings, num_envs: int, seed: int) -> None:
+    def __init__(self, settings: WorldSettings, num_envs: int, seed: int, keep_info: Sequence[str] = ()) -> None:
         choose_headless_backend()
         self.num_envs, self.restarts = num_envs, 0
         self._step_seconds, self._reset_seconds = settings.step_timeout, settings.reset_timeout
         each = settings.num_envs_per_process
         shares = [range(start, min(start + each, num_envs)) for start in range(0, num_envs, each)]
         settings = settings.model_copy(update={"num_envs": num_envs})
-        self._processes = [_Process(settings, share, seed) for share in shares]
+        self._processes = [_Process(settings, share, seed, keep_info) for share in shares]
         self._process_of = [k for k, share in enumerate(shares) for _ in share]
         self._lost: dict[int, Failure] = {}  # episodes of copies, since `lost_episodes` was called
         self._replaced = set(range(len(shares)))  # processes in which no episode has begun
@@ -246,7 +248,7 @@ class ProcessVectorEnv(PlainVectorEnv):
                 `TaskPool`.
 
         Returns:
-            (N, ...) observations and an empty info.
+            (N, ...) observations, and an info with nothing but marks (`worlds.returned`).
 
         Raises:
             BrokenCopyError: a world raised, or showed numbers that are not finite: other seeds may do.
@@ -257,6 +259,7 @@ class ProcessVectorEnv(PlainVectorEnv):
         self._seeds |= asked
         self._tasks = (options or {}).get("tasks", self._tasks)
         waiting = sorted({self._process_of[i] for i in asked})
+        told: dict[int, Mapping[str, Any]] = {}
         for _ in range(ATTEMPTS):
             self._make_ready(waiting)
             requests = {k: self._reset_request(k, wanted) for k in waiting}
@@ -269,8 +272,9 @@ class ProcessVectorEnv(PlainVectorEnv):
                     if said.startswith("raised "):
                         said = f"reset {said}"
                     failed |= dict.fromkeys(self._wanted_copies(k, wanted), Failure(reason, said))
-            for k, observations in answers.items():
-                finite = finite_rows(observations)
+            for k, (observations, marks) in answers.items():
+                finite = finite_rows(observations) & ~not_finite_in(marks, len(observations))
+                told[k] = marks
                 if finite.all():
                     self._take_begun(k, observations, requests[k][2], wanted)
                     waiting.remove(k)
@@ -282,7 +286,7 @@ class ProcessVectorEnv(PlainVectorEnv):
             if failed:
                 raise BrokenCopyError(failed)
             if not waiting:
-                return self._observations.copy(), {}
+                return self._observations.copy(), self._as_one(told)
         raise self._given_up("cannot begin an episode", waiting[0])
 
     def _wanted_copies(self, k: int, wanted: BoolArray) -> list[int]:
@@ -332,11 +336,14 @@ class ProcessVectorEnv(PlainVectorEnv):
             _first(seen[share], memory.observations)[...], rewards[share] = memory.observations, memory.rewards
             terminated[share], truncated[share] = memory.terminated, memory.truncated
         finite = finite_rows(seen) & finite_rows(rewards)
+        marked = {k: not_finite_in(info, len(processes[k].copies)) for k, info in answers.items() if NOT_FINITE in info}
+        for k, bad in marked.items():
+            finite[processes[k].share] &= ~bad
         if not finite.all():
             for k in list(answers):
                 share = processes[k].share
                 if not finite[share].all():
-                    self._lose(k, NON_FINITE)
+                    self._lose(k, _not_finite(answers[k], len(processes[k].copies)))
                     seen[share], rewards[share] = self._observations[share], 0.0
                     terminated[share], truncated[share] = False, False
                     del answers[k]
@@ -492,9 +499,12 @@ class ProcessVectorEnv(PlainVectorEnv):
         if infos.keys() == self._infos.keys() and all(info is self._infos[k] for k, info in infos.items()):
             return self._info
         self._infos = infos
-        shares = [len(process.copies) for process in self._processes]
-        self._info = merged_infos([infos.get(k, {}) for k in range(len(shares))], shares)
+        self._info = self._as_one(infos)
         return self._info
+
+    def _as_one(self, infos: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+        shares = [len(process.copies) for process in self._processes]
+        return merged_infos([infos.get(k, {}) for k in range(len(shares))], shares)
 
 
 class ProcessEye:
@@ -535,6 +545,12 @@ class ProcessEye:
 
     def close(self) -> None:
         """Nothing to free: the processes own their renderers."""
+
+
+def _not_finite(info: Mapping[str, Any], copies: int) -> Failure:
+    """The failure of a process whose step gave numbers that are not finite."""
+    parts = [one for one in not_finite_parts(info, copies) if one]
+    return Failure(NON_FINITE.reason, parts[0]) if parts else NON_FINITE
 
 
 def _first(rows: np.ndarray, own: np.ndarray) -> np.ndarray:

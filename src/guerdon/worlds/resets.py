@@ -11,7 +11,7 @@ the one who counts; copies of one group, which begin alike, take the next seed t
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -22,6 +22,7 @@ from gymnasium.wrappers import PassiveEnvChecker
 
 from guerdon.errors import SimulatorError, boundary, place_of, said_by
 from guerdon.types import BoolArray, Failure, IntArray
+from guerdon.worlds.returned import LARGEST, CopyJudge, not_finite_in
 from guerdon.worlds.starts import Playing
 
 NON_FINITE = Failure("simulator_non_finite", "an observation or a reward")
@@ -29,7 +30,6 @@ _log = logging.getLogger(__name__)
 SEEDS = 10  # tried for one episode, before the world gives up
 _SHOWN = 32  # numbers of an action in a message
 _OF_VECTORS = ("final_obs", "final_info")  # keys of info with a meaning in vector environments alone
-_LARGEST = np.float64(np.finfo(np.float32).max)
 
 
 class BrokenCopyError(SimulatorError):
@@ -47,7 +47,8 @@ class BrokenCopyError(SimulatorError):
 class CopyEnv(gymnasium.Wrapper):  # type: ignore[misc]
     """One copy of an environment: what it raises names it, the step and the action, or the seed of the reset.
 
-    A Box of actions is flattened to shape (A,), and keys of `info` are text (`by_name`).
+    A Box of actions is flattened to shape (A,), and keys of `info` are text (`by_name`). Observations are judged as
+    they were returned (`worlds.returned`).
 
     Args:
         env: the copy.
@@ -60,6 +61,7 @@ class CopyEnv(gymnasium.Wrapper):  # type: ignore[misc]
         self._index, self._name, self._steps = index, name, 0
         self._shape = env.action_space.shape if isinstance(env.action_space, gymnasium.spaces.Box) else None
         self._shown = env.observation_space.shape if isinstance(env.observation_space, gymnasium.spaces.Box) else None
+        self._judge = CopyJudge(env.observation_space)
         if self._shape is not None:
             self.action_space = gymnasium.spaces.flatten_space(env.action_space)
 
@@ -70,7 +72,8 @@ class CopyEnv(gymnasium.Wrapper):  # type: ignore[misc]
             with boundary(SimulatorError, "reset"):
                 observation, info = self.env.reset(seed=seed, options=options)
                 self._check(observation)
-                return observation, by_name(info, _OF_VECTORS)
+                observation, marks = self._judge(observation)
+                return observation, by_name(info, _OF_VECTORS) | marks
         except SimulatorError as error:
             inner = self.env
             while isinstance(inner, gymnasium.Wrapper):
@@ -87,8 +90,9 @@ class CopyEnv(gymnasium.Wrapper):  # type: ignore[misc]
                 shaped = action if self._shape is None else np.reshape(action, self._shape)
                 observation, reward, terminated, truncated, info = self.env.step(shaped)
                 self._check(observation)
+                observation, marks = self._judge(observation)
                 paid = reward.item() if isinstance(reward, np.ndarray) else reward  # an array of one number
-                return observation, paid, terminated, truncated, by_name(info, _OF_VECTORS)
+                return observation, paid, terminated, truncated, by_name(info, _OF_VECTORS) | marks
         except SimulatorError as error:
             what = f"step {self._steps} of {self._name} with action {listed(action)}"
             raise self._broken(error, what) from error.__cause__
@@ -202,7 +206,8 @@ def in_step(why: Failure, taken: int, task: str, action_A: np.ndarray) -> Failur
     """A failure of a copy in a step, with step, task and action where it does not have them yet."""
     if why.detail.startswith(("raised ", "called ")):
         return Failure(why.reason, f"{_step(taken, task, action_A)} {why.detail}")
-    return Failure(why.reason, f"{why.detail} after {_step(taken, task, action_A)}") if why == NON_FINITE else why
+    without_step = why.reason == NON_FINITE.reason and "after step" not in why.detail
+    return Failure(why.reason, f"{why.detail} after {_step(taken, task, action_A)}") if without_step else why
 
 
 def _step(taken: int, task: str, action_A: np.ndarray) -> str:
@@ -215,7 +220,7 @@ def finite_rows(values_B: np.ndarray) -> BoolArray:
         return np.asarray(np.logical_and.reduce([finite_rows(values_B[name]) for name in values_B.dtype.names]))
     if values_B.dtype.kind != "f":
         return np.ones(len(values_B), dtype=np.bool_)
-    finite = np.abs(values_B) <= _LARGEST
+    finite = np.abs(values_B) <= LARGEST
     return finite if finite.ndim == 1 else np.asarray(finite.reshape(len(values_B), -1).all(axis=1))
 
 
@@ -233,6 +238,7 @@ class Resets:
         group_size: neighbouring copies that begin alike.
         ordered: see `World`.
         playing: see `World`.
+        judge: (B,) which observations are finite, of these, the info and the copies that began; None: `finite_rows`.
     """
 
     def __init__(
@@ -243,8 +249,10 @@ class Resets:
         group_size: int = 1,
         ordered: tuple[int, int] | None = None,
         playing: Playing | None = None,
+        judge: Callable[[np.ndarray, Mapping[str, Any], BoolArray], BoolArray] | None = None,
     ) -> None:
         self._env, self.seed, self._group_size = env, seed, group_size
+        self._judge = judge or (lambda found, info, _: finite_rows(found) & ~not_finite_in(info, len(found)))
         self._ordered, self._playing = ordered, playing
         self._several = playing is not None and len(playing.starts.texts) > 1
         self.skipped = np.zeros(env.num_envs, dtype=np.int64)
@@ -300,7 +308,9 @@ class Resets:
         """What all copies observe, and which of them failed; all that wait where that cannot be told."""
         try:
             with boundary(SimulatorError, "reset"):
-                observations = as_declared(self._env.reset(seed=seeds, options=options or None)[0], self._env)
+                shown, info = self._env.reset(seed=seeds, options=options or None)
+                observations = as_declared(shown, self._env)
+                finite = self._judge(observations, info, waiting)
         except BrokenCopyError as error:
             return np.empty(0), error.failures
         except SimulatorError as error:
@@ -310,7 +320,7 @@ class Resets:
             return np.empty(0), {
                 i: Failure("simulator_raised", f"reset {said}") for i in np.flatnonzero(waiting).tolist()
             }
-        bad = np.flatnonzero(waiting & ~finite_rows(observations)).tolist()
+        bad = np.flatnonzero(waiting & ~finite).tolist()
         return observations, {i: Failure(NON_FINITE.reason, "an observation after a reset") for i in bad}
 
     def _skip(self, failures: Mapping[int, Failure], seeds: list[int | None], waiting: BoolArray) -> None:

@@ -33,13 +33,16 @@ from guerdon.worlds.build import make_parts
 from guerdon.worlds.gymnasium_env import RenderEye
 from guerdon.worlds.interventions import NAMES
 from guerdon.worlds.resets import BrokenCopyError, by_name, raised_by
+from guerdon.worlds.returned import marks_of
 from guerdon.worlds.step_memory import StepMemory
 
 
 class _Simulator:
     """The copies of this process, and what draws them; `memory` is the descriptor of what steps take and give."""
 
-    def __init__(self, memory: int, settings: WorldSettings, copies: int, seed: int) -> None:
+    def __init__(
+        self, memory: int, settings: WorldSettings, copies: int, seed: int, keep_info: tuple[str, ...] = ()
+    ) -> None:
         self.env, self.eye, words = make_parts(settings, copies, seed)
         if AutoresetMode(self.env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)) != AutoresetMode.DISABLED:
             raise ConfigError.about(
@@ -47,7 +50,7 @@ class _Simulator:
                 "async begins episodes anew where a simulator broke, so the environment's autoreset must be disabled",
             )
         env = self.env
-        self._teleop = (NAMES | getattr(settings, "info_keys", {}))["teleop_action"]
+        self._told = {(NAMES | getattr(settings, "info_keys", {}))["teleop_action"], *keep_info}
         self._memory = StepMemory(memory, copies, env.single_observation_space, env.single_action_space)
         os.close(memory)
         self.tasks = [words] * copies if isinstance(words, str) else list(words)
@@ -69,16 +72,19 @@ class _Simulator:
             "cannot_draw": getattr(self.eye, "cannot_draw", False),
         }
 
-    def reset(self, seeds: list[int | None], mask: BoolArray, tasks: list[int] | None) -> np.ndarray:
-        """(n, ...) observations after a reset of some copies, to these tasks where they change."""
+    def reset(
+        self, seeds: list[int | None], mask: BoolArray, tasks: list[int] | None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """(n, ...) observations after a reset of some copies, to these tasks where they change, and their marks."""
         options: dict[str, Any] = {"reset_mask": mask} | ({} if tasks is None else {"tasks": tasks})
-        return np.asarray(self.env.reset(seed=seeds, options=options)[0])
+        observations, info = self.env.reset(seed=seeds, options=options)
+        return np.asarray(observations), marks_of(info)
 
     def step(self) -> dict[str, np.ndarray]:
         """One step of all copies; those parts of its info that are a number for each copy, or actions."""
         m = self._memory
         m.observations[...], m.rewards[...], m.terminated[...], m.truncated[...], info = self.env.step(m.actions.copy())
-        return {name: value for name, value in by_name(info).items() if _plain(value) or name == self._teleop}
+        return {name: value for name, value in by_name(info).items() if _plain(value) or name in self._told}
 
     def looks(self, indices: Sequence[int]) -> list[Any]:
         """What is needed to draw these copies as they are now."""

@@ -24,8 +24,11 @@ from guerdon.errors import ConfigError, NonFiniteError, SimulatorError, boundary
 from guerdon.processes.progress import log_once
 from guerdon.types import BoolArray, ByteArray, Failure, FloatArray
 from guerdon.worlds.resets import BrokenCopyError
+from guerdon.worlds.returned import Declared, named, with_marks
 
-MASK, PIXELS = "action_mask", "pixels"
+MASK, PIXELS, OBSERVATION = "action_mask", "pixels", "observation"
+_CHANNELS = (1, 3, 4, 6, 8, 9, 12, 15, 16)  # of a picture, or of several that are shown at once
+_MOST_CHANNELS = max(_CHANNELS)
 _SMALLEST = 8  # pixels: an array with fewer rows or columns is numbers, such as MiniGrid's view of 7 x 7 fields
 
 
@@ -224,18 +227,30 @@ class _Leaf(NamedTuple):
     path: tuple[Any, ...]
     space: gymnasium.Space
     column: ObservedColumn
+    layout: _Layout | None = None
+
+    def part(self, observations: Any) -> np.ndarray:
+        """(B, ...) as the environment returned it."""
+        for key in self.path:
+            observations = observations[key]
+        return np.asarray(observations)
+
+    def declared(self, what: str) -> Declared:
+        """What judges it."""
+        high = None if self.layout is None else self.layout.high
+        return Declared(self.space, self.column.name, high=high, what=what)
 
     def values(self, observations: Any, count: int) -> np.ndarray:
         """(B, ...) as the column has them, of a batch of observations."""
-        for part in self.path:
-            observations = observations[part]
-        found, space = np.asarray(observations), self.space
+        found, space = self.part(observations), self.space
+        if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and found.dtype.kind == "f":
+            found = np.where(np.isfinite(found), found, space.start)  # it is marked, see `Plain`
         if isinstance(space, spaces.Discrete):
             return _one_hot(found.reshape(count, 1) - space.start, np.array([space.n]))
         if isinstance(space, spaces.MultiDiscrete):
             return _one_hot((found - space.start).reshape(count, -1), space.nvec.reshape(-1))
-        if self.column.kind == "image":
-            return _picture(found, space)
+        if self.layout is not None:
+            return self.layout.picture(found)
         return found.reshape(count, *self.column.shape)
 
 
@@ -270,34 +285,73 @@ def own_values(values_N: np.ndarray, space: gymnasium.Space) -> np.ndarray:
     return (np.rint(shaped) if np.dtype(space.dtype).kind in "iub" else shaped).astype(space.dtype)
 
 
-def _picture(found: np.ndarray, space: spaces.Box) -> np.ndarray:
-    """(B, H, W, C) uint8 of pictures with channels first or last, of one channel, or of several moments."""
-    if found.dtype != np.uint8:
-        found = np.rint(np.nan_to_num(found) * (255.0 / float(space.high.max()))).clip(0, 255).astype(np.uint8)
-    if found.ndim == 3:
-        return found[..., None]
-    if _channels_first(found.shape[-3:]):
-        found = np.moveaxis(found, -3, -1)
-    return found if found.ndim == 4 else np.moveaxis(found, 1, -2).reshape(len(found), *found.shape[2:4], -1)
+class _Layout(NamedTuple):
+    """How an array is a picture.
+
+    Attributes:
+        one: shape of one moment's array: (H, W), (H, W, C) or (C, H, W).
+        moments: that are shown at once.
+        first: whether channels come first.
+        high: the number of the brightest points.
+    """
+
+    one: tuple[int, ...]
+    moments: int
+    first: bool
+    high: float
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(H, W, C) of the picture, the channels of all moments side by side."""
+        if len(self.one) == 2:
+            return (self.one[0], self.one[1], self.moments)
+        height, width, channels = (*self.one[1:], self.one[0]) if self.first else self.one
+        return (height, width, channels * self.moments)
+
+    def picture(self, found: np.ndarray) -> ByteArray:
+        """(B, H, W, C) uint8 of a batch of arrays."""
+        if found.dtype != np.uint8:
+            found = np.rint(np.nan_to_num(found) * (255.0 / self.high)).clip(0, 255).astype(np.uint8)
+        several = found.reshape(len(found), self.moments, *self.one)
+        if len(self.one) == 2:
+            several = several[..., None]
+        elif self.first:
+            several = np.moveaxis(several, -3, -1)
+        merged = np.moveaxis(several, 1, -2) if self.moments > 1 else several
+        return merged.reshape(len(found), *self.shape)
 
 
 def _channels_first(shape: tuple[int, ...]) -> bool:
-    return shape[2] > min(shape[:2]) and shape[0] <= min(shape[1:])
+    """Whether (C, H, W) is clear: few channels, and sides at least four times as long."""
+    return shape[0] in _CHANNELS and 4 * shape[0] <= min(shape[1:])
 
 
-def _picture_shape(space: spaces.Box) -> tuple[int, ...] | None:
-    """(H, W, C) of a Box of pictures; None: it is numbers."""
-    if not 2 <= len(space.shape) <= 4 or 0 in space.shape:
+def _layout(space: spaces.Box, moments: int, *, asked: bool = False) -> _Layout | None:
+    """How a Box is a picture; None: it is numbers.
+
+    Args:
+        space: of observations.
+        moments: of `env.frame_stack`, the first axis of the space where there are several.
+        asked: `env.show_as` says that it is one, so that only what is impossible is refused.
+    """
+    one = space.shape[1:] if moments > 1 else space.shape
+    if moments == 1 and len(one) == 4:
+        moments, one = one[0], one[1:]
+    if not 2 <= len(one) <= 3 or 0 in space.shape:
         return None
-    low = float(space.low.min())
-    high = float(space.high.max())
+    low, high = float(space.low.min()), float(space.high.max())
     if low < 0 or (space.low.max(), space.high.min()) != (low, high):
         return None
-    if space.dtype != np.uint8 and (space.dtype.kind != "f" or high not in (1.0, 255.0)):
+    first = len(one) == 3 and _channels_first(one)
+    found = _Layout(one, moments, first, high)
+    if asked:
+        return found if low == 0 < high < np.inf else None
+    kind = np.dtype(space.dtype)
+    if kind != np.uint8 and (kind.kind != "f" or high not in (1.0, 255.0) or len(one) == 2):
         return None
-    shape = _picture(np.zeros((1, *space.shape), np.uint8), space).shape[1:]
-    enough = 2 * _SMALLEST if len(space.shape) == 2 else _SMALLEST
-    return shape if min(shape[:2]) >= enough else None
+    height, width, channels = found.shape
+    enough = 2 * _SMALLEST if len(one) == 2 else _SMALLEST
+    return found if min(height, width) >= enough and channels <= _MOST_CHANNELS * moments else None
 
 
 def is_text(space: gymnasium.Space) -> bool:
@@ -307,27 +361,33 @@ def is_text(space: gymnasium.Space) -> bool:
     return False
 
 
-def _leaves(space: gymnasium.Space, what: str, path: tuple[Any, ...] = ()) -> Iterator[_Leaf]:
+ShowAs = Mapping[str, Literal["numbers", "picture"]]
+"""What arrays are, by the names of their keys; `observation` where there are none."""
+
+
+def _leaves(
+    space: gymnasium.Space, what: str, show_as: ShowAs, moments: int, path: tuple[Any, ...] = ()
+) -> Iterator[_Leaf]:
     """The parts of observations.
 
     Raises:
-        ConfigError: one of them is of a kind that has no fixed size.
+        ConfigError: one of them is of a kind that has no fixed size, or is no picture although it is to be one.
     """
     name = ".".join(map(str, path))
     if isinstance(space, spaces.Dict | spaces.Tuple):
         inner = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         for key, part in inner:
-            yield from _leaves(part, what, (*path, key))
+            yield from _leaves(part, what, show_as, moments, (*path, key))
     elif isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         yield _Leaf(path, space, ObservedColumn(name, "one_hot", (int(spaces.flatdim(space)),)))
     elif isinstance(space, spaces.Box):
-        shape = _picture_shape(space)
+        layout = _chosen_layout(space, what, show_as.get(name or OBSERVATION), moments, name)
         column = (
             ObservedColumn(name, "vector", (int(np.prod(space.shape)),))
-            if shape is None
-            else ObservedColumn(name, "image", shape)
+            if layout is None
+            else ObservedColumn(name, "image", layout.shape)
         )
-        yield _Leaf(path, space, column)
+        yield _Leaf(path, space, column, layout)
     elif isinstance(space, spaces.Text) or is_text(space):
         yield _Leaf(path, space, ObservedColumn(name, "text", ()))
     else:
@@ -336,6 +396,46 @@ def _leaves(space: gymnasium.Space, what: str, path: tuple[Any, ...] = ()) -> It
             f"{what}: {where} is {space}, which has no fixed size. Leave it out or flatten it with a gymnasium wrapper "
             "and register the result under an id of your own."
         )
+
+
+def _chosen_layout(
+    space: spaces.Box, what: str, asked: Literal["numbers", "picture"] | None, moments: int, name: str
+) -> _Layout | None:
+    """How an array is a picture, by its space or as `env.show_as` says; None: it is numbers. A line says which.
+
+    Raises:
+        ConfigError: it is to be a picture, and cannot be.
+    """
+    layout = None if asked == "numbers" else _layout(space, moments, asked=asked == "picture")
+    if asked == "picture" and layout is None:
+        raise ConfigError.about(
+            "env.show_as",
+            f": {named(name)} of {what} is {space}: a picture is an array (H, W), (H, W, C) or (C, H, W) with numbers "
+            "from 0 to one highest number",
+        )
+    if len(space.shape) > 1:
+        kind = f"{int(np.prod(space.shape))} numbers, side by side"
+        if layout is not None:
+            height, width, channels = layout.shape
+            place = "first" if layout.first else "last"
+            axis = f", the {place} axis of each" if len(layout.one) == 3 else ""
+            kind = f"a picture of {height} x {width} with {channels} channels{axis}"
+        log_once(f"[env] {named(name)} {space.shape} {space.dtype} of {what} is {kind} (env.show_as)")
+    return layout
+
+
+def _check_names(show_as: ShowAs, leaves: Sequence[_Leaf], what: str) -> None:
+    """Refuse names in `env.show_as` that are no arrays.
+
+    Raises:
+        ConfigError: with the names that there are.
+    """
+    arrays = [one.column.name or OBSERVATION for one in leaves if isinstance(one.space, spaces.Box)]
+    for name in show_as:
+        if name not in arrays:
+            raise ConfigError.about(
+                "env.show_as", f": {what} has no array {name!r}; it has {', '.join(arrays) or 'none'}"
+            )
 
 
 def _with_mask(columns: Sequence[ObservedColumn], size: int) -> tuple[ObservedColumn, ...]:
@@ -358,7 +458,7 @@ def _check_columns(columns: Sequence[ObservedColumn], what: str) -> None:
         raise ConfigError(f"{what}: two keys of its observations have the same name when nested ones are joined")
 
 
-def plain(env: VectorEnv, what: str) -> VectorEnv:
+def plain(env: VectorEnv, what: str, show_as: ShowAs | None = None, moments: int = 1) -> VectorEnv:
     """The environment with observations and actions of the kinds that guerdon has.
 
     Text is left out, and a line says so.
@@ -366,17 +466,21 @@ def plain(env: VectorEnv, what: str) -> VectorEnv:
     Args:
         env: copies of an environment; with discrete actions they are reset, to see whether `info` has a mask.
         what: begins messages.
+        show_as: what arrays are, where their spaces are to be read otherwise.
+        moments: that each observation shows, along its first axis where there are several.
 
     Raises:
         ConfigError: a space is of another kind, or nothing but text is observed.
     """
     space, actions = env.single_observation_space, env.single_action_space
+    leaves = list(_leaves(space, what, show_as or {}, moments))
+    _check_names(show_as or {}, leaves, what)
     root = isinstance(space, spaces.Box) and (
-        len(space.shape) == 1 or (space.dtype == np.uint8 and _picture_shape(space) == space.shape)
+        len(space.shape) == 1 or (space.dtype == np.uint8 and leaves[0].column.shape == space.shape)
     )
     if root and isinstance(actions, spaces.Box) and len(actions.shape) == 1:
         return env
-    return Plain(env, what, as_it_is=root)
+    return Plain(env, what, leaves, as_it_is=root)
 
 
 class OpenWrapper(VectorWrapper):  # type: ignore[misc]
@@ -398,10 +502,11 @@ class Plain(OpenWrapper):
     Args:
         env: copies of an environment.
         what: begins messages.
+        leaves: the parts of its observations.
         as_it_is: observations are one array already.
     """
 
-    def __init__(self, env: VectorEnv, what: str, *, as_it_is: bool) -> None:
+    def __init__(self, env: VectorEnv, what: str, leaves: Sequence[_Leaf], *, as_it_is: bool) -> None:
         super().__init__(env)
         self._what = what
         mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
@@ -413,11 +518,12 @@ class Plain(OpenWrapper):
         self._starts = None if counts is None else np.cumsum([0, *counts[:-1]])
         self._size = 0 if counts is None else int(counts.sum())
         self._allowed = np.ones((env.num_envs, self._size), dtype=np.bool_)
-        leaves = [self._marked(one) for one in _leaves(env.single_observation_space, what)]
+        leaves = [self._marked(one) for one in leaves]
         columns = tuple(one.column for one in leaves)
         self._own_mask = any(column.kind == "mask" for column in columns)
         self._masked = self._own_mask or (counts is not None and self._finds_mask())
         self._leaves = [one for one in leaves if one.column.kind != "text"]
+        self._declared = [one.declared(what) for one in self._leaves]
         _check_columns(columns, what)
         self._array = not leaves[0].path and not self._masked  # observations without keys
         self._as_it_is = as_it_is and self._array
@@ -459,9 +565,9 @@ class Plain(OpenWrapper):
         observations, info = self.env.reset(seed=seed, options=options)
         if self._masked and not self._own_mask:
             self._take_mask(info, begun)
-        found = self._rows(observations)
+        found, marks = self._rows(observations)
         self._check_allowed(found, begun)
-        return found, info
+        return found, with_marks(info, marks) if marks else info
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, Any, Any, Any, dict[str, Any]]:
         """One step of every copy, with rows (B, A) of actions."""
@@ -473,10 +579,13 @@ class Plain(OpenWrapper):
             raise ConfigError(
                 f"{self._what} reports info[{MASK!r}] after a step and not after a reset: report it there too"
             )
-        found = self._rows(observations)
+        found, marks = self._rows(observations)
         self._check_allowed(found, ~ended)
+        if marks:
+            info = with_marks(info, marks)
         if not self._as_it_is and self._same_step and ended.any():
-            info = {**info, "final_obs": self._final(info, ended)}
+            finals, marks = self._final(info, ended)
+            info = {**info, "final_obs": finals, "final_info": with_marks(info.get("final_info", {}), marks)}
         return found, rewards, terminated, truncated, info
 
     def _finds_mask(self) -> bool:
@@ -513,8 +622,18 @@ class Plain(OpenWrapper):
             why = Failure("no_action_allowed", f"{MASK} forbids every value of an action")
             raise BrokenCopyError(dict.fromkeys(np.flatnonzero(stuck).tolist(), why))
 
-    def _rows(self, observations: Any) -> np.ndarray:
-        return np.asarray(observations) if self._as_it_is else self._encoded(observations, self._allowed)
+    def _rows(self, observations: Any) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """(B, ...) rows of a batch of observations, and marks of what was returned; an array is judged by the world."""
+        if self._as_it_is:
+            return np.asarray(observations), {}
+        return self._encoded(observations, self._allowed), self._marks(observations, self.num_envs)
+
+    def _marks(self, observations: Any, count: int) -> dict[str, np.ndarray]:
+        marks: dict[str, Any] = {}
+        for leaf, declared in zip(self._leaves, self._declared, strict=True):
+            _, more = declared(leaf.part(observations), count)
+            marks = with_marks(marks, more) if more else marks
+        return marks
 
     def _encoded(self, observations: Any, allowed_B: BoolArray) -> np.ndarray:
         """(B, ...) rows of a batch of observations."""
@@ -529,14 +648,19 @@ class Plain(OpenWrapper):
             rows[MASK] = allowed_B
         return rows
 
-    def _final(self, info: Mapping[str, Any], ended_B: BoolArray) -> np.ndarray:
-        """Last observations of episodes, of environments that reset within a step, as rows."""
+    def _final(self, info: Mapping[str, Any], ended_B: BoolArray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Last observations of episodes, of environments that reset within a step, as rows; and their marks."""
+        told: dict[str, np.ndarray] = {}
         found = np.full(self.num_envs, None, dtype=object)
         masks = info.get("final_info", {}).get(MASK, found)
         for i in np.flatnonzero(ended_B).tolist():
             mask = np.ones(self._size, np.bool_) if masks[i] is None else self._mask_of(masks[i])
-            found[i] = self._encoded(_batch_of_one(info["final_obs"][i]), mask[None])[0]
-        return found
+            one = _batch_of_one(info["final_obs"][i])
+            for key, value in self._marks(one, 1).items():
+                if not key.startswith("_"):
+                    told.setdefault(key, np.full(self.num_envs, None))[i] = value[0]
+            found[i] = self._encoded(one, mask[None])[0]
+        return found, told
 
     def _actions(self, actions: np.ndarray) -> Any:
         """What the environment takes, of rows (B, A)."""

@@ -30,7 +30,9 @@ class Transition:
         success: (B,) bool, ground truth after the action; False where it is not known.
         success_known: (B,) bool, where the environment reported whether this is a success.
         mask: (B,) bool, False where no action was taken because the copy was resetting.
-        actions: (B, A) that were executed, within the bounds of the action space; empty after a reset.
+        actions: (B, A) that were executed: the policy's within the bounds of the action space, somebody else's as the
+            environment reports them; empty after a reset.
+        kept: name to (B, ...) float64 of the values of `info` that are kept for rewards of other goals.
         intervened: (B,) bool, where somebody else's action was executed in place of the policy's.
         looks: copy index to look, taken after the action (of the terminal moment where an episode ended).
         first_looks: copy index to look at the start of a new episode.
@@ -56,6 +58,7 @@ class Transition:
     first_looks: dict[int, Any] = field(default_factory=dict)
     failures: Mapping[int, Failure] = field(default_factory=dict)
     failed_resets: tuple[tuple[int, Failure], ...] = ()
+    kept: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def done(self) -> BoolArray:

@@ -25,8 +25,10 @@ from guerdon.types import BoolArray, ByteArray, Failure, IntArray
 from guerdon.worlds import spaces
 from guerdon.worlds.eye import Drawn, Eye, looks_at, pictures_of, resized
 from guerdon.worlds.interventions import Interventions
+from guerdon.worlds.kept_info import KeptInfo
 from guerdon.worlds.observation import ObservationSpec, columns_as_rows
 from guerdon.worlds.resets import NON_FINITE, ActionHistory, Resets, closed, finite_rows, in_step, step_all
+from guerdon.worlds.returned import MARK, Declared, Outside, brightest, not_finite_in, not_finite_parts, with_marks
 from guerdon.worlds.starts import Curriculum, Playing
 from guerdon.worlds.success import SUCCESS_KEYS, own_readers, success_from_info, unreported
 from guerdon.worlds.transition import FramesDue, Transition, among, with_finals
@@ -48,6 +50,8 @@ class World:
             elsewhere the episodes under way start again after a resume.
         interventions: what the environment reports of them.
         end_on_success: as it was given.
+        guard, guarded: as it was given, None once an episode has ended by itself; (B,) bool, copies whose episode it
+            cut in the last step.
 
     Args:
         env: the copies.
@@ -70,6 +74,8 @@ class World:
             groups share the numbers out. None: drawn.
         playing: decides which task an episode plays, and its start; None: copies keep their tasks.
         moments: that the environment itself shows at once.
+        keep_info: keys of `info` whose numbers are kept with each step.
+        guard: steps after which an episode is cut until one has ended by itself, of environments without a limit.
 
     Raises:
         ConfigError: these arguments do not fit the environment, or each other.
@@ -94,6 +100,8 @@ class World:
         tries: int = 0,
         playing: Playing | None = None,
         moments: int = 1,
+        keep_info: Sequence[str] = (),
+        guard: int | None = None,
     ) -> None:
         if len(tasks) != env.num_envs:
             raise ConfigError(f"{len(tasks)} task texts for {env.num_envs} environments")
@@ -105,6 +113,7 @@ class World:
         self.exact_resume = self.mode is AutoresetMode.DISABLED
         _check_autoreset(self.mode, pixels=pixels, own_ends=end_on_success or bool(max_episode_steps))
         self._limit = max_episode_steps
+        self.guard, self.guarded = guard, np.zeros(self.num_envs, dtype=np.bool_)
         self.end_on_success = end_on_success
         self._sparse = native_reward == "sparse"
         self._success_keys = tuple(success_keys)
@@ -127,7 +136,15 @@ class World:
                 f"a group of {group_size} copies would play different tasks: change env.num_envs or task_ids"
             )
         self._playing = playing
-        self._resets = Resets(env, seed=seed, group_size=group_size, ordered=ordered, playing=playing)
+        space = env.single_observation_space
+        self._kept = KeptInfo(keep_info) if keep_info else None
+        self._declared: Declared | None = None
+        if isinstance(space, gymnasium.spaces.Box):
+            self._declared = Declared(space, "", high=brightest(space), what=self.tasks[0])
+        self._outside = Outside()
+        self._resets = Resets(
+            env, seed=seed, group_size=group_size, ordered=ordered, playing=playing, judge=self._begun_finite
+        )
         if playing is not None and not self.exact_resume:
             raise ConfigError("a curriculum, or a task for every episode, needs env.autoreset_mode: disabled")
         self._words = np.array(self.tasks if playing is None else playing.starts.texts).dtype  # wide enough for all
@@ -274,19 +291,24 @@ class World:
         truncated = np.asarray(truncated, dtype=np.bool_)
         inside = (terminated | truncated) & (self.mode is AutoresetMode.SAME_STEP)
         arrived = with_finals(observations, info.get("final_obs", ()), inside)
-        failures = self._failures(arrived, rewards, actions)
+        failures = self._failures(arrived, observations, rewards, actions, info, inside)
         mask = ~(self._resetting | among(failures, self.num_envs))
         actions, intervened = self.interventions.executed(info, actions, mask, terminated | truncated)
         self.exact_resume = self.exact_resume and not self.interventions.by_people
         terminated = terminated & mask
         truncated = truncated & mask
         ended_inside = terminated | truncated
+        if self.guard is not None and ended_inside.any():
+            self.guard, self.guarded = None, np.zeros(self.num_envs, dtype=np.bool_)
         success, known = self._successes(info, mask, ended_inside)
         self._steps += mask
         if self.end_on_success:
             terminated = terminated | success
         if self._limit is not None:
             truncated = truncated | ((self._steps >= self._limit) & mask)
+        if self.guard is not None:
+            self.guarded = (self._steps >= self.guard) & mask & ~terminated
+            truncated = truncated | self.guarded
         truncated = truncated & ~terminated
         done = terminated | truncated
         self.reports_every_step &= bool((known == mask).all())
@@ -310,7 +332,7 @@ class World:
             done = done & ~failed
         if self._playing is not None:
             self._playing.step(success, known, done, failed)
-        fresh = self._begin_next(actions, done, failed, observations)
+        fresh = self._begin_next(actions, done, failed, observations, info)
         self._shown = self._begun(fresh, failed, final, frames) if fresh.any() else final
         return Transition(
             observations=self._shown.copy(),
@@ -325,6 +347,7 @@ class World:
             first_looks=self._captured(fresh) if capture_ends else {},
             failures=failures,
             failed_resets=self._resets.take_failures(),
+            kept={} if self._kept is None else self._kept.of(info, mask, ended_inside & inside),
         )  # fmt: skip
 
     def save_state(self, index: int) -> Any:
@@ -351,6 +374,8 @@ class World:
 
     def close(self) -> None:
         """Free simulators and renderers."""
+        self._outside.close()
+        self.interventions.close()
         if self.eye is not None:
             self.eye.close()
         closed(self.env, " and ".join(dict.fromkeys(self.tasks)) or "the environment")
@@ -364,6 +389,7 @@ class World:
             "episode": self._episode.copy(),
             "steps": self._steps.copy(),
             "interventions": [self.interventions.reported, self.interventions.by_people],
+            "unguarded": self.guard is None,
             "observations": spaces.as_bytes(self._observations).copy(),
             "actions": self._past.of_copies(),
         }
@@ -377,6 +403,7 @@ class World:
             CheckpointError: simulators break again and again.
         """
         self._resets.seed = int(state["seed"])
+        self.guard = None if state.get("unguarded") else self.guard
         self.interventions.reported, self.interventions.by_people = state.get("interventions", (False, False))
         self.exact_resume = self.exact_resume and not self.interventions.by_people
         self._episode = np.asarray(state["episode"], dtype=np.int64).copy()
@@ -483,7 +510,7 @@ class World:
         if self.mode is AutoresetMode.SAME_STEP and ended[index] and "final_info" in info:
             info = info["final_info"]
         if not self._reported:
-            self._info_keys |= {key for key in info if not key.startswith("_")}
+            self._info_keys |= {key for key in info if not key.startswith(("_", MARK))}
         return success_from_info(info, index, self._success_keys)
 
     def _check_reported(self, silent: BoolArray) -> None:
@@ -545,17 +572,56 @@ class World:
         new = dict(zip(left, looks_at(self.eye, left), strict=True)) if self.eye is not None and left else {}
         return {i: new[i] if i in new else self._drawn[i] for i in copies}
 
-    def _failures(self, arrived: np.ndarray, rewards: np.ndarray, actions: np.ndarray) -> dict[int, Failure]:
+    def _begun_finite(self, shown: np.ndarray, info: Mapping[str, Any], begun_B: BoolArray) -> BoolArray:
+        """(B,) whose observations are finite, after a reset of the copies `begun_B`."""
+        found = self._count_outside(info, shown, begun_B)
+        return found & ~not_finite_in(info, self.num_envs)
+
+    def _count_outside(self, info: Mapping[str, Any], shown: np.ndarray, new_B: BoolArray) -> BoolArray:
+        """Count what is outside of its space, of arrays in the copies `new_B`; (B,) whose arrays are finite."""
+        finite, marks = self._judged(shown)
+        here = {key: np.where(new_B, values, np.array(None)) for key, values in marks.items()}
+        self._outside.take(with_marks(info, here) if marks else info)
+        return finite
+
+    def _judged(self, shown: np.ndarray) -> tuple[BoolArray, dict[str, np.ndarray]]:
+        """(B,) which arrays are finite, and marks; what has several parts was judged where it was put together."""
+        return (finite_rows(shown), {}) if self._declared is None else self._declared(shown, len(shown))
+
+    def _failures(
+        self,
+        arrived: np.ndarray,
+        seen: np.ndarray,
+        rewards: np.ndarray,
+        actions: np.ndarray,
+        info: Mapping[str, Any],
+        inside: BoolArray,
+    ) -> dict[int, Failure]:
         """Copies whose simulator broke in a step; in this process, those with numbers that are not finite.
 
         Such a copy keeps its last observation.
+
+        Args:
+            arrived: observations after the actions.
+            seen: what copies show now; of another episode than `arrived` in the copies `inside`.
+            rewards: of the step.
+            actions: that were taken.
+            info: of the step.
+            inside: (B,) copies that have begun another episode within the step; their marks are in `final_info`.
         """
+        finite = self._count_outside(info, seen, np.ones_like(inside))
+        if inside.any():
+            finite = self._count_outside(info.get("final_info", {}), arrived, inside)
         if hasattr(self.env, "lost_episodes"):
             found = self._lost()
         else:
-            bad = np.flatnonzero(~(self._resetting | (finite_rows(arrived) & finite_rows(rewards)))).tolist()
-            arrived[bad] = self._observations[bad]
-            found = dict.fromkeys(bad, NON_FINITE)
+            parts = not_finite_parts(info, self.num_envs)
+            if inside.any():
+                parts = np.where(inside, not_finite_parts(info.get("final_info", {}), self.num_envs), parts)
+            wrong = ~(finite & (parts == "") & finite_rows(rewards))
+            arrived[wrong] = self._observations[wrong]
+            bad = np.flatnonzero(wrong & ~self._resetting).tolist()
+            found = {i: Failure(NON_FINITE.reason, str(parts[i]) or NON_FINITE.detail) for i in bad}
         return {i: in_step(why, self._steps[i], self.tasks[i], actions[i]) for i, why in found.items()}
 
     def _lost(self) -> dict[int, Failure]:
@@ -578,7 +644,9 @@ class World:
                 looks[int(i)] = kept[i]
         return looks
 
-    def _begin_next(self, actions: np.ndarray, done: BoolArray, failed: BoolArray, seen: np.ndarray) -> BoolArray:
+    def _begin_next(
+        self, actions: np.ndarray, done: BoolArray, failed: BoolArray, seen: np.ndarray, info: Mapping[str, Any]
+    ) -> BoolArray:
         """Account for ended episodes, reset them where that is ours to do; return which copies are fresh."""
         if self.exact_resume:
             self._past.add(actions)
@@ -598,7 +666,7 @@ class World:
             begun = self._resetting | failed
             self._resetting = done & ~failed
         if self.mode is not AutoresetMode.DISABLED:  # but for those that broke, or began with numbers not finite
-            bad = begun & ~failed & ~finite_rows(seen)
+            bad = begun & ~failed & ~(finite_rows(seen) & ~not_finite_in(info, self.num_envs))
             for i in np.flatnonzero(bad).tolist():
                 self._resets.failed(i, Failure(NON_FINITE.reason, "an observation after a reset of its own"))
             renewed = failed | bad

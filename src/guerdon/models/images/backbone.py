@@ -27,6 +27,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from guerdon.compute.finite import refuse_to_read
 from guerdon.compute.packaged import local_model
+from guerdon.episodes.images import refuse_one_or_several
 from guerdon.errors import CheckpointError, ConfigError, DataError, boundary
 from guerdon.models import frames as vlm_frames
 from guerdon.network.hub import check_model
@@ -365,6 +366,8 @@ def random_shift(pixels_N_H_W_C: Tensor, pad: int = 4) -> Tensor:
 
 def _to_channels_last(array: NDArray[Any], *, known: bool) -> NDArray[Any]:
     if array.ndim == 3:
+        if not known:
+            refuse_one_or_several(array.shape)
         return array[..., None]
     if array.ndim != 4:
         raise DataError(f"frames must be (N, H, W, C), (N, C, H, W) or (N, H, W), got shape {array.shape}")

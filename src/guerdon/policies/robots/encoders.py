@@ -26,7 +26,13 @@ from guerdon.compute.packaged import local_model
 from guerdon.errors import CheckpointError, ConfigError, boundary
 from guerdon.policies.pretrained.reading import read_pretrained
 from guerdon.policies.robots.efficientnet import FIELD, read_efficientnet
-from guerdon.settings.policy import POLICIES, CNNPolicySettings, GaussianPolicySettings, OwnPolicySettings
+from guerdon.settings.policy import (
+    POLICIES,
+    CNNPolicySettings,
+    GaussianPolicySettings,
+    MLPPolicySettings,
+    OwnPolicySettings,
+)
 from guerdon.types import BoolArray, FloatArray
 from guerdon.worlds.spaces import ObservedColumn, allowed_in, chosen_columns, is_numeric
 
@@ -117,10 +123,13 @@ class Encoder:
         self._shown = tuple(columns)
         images = [c for c in self.columns if c.kind == "image"]
         self._check(images)
+        flat = isinstance(settings, MLPPolicySettings)
+        if flat:
+            images = []
         path = getattr(settings, "backbone", None)
         self._features = None if path is None or not images else FrozenFeatures(path, device)
         self.pictures, self._looked = (images, []) if self._features is None else ([], images)
-        self._numbers = [c for c in self.columns if is_numeric(c)]
+        self._numbers = [c for c in self.columns if is_numeric(c) or (flat and c.kind == "image")]
         self._normalised = self._which_normalised()
         self.size = len(self._normalised)
         if not self.size and not images:
@@ -134,7 +143,7 @@ class Encoder:
     def _which_normalised(self) -> BoolArray:
         """(F,) whether each number is normalised: one-hot ones are not, features of a backbone are."""
         known = [np.zeros(0, np.bool_)]
-        known += [np.full(c.size, c.kind == "vector") for c in self._numbers]
+        known += [np.full(c.size, c.kind != "one_hot") for c in self._numbers]
         if self._features is not None:
             known += [np.ones(self._features.width_of(c), np.bool_) for c in self._looked]
         return np.concatenate(known)
@@ -151,18 +160,6 @@ class Encoder:
             )
         if own and (len(images) > 1 or (images and len(self.columns) > 1)):
             raise ConfigError(f"networks of your own take one picture, or numbers: choose with policy.keys ({names})")
-        if images and not own and not isinstance(self.settings, CNNPolicySettings):
-            hint = (
-                f"choose others with policy.keys than {names}, or set policy.type to cnn"
-                if names
-                else (
-                    "to see pictures, set policy.type to cnn; to act on states, set env.observation to state, of an "
-                    "environment whose own observations are numbers (gymnasium.wrappers.FlattenObservation makes "
-                    "numbers of arrays that look like pictures)"
-                )
-            )
-            raise ConfigError.about("policy.type", f"{kind} takes vectors, and the environment gives pictures "
-                              f"{[c.shape for c in images]}: {hint}")  # fmt: skip
 
     @property
     def in_parts(self) -> bool:
@@ -176,7 +173,7 @@ class Encoder:
 
     def numbers(self, rows: np.ndarray) -> np.ndarray:
         """(N, F) of what the world shows, as it is; without keys, the array itself."""
-        parts = [rows[c.name].reshape(len(rows), -1) if c.name else rows for c in self._numbers]
+        parts = [_flat(rows[c.name] if c.name else rows, c) for c in self._numbers]
         if self._features is not None:
             parts += [self._features(rows[c.name] if c.name else rows) for c in self._looked]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
@@ -282,21 +279,38 @@ def convolutions(
 ) -> tuple[nn.Sequential, int]:
     """Convolutions of pictures (H, W, C), flattened, and how many features they give.
 
+    They are those of the network of Mnih et al. (2015); with the default channels smaller ones where those do not fit.
+
     Raises:
         ConfigError: they do not fit.
     """
+    usable = _KERNELS if tuple(channels) == CNNPolicySettings.model_fields["channels"].default else _KERNELS[:1]
+    kernels = next((one for one in usable if min(_sides(shape[:2], len(channels), one)) >= 1), None)
+    if kernels is None:
+        raise ConfigError(
+            f"the {len(channels)} convolutions of policy.channels do not fit pictures of "
+            f"{shape[0]}x{shape[1]}: take larger ones (env.frame_size), or fewer convolutions"
+        )
     layers: list[nn.Module] = []
-    inputs, height, width = shape[2], *shape[:2]
+    inputs = shape[2]
     for i, c in enumerate(channels):
-        kernel, stride = ((8, 4), (4, 2), (3, 1))[min(i, 2)]
+        kernel, stride = kernels[min(i, 2)]
         layers += [orthogonal(nn.Conv2d(inputs, c, kernel, stride), math.sqrt(2)), act()]
-        inputs, height, width = c, (height - kernel) // stride + 1, (width - kernel) // stride + 1
-        if min(height, width) < 1:
-            raise ConfigError(
-                f"the {len(channels)} convolutions of policy.channels do not fit pictures of "
-                f"{shape[0]}x{shape[1]}: take larger ones (env.frame_size), or fewer convolutions"
-            )
+        inputs = c
+    height, width = _sides(shape[:2], len(channels), kernels)
     return nn.Sequential(*layers, nn.Flatten()), inputs * height * width
+
+
+_KERNELS = (((8, 4), (4, 2), (3, 1)), ((4, 2), (3, 2), (3, 1)))
+"""Sizes and strides of convolutions, the third one repeated: of Mnih et al. (2015), and from 16 x 16 pixels on."""
+
+
+def _sides(sides: tuple[int, ...], count: int, kernels: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    """Height and width after so many convolutions; below 1 where they do not fit."""
+    for i in range(count):
+        kernel, stride = kernels[min(i, 2)]
+        sides = tuple((side - kernel) // stride + 1 if side >= kernel else 0 for side in sides)
+    return sides
 
 
 def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float) -> nn.Module:
@@ -360,6 +374,13 @@ class FrozenFeatures:
             size = [max(FIELD, -(-n // FIELD) * FIELD) for n in (height, width)]
             found = self._network(F.interpolate(pixels, size, mode="bilinear", align_corners=False)).mean((2, 3))
         return np.asarray(found.reshape(count, -1).float().cpu().numpy())
+
+
+def _flat(rows_N: np.ndarray, column: ObservedColumn) -> np.ndarray:
+    """(N, F) numbers of a column, of a picture from 0 to 1; without keys, the array itself."""
+    if column.kind == "image":
+        return rows_N.reshape(len(rows_N), -1) * np.float32(1 / 255)
+    return rows_N.reshape(len(rows_N), -1) if column.name else rows_N
 
 
 def _pixels(frames_N: np.ndarray, device: torch.device) -> Tensor:
