@@ -76,8 +76,6 @@ EVALUATION = 100_000  # bytes of an evaluation with its pictures
 RUN_FILES = 450_000  # bytes of a run without its checkpoints: policy, episodes, videos, metrics
 UNCOUNTED = "not known, since a part of it is not"
 AT_ONCE = 256  # responses that a GPU writes at a time outside of runs
-
-
 NO_LIMIT = "unknown: episodes have no time limit (env.max_episode_steps)"
 
 
