@@ -36,7 +36,7 @@ def recording() -> bool:
 def begin() -> None:
     """Record from now on."""
     global _now
-    profiler = profile(activities=supported_activities())
+    profiler = profile(activities=supported_activities())  # type: ignore[no-untyped-call]
     profiler.start()
     _now = _Recording(profiler, PartsClock())
 
