@@ -6,7 +6,7 @@ import torch
 from architectures import build
 from transformers import PreTrainedModel
 
-from guerdon.policies.batches.packing import PACKED_ATTENTION, tokens_at
+from guerdon.policies.batches.packing import PACKED_ATTENTION
 from guerdon.policies.batches.tokens import token_batch
 from guerdon.policies.language.text_files import load_policy
 from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
@@ -74,17 +74,3 @@ def test_every_part_says_what_transformers_would_have_set(family, tmp_path):
         quick = said()
         base.model.set_attn_implementation(name)
         assert quick == said() == [name] * len(quick)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_tokens_at_places_and_their_gradients_are_those_of_an_index(dtype):
-    """Bit for bit; also where the gradient is not contiguous, and for no token at all."""
-    generator = torch.Generator().manual_seed(0)
-    for count in (0, 1, 5):
-        x = torch.randn(7, 3, 2, generator=generator).to(dtype).requires_grad_()
-        places = torch.randperm(7, generator=generator)[:count]
-        weights = torch.randn(2, 3, count, generator=generator).to(dtype).permute(2, 1, 0)
-        found, expected = tokens_at(x, places), x[places]
-        assert torch.equal(found, expected)
-        ((ours,), (theirs,)) = (torch.autograd.grad(one, x, weights) for one in (found, expected))
-        assert torch.equal(ours, theirs)

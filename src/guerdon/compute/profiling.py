@@ -10,8 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import profile, supported_activities
 
 from guerdon.files.atomic import publish
 from guerdon.processes.clock import PartsClock
@@ -37,8 +36,7 @@ def recording() -> bool:
 def begin() -> None:
     """Record from now on."""
     global _now
-    kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
-    profiler = profile(activities=kinds)
+    profiler = profile(activities=supported_activities())  # type: ignore[no-untyped-call]
     profiler.start()
     _now = _Recording(profiler, PartsClock())
 

@@ -30,7 +30,6 @@ from guerdon.policies.batches.packing import (
     grouped_heads,
     lay_out,
     spread_rows,
-    tokens_at,
     weights_of,
 )
 from guerdon.policies.batches.tokens import TokenBatch
@@ -259,7 +258,7 @@ def shared_attention(
         v = torch.cat([v.index_select(0, packing.group_B), grouped_heads(own_q, own_v)], dim=2)
         among_responses = attend(own_q, k, v, packing.seen)
     gathered = [
-        tokens_at(x.transpose(1, 2).flatten(0, 1), places)
+        x.transpose(1, 2).flatten(0, 1).index_select(0, places)  # see `packed_attention`
         for x, places in ((among_prompts, packing.prompt_places_P), (among_responses, packing.response_places_R))
     ]
     return torch.cat(gathered)[None], None
