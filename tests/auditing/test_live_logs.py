@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from guerdon.auditing import command, logs
+from guerdon.auditing import command, run_files
 from guerdon.auditing.logs import LogReader, read_log
 from guerdon.reading import containers
 
@@ -142,8 +142,8 @@ def test_watching_waits_so_long_that_it_takes_a_fiftieth_of_a_core(tmp_path, mon
 @pytest.mark.parametrize("seed", range(4))
 def test_monitor_files_that_grow_are_parsed_from_where_they_ended(tmp_path, seed, monkeypatch):
     random, parsed = np.random.default_rng(seed), []
-    true = logs._episode
-    monkeypatch.setattr(logs, "_episode", lambda *given: parsed.append(given) or true(*given))
+    true = run_files._episode
+    monkeypatch.setattr(run_files, "_episode", lambda *given: parsed.append(given) or true(*given))
     head = '#{"t_start": 0.0, "env_id": "x"}\r\nr,l,t\r\n'
     whole = {
         name: (head + "".join(f"{k % 7}.5,{k % 5 + 1},{3 * k + place}.25\r\n" for k in range(60))).encode()

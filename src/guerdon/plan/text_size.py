@@ -300,8 +300,14 @@ def _adapted(model: Any, target: str | tuple[str, ...]) -> Iterator[tuple[int, i
     for name, module in model.named_modules():
         if not isinstance(module, nn.Linear | Conv1D) or module is output:
             continue
-        if target == "all-linear" or _is_named(name, target):
+        if _is_named(name, target) or (target == "all-linear" and not is_router(name)):
             yield tuple(module.weight.shape)
+
+
+def is_router(path: str) -> bool:
+    """Whether a layer chooses experts, by its name: `all-linear` gives it no adapter."""
+    leaf = path.rpartition(".")[2]
+    return leaf in ("gate", "router", "shared_expert_gate") or leaf.endswith("_router")
 
 
 def _is_named(name: str, target: str | tuple[str, ...]) -> bool:

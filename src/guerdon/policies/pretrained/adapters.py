@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from guerdon.compute.devices import seeded
 from guerdon.errors import ConfigError, needs
+from guerdon.plan.text_size import is_router
 from guerdon.processes.progress import log_once
 from guerdon.settings.text_policy import LoraSettings
 
@@ -66,7 +67,6 @@ def fresh_lora(
             raise ConfigError(f"lora.target_modules {target!r}: {error}{hint}") from error
 
 
-_ROUTERS = ("gate", "router", "shared_expert_gate")
 ALL_LINEAR = "all-linear"
 
 
@@ -99,7 +99,7 @@ def linear_targets(
     apart = set().union(*left.values())
     names = {path if _leaf(path) in apart or _leaf(path).isdigit() else _leaf(path) for path in kept}
     experts = _stacked_experts(model)
-    if routers := {name for name in experts if _is_router(name)}:
+    if routers := {name for name in experts if is_router(name)}:
         left.setdefault("routers", set()).update(routers)
     return tuple(sorted(names | (experts - routers))), left
 
@@ -108,7 +108,7 @@ def _left_out(model: Any, path: str, module: nn.Module, inside: str, called: Con
     """Why a linear layer is left out; None: it is not."""
     if inside and not path.startswith(f"{inside}."):
         return "outside of the part that reads text"
-    if _is_router(_leaf(path)) or "Router" in type(module).__name__:
+    if is_router(path) or "Router" in type(module).__name__:
         return "routers"
     if called is not None and path not in called and ".experts." not in path:
         return "read by their weights, without a call"
@@ -131,10 +131,6 @@ def _stacked_experts(model: Any) -> set[str]:
     rules = importlib.import_module("peft.utils.transformers_weight_conversion")
     kind = rules._MODEL_TO_CONVERSION_PATTERN.get(model.config.model_type)
     return set(rules._MOE_TARGET_MODULE_MAPPING.get(kind, ()))
-
-
-def _is_router(leaf: str) -> bool:
-    return leaf in _ROUTERS or leaf.endswith("_router")
 
 
 def _leaf(path: str) -> str:
