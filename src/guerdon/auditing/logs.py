@@ -542,13 +542,7 @@ def _first_rows(part: Part, said: Columns, most: int) -> _First:
     Raises:
         DataError: the file cannot be read, or is of a kind that has no rewards or no responses.
     """
-    names, filled, kept, size = dict[str, None](), set[str](), list[Row](), 0
-    for record in islice((one for _, one in part.rows() if isinstance(one, Mapping)), most):
-        names |= dict.fromkeys(record)
-        filled.update(name for name, cell in record.items() if cell is not None)
-        size += len(repr(record)) if size < _FIRST_SIZE else 0
-        if size < _FIRST_SIZE or not kept:
-            kept.append(record)
+    names, filled, kept = _first_records(part, most)
     kinds = text_kinds(sketches_of(with_names(kept, said)))
     filled |= columns_of(decoded(record, kinds) for record in kept)
     layout = _layout_of(filled, names, said)
@@ -567,6 +561,22 @@ def _first_rows(part: Part, said: Columns, most: int) -> _First:
     sketches = sketches_of(kept) if layout.unwrap else {}
     top = {name: sketches[name] for record in kept for name in record if name in sketches}
     return _First(layout, names | own, texts, rows, top, seen)
+
+
+def _first_records(part: Part, most: int) -> tuple[dict[str, None], set[str], list[Row]]:
+    """Of the first records of a file the names of columns, those with a value, and the records, as far as not large.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    names, filled, kept, size = dict[str, None](), set[str](), list[Row](), 0
+    for record in islice((one for _, one in part.rows() if isinstance(one, Mapping)), most):
+        names |= dict.fromkeys(record)
+        filled.update(name for name, cell in record.items() if cell is not None)
+        size += len(repr(record)) if size < _FIRST_SIZE else 0
+        if size < _FIRST_SIZE or not kept:
+            kept.append(record)
+    return names, filled, kept
 
 
 def _trained_on(path: Path, parts: Sequence[Part], notes: list[str]) -> list[Part]:
