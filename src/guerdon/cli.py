@@ -362,8 +362,11 @@ def read_(
         _say(line)
     for why in reading.plan.unclear.values():
         _say(f"{data}: {why}")
-    for name, use in sorted(uses.items(), key=lambda one: not one[1].what):
-        _say(f"guerdon {name}: {use.what or f'refused, {use.why_not}'}")
+    for name, use in uses.items():
+        if use.what:
+            _say(f"guerdon {name}: {use.what}")
+    if refusing := [name for name, use in uses.items() if not use.what]:
+        _say(f"not for {', '.join(refusing)}: --json says why")
     return None
 
 

@@ -22,9 +22,9 @@ from guerdon.auditing.drift import CHECKS, with_drift
 from guerdon.auditing.evidence import with_evidence
 from guerdon.auditing.finding import REMEDIES, SEVERITIES, Audit, Finding
 from guerdon.auditing.log_view import Checked, MissingColumn, Undecided, View, found, needed
-from guerdon.auditing.logs import NO_EPISODE
 from guerdon.auditing.robot_checks import is_of_episodes
 from guerdon.auditing.rows import Flags, Rows
+from guerdon.auditing.run_files import NO_EPISODE
 from guerdon.auditing.second import SecondReward, judge_sample, read_second, with_second
 from guerdon.auditing.text_rows import CUT
 from guerdon.reading.containers import HALF_WRITTEN

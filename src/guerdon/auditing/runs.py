@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from guerdon.auditing.logs import EVENTS, METRICS
 from guerdon.auditing.rows import Rows
+from guerdon.auditing.run_files import EVENTS, METRICS
 from guerdon.reading.data_sets import log_files
 
 _CONFIGURATION = re.compile(r"(?:config|args|hparams|params|training_args|run_config)\.(?:ya?ml|json|toml)")
