@@ -385,7 +385,7 @@ def test_an_interrupt_is_no_traceback(call, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("guerdon.comparison.single_run.run", interrupted)
+    monkeypatch.setattr("guerdon.rl.run.run", interrupted)
     status, _, err = call("run", "tiny.yaml", files={"tiny.yaml": TINY})
     assert status == 130
     assert err.count("\n") == 1
@@ -395,7 +395,7 @@ def test_an_interrupt_is_no_traceback(call, monkeypatch):
 @pytest.mark.hostile("parts")
 @pytest.mark.parametrize("code", [None, 0])
 def test_a_part_that_leaves_without_a_word_is_no_success(call, monkeypatch, code):
-    monkeypatch.setattr("guerdon.comparison.single_run.run", lambda *_, **__: sys.exit(code))
+    monkeypatch.setattr("guerdon.rl.run.run", lambda *_, **__: sys.exit(code))
     answer = call("run", "tiny.yaml", files={"tiny.yaml": TINY})
     refused(answer, "before its work was done", "test_cli.py, line", f"called sys.exit({code})")
 
@@ -407,7 +407,7 @@ def test_commands_leave_the_handler_of_interrupts_as_it_was(call, monkeypatch):
         seen.append(signal.getsignal(signal.SIGINT))
         raise DataError("no data")
 
-    monkeypatch.setattr("guerdon.comparison.single_run.run", look)
+    monkeypatch.setattr("guerdon.rl.run.run", look)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         call("run", "tiny.yaml", files={"tiny.yaml": TINY})
@@ -421,7 +421,7 @@ def test_commands_leave_the_handler_of_interrupts_as_it_was(call, monkeypatch):
 
 
 def test_a_bug_keeps_its_traceback(call, monkeypatch):
-    monkeypatch.setattr("guerdon.comparison.single_run.run", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("guerdon.rl.run.run", lambda *_, **__: 1 / 0)
     Path("tiny.yaml").write_text(TINY)
     monkeypatch.setattr(sys, "argv", ["guerdon", "run", "tiny.yaml"])
     with pytest.raises(ZeroDivisionError):

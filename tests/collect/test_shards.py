@@ -294,6 +294,7 @@ def full(seed, *, chunked=False, greedy=True):
         seconds={"simulate": 1.0 + seed}, videos=seen, ends=((1, seed, np.array([seed])),),
         actions=rng.random((*shape, 2)).astype(np.float32), intervened=rng.random(shape) < 0.5,
         chunks=Chunks(decision, np.where(mask, 0, -1), 1) if chunked else None,
+        kept={"mass": rng.random((*shape, 1))},
     )  # fmt: skip
 
 

@@ -49,7 +49,7 @@ def test_a_classifier_learns_from_states_and_its_checkpoint_scores(tmp_path):
     good, bad = model.score([walk(100, succeeds=True), walk(101, succeeds=False)])
     assert good.total > 0.5 > bad.total
     alone = model.probabilities(walk(100, succeeds=True).states)
-    np.testing.assert_array_equal(good.steps, alone)
+    np.testing.assert_allclose(good.steps, alone, rtol=1e-6)  # sums of another batch, which round as the processor does
 
 
 def test_a_progress_model_orders_states(tmp_path):
