@@ -250,6 +250,7 @@ def merged_on_reading(model: nn.Module, weights: Mapping[str, Tensor], folder: P
     """
     paths = {id(module): path for path, module in model.named_modules()}
     _make_hollow(model)
+    before = [*model.modules(), *model.parameters()]  # kept, so that nothing new has the id of one that is gone
     names_of = names_of_parameters(model)
     alike = {name: names for names in names_of.values() for name in names}
     adapted = read_adapter(model, folder, assign=True)
@@ -270,6 +271,7 @@ def merged_on_reading(model: nn.Module, weights: Mapping[str, Tensor], folder: P
         for leaf, name in names.items():
             merged = ComputedWeight(values[leaf].shape, partial(_merged, layer, values, leaf, config, folder))
             found |= dict.fromkeys(alike[name] if hasattr(layer, "tied_adapter") else [name], merged)
+    before.clear()
     return found
 
 
