@@ -87,7 +87,7 @@ def test_a_base_of_other_joints_and_cameras_is_cloned(keys, tmp_path_factory, ca
     )
     assert (
         "action of 3 numbers instead of 6, observation.state of 3 numbers instead of 6: "
-        "action_in_proj, action_out_proj, state_proj are drawn anew" in said
+        "fresh weights: action_in_proj, action_out_proj, state_proj" in said
     )
     stored = {name.removeprefix("model."): value for name, value in load_file(folder / "model.safetensors").items()}
     weights = own(policy)
@@ -112,7 +112,7 @@ def test_projections_stay_where_the_widths_are_those_of_the_data(tmp_path, capsy
     log_once.cache_clear()
     folder, vlm = smolvla_base(tmp_path, actions=3, state=3)
     policy = build(folder, vlm=vlm, num_images_in_input=3)
-    assert "drawn anew" not in capsys.readouterr().err
+    assert "fresh weights" not in capsys.readouterr().err
     stored = {name.removeprefix("model."): value for name, value in load_file(folder / "model.safetensors").items()}
     assert all(torch.equal(own(policy)[f"{name}.weight"], stored[f"{name}.weight"]) for name in PROJECTIONS)
     clone(policy, cameras=3)
@@ -164,7 +164,7 @@ def test_pi0_bases_are_cloned(kind, tmp_path, capsys):
         build(folder, vlm=tokenizer, other_data=False)
     policy = build(folder, vlm=tokenizer)
     names = "action_in_proj, action_out_proj" + (", state_proj" if kind == "pi0" else "")
-    assert f"{names} are drawn anew" in capsys.readouterr().err
+    assert f"fresh weights: {names}" in capsys.readouterr().err
     assert policy.modes == (("MEAN_STD",) * 2 if kind == "pi0" else ("QUANTILES",) * 2)
     horizon = pi0.made.CHUNK
     policy = build(folder, vlm=tokenizer, num_action_chunks=horizon)

@@ -679,10 +679,13 @@ def _no_answer(row: Mapping[str, Any], plan: Plan) -> str:
 
 
 def _as_text(value: Any, where: str) -> str:
-    missing = is_blank(value) or (isinstance(value, float) and not math.isfinite(value))
-    if missing or isinstance(value, bool) or not isinstance(value, str | int | float):
-        kind = DataError if not missing else NoGoldError if is_blank(value) else UnreadableGoldError
-        raise kind(f"{where} must be text or a number, this is {str(value)[:80]!r}")
+    said = f"{where} must be text or a number, this is {str(value)[:80]!r}"
+    if is_blank(value):
+        raise NoGoldError(said)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UnreadableGoldError(said)
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise DataError(said)
     return str(value).strip()
 
 

@@ -271,7 +271,7 @@ def merged_on_reading(model: nn.Module, weights: Mapping[str, Tensor], folder: P
         for leaf, name in names.items():
             merged = ComputedWeight(values[leaf].shape, partial(_merged, layer, values, leaf, config, folder))
             found |= dict.fromkeys(alike[name] if hasattr(layer, "tied_adapter") else [name], merged)
-    before.clear()
+    del before
     return found
 
 

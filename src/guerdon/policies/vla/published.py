@@ -360,8 +360,8 @@ def drawn_anew(stored: dict[str, Tensor], changes: Mapping[str, tuple[int, int]]
         stored |= {f"{name}.{leaf}": value.detach() for leaf, value in layer.named_parameters()}
     if changes:
         said = ", ".join(f"{part} of {had} numbers instead of {has}" for part, (has, had) in changes.items())
-        drawn = f": {', '.join(names)} {'is' if len(names) == 1 else 'are'} drawn anew" if names else ""
-        log_once(f"{file.parent}: {said}{drawn}")
+        fresh = f"; fresh weights: {', '.join(names)}" if names else ""
+        log_once(f"{file.parent}: {said}{fresh}")
     return names
 
 
