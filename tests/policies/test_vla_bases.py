@@ -86,7 +86,7 @@ def test_a_base_of_other_joints_and_cameras_is_cloned(keys, tmp_path_factory, ca
         in said
     )
     assert (
-        "action of 3 numbers instead of 6, observation.state of 3 numbers instead of 6: "
+        "action of 3 numbers instead of 6, observation.state of 3 numbers instead of 6; "
         "fresh weights: action_in_proj, action_out_proj, state_proj" in said
     )
     stored = {name.removeprefix("model."): value for name, value in load_file(folder / "model.safetensors").items()}
