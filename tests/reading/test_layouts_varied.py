@@ -3,7 +3,9 @@
 What it should be read as is written by hand in `layout_meanings`; the readers are those that the commands call.
 """
 
+import json
 import random
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from layout_rows import REFUSED
 
 from guerdon.auditing.logs import read_log
 from guerdon.episodes.preferences import read_preferences
-from guerdon.episodes.solution_files import read_solutions
+from guerdon.episodes.solution_files import published_solutions, read_solutions
 from guerdon.errors import DataError
 from guerdon.evaluation.scoring.responses import scored_responses
 from guerdon.reading.reader import USUAL_NAMES, read
@@ -149,6 +151,68 @@ def test_all_columns_under_other_names_are_read_once_they_are_said(tmp_path, nam
             f"{role}={new[name.partition(':')[0]]}{name[len(name.partition(':')[0]) :]}" for role, name in pairs
         )
     assert understood(layout, path, said) == meant(layout)
+
+
+MAY_BE_NULL = {  # columns without which a row says less, and the same of everything else
+    "pairs": ("system", "history"),
+    "labels": ("helpfulness", "correctness", "coherence", "complexity", "verbosity"),
+    "steps": ("step_labels",),  # a solution that nobody judged
+    "asked": ("system", "history", "context"),
+    "logs": (  # what is true, a passage, and rewards, which are missing then
+        "gts", "label", "answer", "target", "expected_answer", "gt", "reference", "retrieved_contexts", "accuracy", "score",
+        "reward", "scores", "rewards", "resolved", "exact_match", "eval.Correctness.score", "answer_correctness",
+    ),
+}  # fmt: skip
+LEAVE_TWO_OUT = ("logs-Atropos",)  # a record is a group of responses
+
+
+def counted(found):
+    """What was read, how often each; numbers of a column with a null are floats."""
+
+    def plain(one):
+        if isinstance(one, list | tuple):
+            return [plain(part) for part in one]
+        if isinstance(one, dict):
+            return {key: plain(part) for key, part in one.items()}
+        is_number = isinstance(one, int | float) and not isinstance(one, bool)
+        return float(one) if is_number else one
+
+    return Counter(json.dumps(plain(one)) for one in found)
+
+
+def read_in_part(layout, path):
+    """As `understood`, with the rows left out that have no value, as the commands do."""
+    if layout.kind != "steps":
+        return understood(layout, path)
+    found = published_solutions([str(path)], Counter())
+    return [[asked_of(one), [step.strip() for step in one.steps], list(one.labels)] for one in found]
+
+
+OF_EACH_KIND = ("pairs-MT-Bench, human", "labels-HelpSteer2", "steps-PRM800K", "answered-GSM8K", "asked-history", "logs-TRL")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in OF_EACH_KIND else pytest.param(name, marks=pytest.mark.slow) for name in IN_A_FILE]
+)
+def test_a_null_in_any_column_leaves_its_row_out_or_changes_nothing(tmp_path, name):
+    """No other row is read otherwise, and none is made up."""
+    layout = BY_NAME[name]
+    rows = json.loads(json.dumps(layout.rows() * 12))
+    wanted = counted(meant(layout) * 12)
+    wrong = {}
+    for column in dict.fromkeys(key for row in rows for key in row):
+        there = [k for k, row in enumerate(rows) if row.get(column) is not None]
+        if not there:
+            continue
+        changed = [dict(row) for row in rows]
+        changed[there[len(there) // 2]][column] = None
+        found = counted(read_in_part(layout, written(tmp_path, "rows.jsonl", changed)))
+        lost, new = (wanted - found).total(), (found - wanted).total()
+        most_lost = 2 if name in LEAVE_TWO_OUT else 1
+        most_new = 1 if column in MAY_BE_NULL.get(layout.kind, ()) else 0
+        if lost > most_lost or new > most_new:
+            wrong[column] = (lost, new)
+    assert not wrong
 
 
 def succeeds(call):

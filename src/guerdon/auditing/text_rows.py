@@ -91,6 +91,19 @@ def _flag(value: Any, what: str) -> float:
     return float(value == 1 if isinstance(value, int | float) else bool(value))
 
 
+def _null_text(values: Mapping[str, Any]) -> str:
+    """The role of the response or the question that is null in a row; empty: there is none.
+
+    Args:
+        values: of the roles that the log has.
+    """
+    answered = "response" if "response" in values else "messages"
+    if answered in values and values[answered] is None:
+        return answered
+    is_asked = any(values.get(role) is not None for role in ("prompt", "messages", "history"))
+    return "" if is_asked or "prompt" not in values else "prompt"
+
+
 def _text(value: Any, what: str) -> str:
     """A text, conversations written out; a missing one is empty."""
     if value != value:  # as pandas writes a missing text
@@ -291,11 +304,12 @@ class RowReader:
         """Add a row of the last file."""
         inner = parts or {}
         numbers = self._numbers(row, parts, shape)
-        asked, said = self._texts_of(row, inner)
-        prompt, response = _text(asked, "prompt"), _text(said, "response")
         token_rewards, tokens = (_listed(self.of.cell(row, inner, what), kind) for what, kind in _OF_TOKENS)
         if token_rewards and _REWARD not in numbers:
             numbers[_REWARD] = float(sum(token_rewards))
+        rewards = (value for key, value in numbers.items() if key == _REWARD or key[0] == "part")
+        asked, said = self._texts_of(row, inner, is_measured=any(value == value for value in rewards))
+        prompt, response = _text(asked, "prompt"), _text(said, "response")
         if abs(numbers.get(_REWARD, _NAN)) == float("inf"):
             numbers[_REWARD] = _NAN
             self.infinite += 1
@@ -324,12 +338,18 @@ class RowReader:
             return -1
         return self.runs.setdefault(str(name), len(self.runs))
 
-    def _texts_of(self, row: Row, parts: Row) -> tuple[Any, Any]:
-        """Prompt and response of a row, each text or messages."""
+    def _texts_of(self, row: Row, parts: Row, *, is_measured: bool) -> tuple[Any, Any]:
+        """Prompt and response of a row, each text or messages.
+
+        Raises:
+            _BadRow: there is a reward for a response, or for a question, that is null: an empty text was not logged.
+        """
         values: dict[str, Any] = {role: self.of.cell(row, parts, role) for role in self._texts_at}
         for role, value in values.items():
             if value != value:  # as pandas writes a missing text
                 raise _BadRow(f"{role} is NaN, not text")
+        if is_measured and (missing := _null_text(values)):
+            raise _BadRow(f"{missing} is null")
         if self._is_plain:
             return values.get("prompt"), values["response"]
         has_response = "response" in self.of.uses

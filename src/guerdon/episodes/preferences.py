@@ -201,7 +201,7 @@ def given(record: Record, plan: Plan) -> Given:
     if seen is not None:
         raise LeftOut(f"has_{seen}")
     if _has_two(record, plan):
-        return _side_by_side(record)
+        return _side_by_side(record, plan)
     if plan.has("chosen", "rejected"):
         return _better_and_worse(record, with_prompt=plan.with_prompt)
     return _several(record) if plan.has("responses") else _one(record, plan)
@@ -271,13 +271,15 @@ def is_tied(record: Record) -> bool:
     return TRUE_TIE.read(record.roles.get("tie"), {}) == 0 or (better is not None and better == worse)
 
 
-def _side_by_side(record: Record) -> Given:
+def _side_by_side(record: Record, plan: Plan) -> Given:
     """Two responses in columns of their own; of conversations that were judged after a turn what came up to it."""
     roles = record.roles
     responses = [roles["first"], roles["second"]]
     if any(one is None for one in responses):
         raise LeftOut("no_value")
     turn = number_of(roles.get("turn"))
+    if turn is None and plan.has("turn"):
+        raise LeftOut("no_turn")
     if turn is not None:
         responses = [cut_after(one, int(turn)) if isinstance(one, list | tuple) else one for one in responses]
     return Given(asked_of(roles), responses)

@@ -25,7 +25,7 @@ from guerdon.errors import DataError
 from guerdon.files.atomic import write_bytes, write_parquet
 from guerdon.files.json_files import json_line
 from guerdon.reading.layouts import PLAIN, RowLayout, columns_of, layout_of
-from guerdon.reading.plan import Plan
+from guerdon.reading.plan import Plan, cell_of
 from guerdon.reading.reader import DataReading, Record, read
 from guerdon.reading.roles import ROLES, Role
 from guerdon.reading.shown import ReadAs, log_reading
@@ -77,23 +77,19 @@ def solution_of(record: Record, plan: Plan, *, labelled: bool = True) -> Solutio
         NoLabelsError: nothing is in a column that it needs; the row is left out and counted.
         DataError: it is none, or its columns could be two things.
     """
-    empty = _empty_columns(record, plan)
-    if plan.layout.roles.get("step_labels") in empty:  # without a label its readers may take every step for right
-        raise formats.NoLabelsError(record.where, "no_value", f"{plan.layout.roles['step_labels']} is null")
-    try:
-        return _solution_in(record, plan, labelled=labelled)
-    except formats.LeftOutError:
-        raise
-    except DataError as error:
-        if not empty:
-            raise
-        raise formats.NoLabelsError(record.where, "no_value", f"{', '.join(empty)} is null") from error
+    labels = plan.uses["step_labels"].column if "step_labels" in plan.uses else ""
+    may_be_empty = labels if "step_labels" not in plan.layout.roles else ""  # else no label may mean that all are right
+    empty = [name for name in _empty_columns(record, plan) if name != may_be_empty]
+    if empty:
+        raise formats.NoLabelsError(record.where, "no_value", f"{', '.join(empty)} is null")
+    return _solution_in(record, plan, labelled=labelled)
 
 
 def _empty_columns(record: Record, plan: Plan) -> list[str]:
     """The columns that a solution needs and that a row has with nothing in them; a row of another format has others."""
-    columns = [plan.uses[role].column for role in _NEEDED if role in plan.uses]
-    return [name for name in columns if name in record.row and is_empty(record.row[name])]
+    columns = {plan.uses[role].column for role in _NEEDED if role in plan.uses}
+    there = [name for name in columns if name.partition(".")[0] in record.row]
+    return sorted(name for name in there if is_empty(cell_of(record.row, name)))
 
 
 def _solution_in(record: Record, plan: Plan, *, labelled: bool) -> Solution:

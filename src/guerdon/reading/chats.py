@@ -319,6 +319,8 @@ def asked_of(roles: Mapping[str, Any]) -> Any:
     before = [*earlier_turns(roles.get("history")), *(messages if isinstance(messages, list | tuple) else ())]
     if isinstance(asked, str) and (place := _place_of(asked, before)) is not None:
         return before[: place + 1]  # the turns have the question, too
+    if asked is None and not messages and is_answered(before):
+        return None  # earlier turns without the question that follows them
     if asked is None or not before:
         return asked if asked is not None else before or None
     return [*before, *([{"role": "user", "content": asked}] if isinstance(asked, str) else asked)]

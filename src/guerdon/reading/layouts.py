@@ -98,13 +98,17 @@ def _fits(layout: RowLayout, columns: Collection[str]) -> bool:
 
 
 def _is_shown(layout: RowLayout, rows: Sequence[Row]) -> bool:
-    """Whether every row is like those of a layout; sets of questions and of steps may stand in one file."""
-    if layout.kind in ("prompts", "steps"):
-        top = [key.partition(".")[0] for key in layout.keys]
-        alike = bool(rows) and all(key in row for row in rows for key in top)
-    else:
-        alike = layout.shows is None or bool(rows)
-    return alike and (layout.shows is None or all(map(layout.shows, rows)))
+    """Whether every row is like those of a layout; sets of questions and of steps may stand in one file.
+
+    A row with a null in one of the layout's columns shows nothing.
+    """
+    top = {key.partition(".")[0] for key in layout.keys}
+    if layout.kind in ("prompts", "steps") and not all(key in row for row in rows for key in top):
+        return False
+    if layout.kind not in ("prompts", "steps") and layout.shows is None:
+        return True
+    full = [row for row in rows if all(row.get(key) is not None for key in top)]
+    return bool(full) and (layout.shows is None or all(map(layout.shows, full)))
 
 
 TEXT_RUN = "a run of guerdon that answers prompts"

@@ -148,8 +148,8 @@ def _trace_row(trace: Row) -> dict[str, Any]:
     values = [one.get("score", 0.0) * one.get("weight", 1.0) for one in given.values()]
     credit = [value for node in path for value in node.get("advantages") or ()]
     return {
-        "prompt": messages[:first],
-        "response": messages[first:],
+        "prompt": messages[:first] if path else None,
+        "response": messages[first:] if path else None,
         "reward": sum(values) if values else None,
         "failed": trace.get("ok") is False and not values,
         "truncated": _end_of_trace(trace),
@@ -201,7 +201,7 @@ def gym(record: Row) -> list[Row]:
     return [{
         **row, **({"parts": record["reward_components"]} if "reward_components" in record else {}),
         "prompt": [_item(one) for one in asked] if isinstance(asked, list) else asked,
-        "response": [_item(one) for one in reply.get("output") or ()],
+        "response": [_item(one) for one in reply.get("output") or ()] if reply else None,
         "truncated": cut or record.get("truncated"), "length": a_map(reply.get("usage")).get("output_tokens"),
         "reference": next((record[k] for k in named("reference", record) if record[k] is not None), None),
     }]  # fmt: skip

@@ -721,6 +721,8 @@ class _Planner:
 
         def same(row: Row) -> bool:
             nonlocal rows
+            if is_empty(row.get(column)):
+                return True
             rows += 1
             question = hash(repr([cell_of(row, one) for one in asked]))
             answer = hash(repr(row.get(column)))
