@@ -1,6 +1,7 @@
 """Cloning starts from base models whose statistics, joints and cameras are those of other data sets."""
 
 import json
+import sys
 
 import gymnasium
 import numpy as np
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from test_vla_checkpoints import filled, openvla_shapes, smolvla_shapes, write_openvla, write_smolvla, write_vlm
 from vla_models import observations
 
+from guerdon import cli
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.plan.gpu import _kind
 from guerdon.policies.robots.control import build_policy, load_policy, save_policy
@@ -216,3 +218,37 @@ def test_a_folder_of_openpi_without_config_takes_its_shape_by_a_key(kind, tmp_pa
     actions = [policy.act(seen, np.random.default_rng(0)) for policy in (wanted, found)]
     assert np.array_equal(actions[0].values, actions[1].values)
     assert found.evaluate(found.prepared(ControlInputs(seen, actions[1].record))).log_probs.shape == (2, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_gpu")
+def test_a_published_base_is_cloned_and_run_by_the_commands(tmp_path, monkeypatch, capsys):
+    """Collect demonstrations of Meta-World, clone them from a base of six joints and three cameras, and train the clone."""
+    folder, vlm = smolvla_base(tmp_path)
+    study = tmp_path / "study.yaml"
+    study.write_text(f"""
+work_dir: run
+env: {{type: metaworld, task: door-close, num_envs: 2, frame_size: 32, max_episode_steps: 20}}
+policy: {{type: vla, family: flow, vla_path: {folder}, vlm_path: {vlm}, use_proprio: true, num_steps: 2,
+  num_action_chunks: 4, value_hidden: [4]}}
+collect: {{save_dir: episodes, episodes: 3, frame_every: 1, mixture: [{{type: expert}}]}}
+bc: {{data_path: episodes, save_dir: clone, epochs: 1, batch_size: 8, eval_episodes: 2, only_success: false}}
+algorithm: {{rollout_steps: 8, minibatch_size: 4, num_epochs: 1}}
+runner: {{total_steps: 32, eval_every: 32, eval_episodes: 2}}
+""")
+    monkeypatch.chdir(tmp_path)
+
+    def guerdon(*words):
+        monkeypatch.setattr(sys, "argv", ["guerdon", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert not ended.value.code, capsys.readouterr().err
+
+    guerdon("collect", str(study))
+    log_once.cache_clear()
+    capsys.readouterr()
+    guerdon("train", str(study), "policy=bc")
+    assert "fresh weights: action_in_proj, action_out_proj, state_proj" in capsys.readouterr().err
+    guerdon("run", str(study), "policy.checkpoint=clone")
+    steps = [json.loads(line)["step"] for line in (tmp_path / "run" / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert steps[-1] == 32
