@@ -223,7 +223,7 @@ def test_a_folder_of_openpi_without_config_takes_its_shape_by_a_key(kind, tmp_pa
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_gpu")
 def test_a_published_base_is_cloned_and_run_by_the_commands(tmp_path, monkeypatch, capsys):
-    """Collect demonstrations of Meta-World, clone them from a base of six joints and three cameras, and train the clone."""
+    """Collects episodes of Meta-World, clones them from a base of six joints and three cameras, trains the clone."""
     folder, vlm = smolvla_base(tmp_path)
     study = tmp_path / "study.yaml"
     study.write_text(f"""

@@ -159,8 +159,8 @@ MAY_BE_NULL = {  # columns without which a row says less, and the same of everyt
     "steps": ("step_labels",),  # a solution that nobody judged
     "asked": ("system", "history", "context"),
     "logs": (  # what is true, a passage, and rewards, which are missing then
-        "gts", "label", "answer", "target", "expected_answer", "gt", "reference", "retrieved_contexts", "accuracy", "score",
-        "reward", "scores", "rewards", "resolved", "exact_match", "eval.Correctness.score", "answer_correctness",
+        "gts", "label", "answer", "target", "expected_answer", "gt", "reference", "retrieved_contexts", "accuracy",
+        "score", "reward", "scores", "rewards", "resolved", "exact_match", "eval.Correctness.score", "answer_correctness",
     ),
 }  # fmt: skip
 LEAVE_TWO_OUT = ("logs-Atropos",)  # a record is a group of responses
@@ -188,7 +188,8 @@ def read_in_part(layout, path):
     return [[asked_of(one), [step.strip() for step in one.steps], list(one.labels)] for one in found]
 
 
-OF_EACH_KIND = ("pairs-MT-Bench, human", "labels-HelpSteer2", "steps-PRM800K", "answered-GSM8K", "asked-history", "logs-TRL")
+OF_EACH_KIND = ("pairs-MT-Bench, human", "labels-HelpSteer2", "steps-PRM800K", "answered-GSM8K", "asked-history",
+                "logs-TRL")  # fmt: skip
 
 
 @pytest.mark.parametrize(
