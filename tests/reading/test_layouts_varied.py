@@ -160,7 +160,8 @@ MAY_BE_NULL = {  # columns without which a row says less, and the same of everyt
     "asked": ("system", "history", "context"),
     "logs": (  # what is true, a passage, and rewards, which are missing then
         "gts", "label", "answer", "target", "expected_answer", "gt", "reference", "retrieved_contexts", "accuracy",
-        "score", "reward", "scores", "rewards", "resolved", "exact_match", "eval.Correctness.score", "answer_correctness",
+        "score", "reward", "scores", "rewards", "resolved", "exact_match", "eval.Correctness.score",
+        "answer_correctness",
     ),
 }  # fmt: skip
 LEAVE_TWO_OUT = ("logs-Atropos",)  # a record is a group of responses
