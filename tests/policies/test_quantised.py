@@ -226,8 +226,50 @@ def test_compressed_tensors_are_scored_with_and_carry_adapters(tmp_path):
     _carries(folder, whole, tmp_path)
 
 
-def _carries(folder, whole, tmp_path):
-    """A policy of a folder gives the numbers of a model, and an adapter on it is read again."""
+def packed(numbers, axis):
+    """Numbers below 16, eight to an int32 along an axis, the first one in the lowest bits."""
+    parts = numbers.to(torch.int64).movedim(axis, 0)
+    parts = parts.reshape(parts.shape[0] // 8, 8, *parts.shape[1:])
+    words = sum(parts[:, k] << 4 * k for k in range(8))
+    return (words - (words >> 31 << 32)).to(torch.int32).movedim(0, axis).contiguous()
+
+
+def in_gptq(folder, group=32):
+    """Linear layers of a folder in 4 bits as GPTQ stores them: columns in groups, each with its scale, zero at 8."""
+    out = {}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        if "_proj.weight" not in name:
+            out[name] = weight
+            continue
+        rows, columns = weight.shape
+        groups = weight.T.reshape(columns // group, group, rows)
+        scales = (groups.abs().amax(1) / 7).clamp_min(1e-6).half()
+        numbers = (groups / scales[:, None].float()).round().clamp(-8, 7) + 8
+        base = name.removesuffix("weight")
+        out[f"{base}qweight"] = packed(numbers.reshape(columns, rows), 0)
+        out[f"{base}qzeros"] = packed(torch.full((columns // group, rows), 7), 1)  # the files hold one less
+        out[f"{base}scales"], out[f"{base}g_idx"] = scales, (torch.arange(columns) // group).to(torch.int32)
+    save_file(out, folder / "model.safetensors", metadata={"format": "pt"})
+    stored_as(folder, quant_method="gptq", bits=4, group_size=group, desc_act=False, sym=True, checkpoint_format="gptq")
+    return folder
+
+
+def test_gptq_is_scored_with_and_carries_adapters(tmp_path):
+    """As transformers and the package's kernel compute it, also with an adapter on all linear layers.
+
+    Such an adapter is trained and resumed; weights in few bits cannot take it up, so its folder alone is refused.
+    """
+    pytest.importorskip("gptqmodel")
+    config = build("llama")[0].config
+    config.hidden_size, config.intermediate_size, config.head_dim = 64, 64, 16
+    torch.manual_seed(0)
+    folder = in_gptq(folder_of("llama", tmp_path / "model", transformers.AutoModelForCausalLM.from_config(config)))
+    whole = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    _carries(folder, whole, tmp_path, merges=False)
+
+
+def _carries(folder, whole, tmp_path, *, merges=True):
+    """A policy of a folder gives the numbers of a model, and an adapter on it is read again, where it can be merged."""
     policy = load_policy(settings(folder, lora=LoraSettings(r=2)), seed=0)
     with torch.no_grad():
         np.testing.assert_allclose(policy.log_probs(BATCH), oracle(whole, BATCH)[0], atol=EXACT)
@@ -242,5 +284,14 @@ def _carries(folder, whole, tmp_path):
     with torch.no_grad():
         np.testing.assert_allclose(found.log_probs_B_T, policy.log_probs(found.batch), atol=EXACT)
     save_policy(policy, tmp_path / "adapter")
+    if not merges:
+        other = load_policy(settings(folder, lora=LoraSettings(r=2)), seed=1)
+        other.load_tensors(policy.tensors())
+        np.testing.assert_allclose(other.log_probs(BATCH).detach(), wanted, atol=EXACT)
+        with pytest.raises(
+            CheckpointError, match=r"cannot be merged .* stored by gptq: name the folder of the model before"
+        ):
+            load_policy(settings(tmp_path / "adapter"), seed=0)
+        return
     again = load_policy(settings(tmp_path / "adapter"), seed=0).log_probs(BATCH).detach()
     np.testing.assert_allclose(again, wanted, atol=EXACT)

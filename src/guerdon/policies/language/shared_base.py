@@ -36,6 +36,7 @@ from guerdon.policies.pretrained.adapters import (
     carries,
     fresh_lora,
     import_peft,
+    is_kernel,
     linear_targets,
     merged,
     stored_weights,
@@ -268,8 +269,10 @@ class SharedBase:
             ConfigError: the name is taken, no layer has the names of `target_modules`, or they cannot be merged.
         """
         names, left = self._linear_layers
-        if settings.target_modules == ALL_LINEAR and left:
+        is_all = settings.target_modules == ALL_LINEAR
+        if is_all and (left or any(map(is_kernel, self.model.modules()))):  # peft's own word knows no kernels
             settings = settings.model_copy(update={"target_modules": names})
+        if is_all and left:
             why = "; ".join(f"{reason}: {', '.join(sorted(leaves))}" for reason, leaves in sorted(left.items()))
             log_once(f"{type(self.model).__name__}: lora.target_modules all-linear leaves out layers that are {why}")
 

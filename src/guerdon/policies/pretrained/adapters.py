@@ -89,7 +89,8 @@ def linear_targets(
     kept: list[str] = []
     left: dict[str, set[str]] = {}
     for path, module in model.named_modules():
-        if not isinstance(module, nn.Linear | Conv1D) or module is head:
+        is_linear = isinstance(module, nn.Linear | Conv1D) or is_kernel(module)
+        if not is_linear or module is head:
             continue
         reason = _left_out(model, path, module, inside, called)
         if reason is None:
@@ -102,6 +103,12 @@ def linear_targets(
     if routers := {name for name in experts if is_router(name)}:
         left.setdefault("routers", set()).update(routers)
     return tuple(sorted(names | (experts - routers))), left
+
+
+def is_kernel(module: nn.Module) -> bool:
+    """Whether a module is a linear layer of a package that keeps weights in few bits, as GPTQ and AWQ."""
+    sizes = (getattr(module, name, None) for name in ("in_features", "out_features"))
+    return hasattr(module, "qweight") and all(isinstance(size, int) for size in sizes)
 
 
 def _left_out(model: Any, path: str, module: nn.Module, inside: str, called: Container[str] | None) -> str | None:
