@@ -151,14 +151,18 @@ def adapted(policy):
 
 @pytest.mark.parametrize(
     ("family", "targets"),
-    first([
-        ("llama_tied", (ALL, ("lm_head", "q_proj"))),
-        ("llama_tied", (("embed_tokens",), ALL)),
-        ("qwen3_moe", (ALL, ALL)),
-        ("qwen3_moe", (("q_proj",), ALL)),
-        ("mixtral", (("w1", "w3", "w2"), ("w1", "w3", "w2", "lm_head"))),
-        ("gpt2", (ALL, ("wte", "c_attn"))),
-    ], 1, several=True),
+    first(
+        [
+            ("llama_tied", (ALL, ("lm_head", "q_proj"))),
+            ("llama_tied", (("embed_tokens",), ALL)),
+            ("qwen3_moe", (ALL, ALL)),
+            ("qwen3_moe", (("q_proj",), ALL)),
+            ("mixtral", (("w1", "w3", "w2"), ("w1", "w3", "w2", "lm_head"))),
+            ("gpt2", (ALL, ("wte", "c_attn"))),
+        ],
+        1,
+        several=True,
+    ),
 )
 def test_two_adapters_on_one_base_are_merged_apart(tmp_path, family, targets):
     model, tokenizer = build(family)
@@ -298,12 +302,16 @@ def test_a_disk_that_is_too_small_is_found_out_first(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("family", "options"),
-    first([
-        ("qwen2", {}),
-        ("qwen2", {"bias": "all"}),
-        ("gpt2", {}),
-        ("llama", {"use_rslora": True, "alpha_pattern": {"q_proj": 3}, "rank_pattern": {"v_proj": 1}}),
-    ], 2, several=True),
+    first(
+        [
+            ("qwen2", {}),
+            ("qwen2", {"bias": "all"}),
+            ("gpt2", {}),
+            ("llama", {"use_rslora": True, "alpha_pattern": {"q_proj": 3}, "rank_pattern": {"v_proj": 1}}),
+        ],
+        2,
+        several=True,
+    ),
 )
 def test_a_matrix_is_merged_when_it_is_read(family, options, tmp_path):
     """As peft merges the whole model, for learners that share it."""

@@ -95,7 +95,7 @@ def _forks(parent: int) -> socket.socket:
 
 def fork_as_asked(connection: socket.socket) -> None:
     """Fork a process for each order until the other side closes."""
-    import guerdon.serve.app  # noqa: F401 (what is imported here is there in every fork)
+    import guerdon.serve.app
     import guerdon.serve.launch  # noqa: F401
 
     while True:
