@@ -1,9 +1,8 @@
 """Server processes that are forked from one that has imported the server already: importing it takes two seconds.
 
-    process = Started(["serve", "serve.yaml"], folder=tmp_path, variables={...})    # as subprocess.Popen, with a `stderr`
+    process = Started(["serve", "serve.yaml"], folder=tmp_path, variables={...})  # as subprocess.Popen with a `stderr`
 
-The process that is forked has one thread, opens nothing, and is started by the first call of a test process; it ends with
-it.
+The process that is forked has one thread. It is started by the first call of a test process and ends with it.
 """
 
 from __future__ import annotations

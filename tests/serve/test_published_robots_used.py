@@ -30,7 +30,7 @@ from guerdon.train.rabc import read_progress  # noqa: E402
 from guerdon.types import Episode  # noqa: E402
 from rl_clock import clock_study, lines, result, start  # noqa: E402
 from rl_killed import kill_at  # noqa: E402
-from tables import first
+from tables import first  # noqa: E402
 
 torch.set_num_threads(1)
 TASK = "lift the cube"
