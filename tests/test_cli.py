@@ -319,6 +319,7 @@ def test_the_default_folder_of_a_run_lies_in_the_default_work_dir():
     assert run_folder(Study(work_dir="mine", runner={"logger": {"log_path": "logs"}})) == Path("logs/run")
 
 
+@pytest.mark.slow
 def test_a_module_beside_the_study_is_found_by_the_installed_command(tmp_path):
     (tmp_path / "my_robots.py").write_text(WORLD)
     (tmp_path / "own.yaml").write_text(OWN)

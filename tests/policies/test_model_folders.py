@@ -495,6 +495,7 @@ def test_templates_that_grow_with_a_conversation_are_refused_in_one_line(name, m
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.hostile("models")
 def test_what_a_template_may_write_is_limited(monkeypatch):
     monkeypatch.setattr(chat_template, "SECONDS", 60)  # on a slow processor, too, the output ends it
