@@ -295,13 +295,18 @@ def density(function: ast.AST) -> Density:
     )
 
 
+def densities(root: Path, path: Path) -> list[tuple[Density, str]]:
+    """The densities of the functions of a file with their places."""
+    return [
+        (density(node), f"{path.relative_to(root)}:{node.lineno} {node.name}")
+        for node in ast.walk(parsed(read(path)))
+        if isinstance(node, Function)
+    ]
+
+
 def densest(root: Path, count: int) -> list[tuple[Density, str]]:
     """The densest functions of the package with their places, the densest first."""
-    found = []
-    for path in sorted(root.rglob("*.py")):
-        for node in ast.walk(parsed(read(path))):
-            if isinstance(node, Function):
-                found.append((density(node), f"{path.relative_to(root)}:{node.lineno} {node.name}"))
+    found = [row for path in sorted(root.rglob("*.py")) for row in densities(root, path)]
     return sorted(found, key=lambda row: row[0].score, reverse=True)[:count]
 
 

@@ -3,12 +3,15 @@
 Set before anything imports torch or MuJoCo, which read these once.
 """
 
+import gc
 import os
 import signal
 import sys
 
-import hypothesis
-import pytest
+gc.disable()  # until all tests are collected: what is imported stays, and looking for garbage among it takes seconds
+
+import hypothesis  # noqa: E402
+import pytest  # noqa: E402
 
 FUZZ_SCALE = float(os.environ.get("GUERDON_FUZZ_SCALE", "0.1"))
 """Property and fuzz tests run a tenth of the examples that they ask for; all of them with GUERDON_FUZZ_SCALE=1, as
@@ -49,6 +52,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 for name in ("DEBUG_IMAGE_SAVE_DIR", "NO_COLOR", "FORCE_COLOR"):
     os.environ.pop(name, None)
+
+
+def pytest_collection_finish():
+    """Modules and tests that are there now are never garbage: a full collection takes no time instead of 0.7 s."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

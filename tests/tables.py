@@ -94,17 +94,34 @@ def refused_name(error):
     return named or str(places[-1])
 
 
-def sample(rows, *kept):
+def sample(rows, *kept, several=False):
     """Rows of a matrix of models and settings, for `pytest.mark.parametrize`: `make test` runs those in `kept`.
 
     The rest has the mark `slow`, so that `make test-all` runs every row. For tests that take the same way through the
     code with every row, and seconds for each.
+
+    Args:
+        rows: of the matrix.
+        kept: those of them that `make test` runs.
+        several: whether a row holds the values of several arguments.
     """
     rows = list(rows)
     missing = [row for row in kept if row not in rows]
     if missing:
         raise ValueError(f"not among the rows: {missing}")
-    return [row if row in kept else pytest.param(row, marks=pytest.mark.slow) for row in rows]
+    return [row if row in kept else slow_row(row, several) for row in rows]
+
+
+def first(rows, count, *, several=False):
+    """`sample` of the first rows of a matrix: `make test` runs so many of them."""
+    return [row if k < count else slow_row(row, several) for k, row in enumerate(rows)]
+
+
+def slow_row(row, several):
+    """A row of a matrix with the mark `slow`."""
+    if hasattr(row, "values") and hasattr(row, "marks"):  # of pytest.param
+        return pytest.param(*row.values, marks=[*row.marks, pytest.mark.slow], id=row.id)
+    return pytest.param(*(row if several else [row]), marks=pytest.mark.slow)
 
 
 def called(number, row, ids):

@@ -1,11 +1,13 @@
 """The command line as a stranger meets it: every mistake costs one clear line, a status, and nothing on the disk."""
 
+import contextlib
 import os
 import pty
 import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ import torch
 from huggingface_hub import get_token
 from typer.main import get_command
 
-from child import environment
+from forked import forked
 from guerdon import __version__, cli
 from guerdon.errors import DataError
 from guerdon.rl.run import run_folder
@@ -319,6 +321,7 @@ def test_the_default_folder_of_a_run_lies_in_the_default_work_dir():
     assert run_folder(Study(work_dir="mine", runner={"logger": {"log_path": "logs"}})) == Path("logs/run")
 
 
+@pytest.mark.slow
 def test_a_module_beside_the_study_is_found_by_the_installed_command(tmp_path):
     (tmp_path / "my_robots.py").write_text(WORLD)
     (tmp_path / "own.yaml").write_text(OWN)
@@ -429,25 +432,33 @@ def test_a_bug_keeps_its_traceback(call, monkeypatch):
 
 
 def test_a_terminal_shows_a_bar(tmp_path):
-    """On a pseudo-terminal the run draws a progress bar; in a pipe it writes plain lines without escape codes."""
+    """On a pseudo-terminal the run draws a progress bar; in a file it writes plain lines without escape codes."""
     (tmp_path / "tiny.yaml").write_text(TINY)
-    shell = environment(Path(__file__).parent, TERM="xterm")
-    command = [sys.executable, "-m", "guerdon", "run", "tiny.yaml"]
     outside, inside = pty.openpty()
-    with subprocess.Popen(command, cwd=tmp_path, env=shell, stderr=inside, stdout=inside) as process:
-        os.close(inside)
-        shown = b""
-        try:
+    shown = bytearray()
+
+    def on_a_terminal():
+        os.environ["TERM"] = "xterm"
+        os.dup2(inside, 1)
+        os.dup2(inside, 2)
+
+    def read():
+        with contextlib.suppress(OSError):  # as the last writer closes
             while piece := os.read(outside, 65536):
-                shown += piece
-        except OSError:
-            pass
-        assert process.wait() == 0, shown.decode()
+                shown.extend(piece)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    ended = forked("run", "tiny.yaml", folder=tmp_path, before=on_a_terminal)
+    os.close(inside)
+    reader.join()
+    os.close(outside)
+    assert ended.status == 0, bytes(shown).decode()
     assert b"40/40" in shown
     assert b"\x1b[" in shown
-    piped = subprocess.run([*command, "runner.logger.experiment_name=two"], cwd=tmp_path, env=shell,
-                           capture_output=True, check=True)  # fmt: skip
-    assert b"\x1b[" not in piped.stdout + piped.stderr.replace(b"\x1b[33mWARN", b"")
+    plain = forked("run", "tiny.yaml", "runner.logger.experiment_name=two", folder=tmp_path)
+    assert plain.status == 0, plain.said
+    assert "\x1b[" not in plain.said.replace("\x1b[33mWARN", "")
 
 
 def test_image_models_are_trained_with_the_threads_of_the_configuration(call, monkeypatch):

@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from click import ClickException
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -170,10 +171,14 @@ BLOCKS = [*(block for page in PAGES for block in blocks(page)), *heads()]
 
 
 def by_length(commands):
-    """The parameters of a test of each command; those that take long are slow."""
-    slow = pytest.mark.slow
-    return [pytest.param(page, command, marks=[slow] if any(one in command for one in LONG) else [])
-            for page, command in commands]  # fmt: skip
+    """The parameters of a test of each command; those that take long, or whose like the page has, are slow."""
+    slow, found, planned = pytest.mark.slow, [], set()
+    for page, command in commands:
+        like = (page, *command.split()[:2])
+        again = like in planned and command.startswith("guerdon")
+        planned.add(like)
+        found.append(pytest.param(page, command, marks=[slow] if again or any(one in command for one in LONG) else []))
+    return found
 
 
 UNMARKED = sorted({(block.page, command) for block in BLOCKS if not block.marked for command in block.commands})
@@ -286,6 +291,20 @@ def test_a_command_runs_or_its_page_says_why_not(page, command, monkeypatch, tmp
         subprocess.run([program, *words, "--dry-run"], check=True, capture_output=True)
     else:
         raise AssertionError(f"{page}: no test runs `{command}`; write before it: Not run here: <why>.")
+
+
+def test_options_of_all_commands_are_read(monkeypatch):
+    """Of those whose dry run is slow, too."""
+    monkeypatch.chdir(ROOT)
+    misses = []
+    for page, command in UNMARKED:
+        program, *words = words_of(command)
+        if program == "guerdon":
+            try:
+                get_command(app).commands[words[0]].make_context(words[0], words[1:])
+            except (ClickException, KeyError) as error:
+                misses.append(f"{page}: {command}: {error!r}")
+    assert not misses, "\n".join(misses)
 
 
 @pytest.mark.parametrize(("page", "command"), by_length(MARKED))

@@ -92,6 +92,7 @@ def test_no_stream_fails_a_run(folder, streams):
     assert "Traceback" not in ended.said
 
 
+@pytest.mark.slow
 def test_a_run_of_cron_writes_what_others_write(folder):
     """Closed from the start: no file that is opened later becomes the standard output."""
     status, _, said = shell("guerdon run tiny.yaml env.vectorization=async 0<&- 1>&- 2>&-", folder)

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from tables import cases, sample
+from tables import cases, first, sample
 
 
 def test_all_rows_run_and_all_misses_are_listed():
@@ -99,3 +99,11 @@ def test_a_sample_keeps_every_row_and_marks_the_rest_slow():
     assert all(mark.name == "slow" for row in (first, third) for mark in row.marks)
     with pytest.raises(ValueError, match="not among the rows: \\['d'\\]"):
         sample(["a"], "d")
+
+
+def test_the_first_rows_of_a_matrix_are_kept_and_rows_keep_their_values_marks_and_names():
+    kept, pair, named = first([(1, 2), (3, 4), pytest.param(5, 6, marks=pytest.mark.browser, id="x")], 1, several=True)
+    assert kept == (1, 2)
+    assert pair.values == (3, 4)
+    assert (named.values, named.id) == ((5, 6), "x")
+    assert [mark.name for mark in named.marks] == ["browser", "slow"]

@@ -64,6 +64,7 @@ def test_sampled_and_normal_agree(monkeypatch):
     assert 0.001 < normal < 0.5
 
 
+@pytest.mark.slow
 def test_p_is_uniform_without_a_relation():
     """At 5 % it rejects about 5 % of the time, also with few rows and unequal strata."""
     rng = np.random.default_rng(8)

@@ -1,4 +1,4 @@
-"""`guerdon audit` as a process: what it prints, its exit status, and watching a log that grows."""
+"""`guerdon audit`: what it prints, its exit status, and watching a log that grows."""
 
 import json
 import os
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from called import called
 from child import environment
 from guerdon.auditing import command, log_view
 from guerdon.auditing.accepted import read_accepted
@@ -46,14 +47,14 @@ def write(path, n=200, *, paid=0.0, start=0):
     return path
 
 
-def guerdon(folder, *words, **more):
-    command = [sys.executable, "-m", "guerdon", "audit", *map(str, words)]
-    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=120, **more)
+def guerdon(folder, *words):
+    return called("audit", *words, folder=folder)
 
 
 def test_it_prints_a_few_lines_and_writes_a_page(tmp_path):
     log = write(tmp_path / "rollouts.jsonl")
-    done = guerdon(tmp_path, log)
+    command = [sys.executable, "-m", "guerdon", "audit", str(log)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
     assert re.fullmatch(r"200 rows, .*: \d+ found, \d+ clean, \d+ undecided, \d+ not made", said[0])

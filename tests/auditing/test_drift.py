@@ -77,6 +77,7 @@ def test_scores_and_inputs_that_drift_are_findings_and_others_are_clean():
     assert "score_drift" in audit.clean
 
 
+@pytest.mark.slow
 def test_the_same_distribution_is_rarely_called_a_drift():
     random, found = np.random.default_rng(5), 0
     for _ in range(40):

@@ -167,7 +167,10 @@ def texts(folder):
     yield wide, "it has 10,003 columns, and at most 4,096 are read; keep those you need"
 
 
-@pytest.mark.parametrize("kind", [archives, parquets, texts], ids=lambda kind: kind.__name__)
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in (parquets, texts)]
+
+
+@pytest.mark.parametrize("kind", [archives, *SLOW], ids=lambda kind: kind.__name__)
 def test_an_audit_of_a_hostile_file_takes_less_than_a_gigabyte(tmp_path, kind):
     wanted = dict(kind(tmp_path))
     found, memory = read_in_a_process("audited", wanted)
@@ -180,6 +183,7 @@ def test_an_audit_of_a_hostile_file_takes_less_than_a_gigabyte(tmp_path, kind):
     assert memory < GIGABYTE
 
 
+@pytest.mark.slow
 def test_rows_that_are_kept_take_less_than_a_gigabyte(tmp_path):
     files = [
         parquet(tmp_path / "under.parquet", {"prompt": named(["y" * 16_000_000], [0] * 1000)}),
@@ -298,6 +302,7 @@ def test_a_description_of_a_data_set_that_is_nested_or_too_large(tmp_path):
 # What must still be read.
 
 
+@pytest.mark.slow
 def test_a_log_of_long_texts_is_read_whole(tmp_path):
     path = tmp_path / "log.parquet"
     long = [f"{k} " * 40_000 for k in range(8)]  # some 100 kB each
@@ -312,6 +317,7 @@ def test_a_log_of_long_texts_is_read_whole(tmp_path):
     assert memory < GIGABYTE
 
 
+@pytest.mark.slow
 def test_conversations_of_long_texts_are_read_whole(tmp_path):
     said = [[{"role": "user", "content": f"{k} " * 30_000}, {"role": "assistant", "content": f"{k} " * 20_000}]
             for k in range(2000)]  # fmt: skip

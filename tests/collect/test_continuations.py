@@ -43,6 +43,7 @@ def test_another_copy_goes_on_from_a_moment_to_the_same_bits(world):
     other.close()
 
 
+@pytest.mark.slow
 def test_along_an_expert_episode_one_step_less_is_left_after_every_step(world):
     experts = Continuations(MetaWorldSettings(task=TASK), limit=150)
     expert, rng = ScriptedExpert(TASK), np.random.default_rng(0)

@@ -185,6 +185,7 @@ def test_page_is_small_and_self_contained(study, page):
     assert not list(study.glob(".*tmp"))
 
 
+@pytest.mark.slow
 def test_many_videos_stay_within_the_budget(tmp_path):
     rng = np.random.default_rng(0)
     noise = rng.integers(0, 255, size=(30, 256, 256, 3), dtype=np.uint8)  # as bad as JPEG gets

@@ -164,6 +164,7 @@ def test_what_cannot_be_attacked_is_refused(study):
         repair_study(study.model_copy(update={"train": {"soon": soon}}))
 
 
+@pytest.mark.slow
 def test_models_of_states_are_repaired(study, tmp_path):
     given = {"data_path": study.image_models["success"].data_path, "save_dir": str(tmp_path / "model"), "arch": "mlp"}
     settings = ResNetTrainSettings(**given, max_steps=1, batch_size=16, hidden_dim=8, tensorboard=False)

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from child import environment
+from forked import forked
 from guerdon.errors import DataError
 from guerdon.evaluation.scoring.score_file import score_file
 from length_model import Length
@@ -184,9 +185,10 @@ def score_command(folder, *words):
 @pytest.mark.parametrize("way", WAYS)
 def test_a_row_at_which_the_model_raises_is_a_failure_and_the_others_are_scored(tmp_path, way):
     jsonl(tmp_path / "in.jsonl", POISONED)
-    command = score_command(tmp_path, "--model", "raisers:make", f"way={way}")
-    _, said = command.communicate(timeout=300)
-    assert command.returncode == 0, said
+    status, said = forked(
+        "score", "in.jsonl", "-o", "out.jsonl", "--model", "raisers:make", f"way={way}", folder=tmp_path
+    )
+    assert status == 0, said
     found = lines(tmp_path / "out.jsonl")
     assert [row["reward"] for row in found] == [4.0, None, 6.0, 1.0, 10.0]
     assert [row["reward_failure"] is None for row in found] == [True, False, True, True, True]

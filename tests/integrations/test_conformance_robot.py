@@ -162,11 +162,16 @@ HOSTS = {
 }
 
 
-@cases(
-    ("host", "source"),
-    [(host, source) for host in HOSTS for source in robot.SOURCES if "frames" not in host or source == "relative"],
-)
-def test_rewards_and_masks_are_the_same(host, source):
+CALLS = [(host, source) for host in HOSTS for source in robot.SOURCES if "frames" not in host or source == "relative"]
+USUAL = [(host, source) for host, source in CALLS if source == "relative" or host == "VectorWrapper, next step"]
+
+
+@pytest.mark.parametrize("calls", [USUAL, pytest.param(CALLS, marks=pytest.mark.slow)], ids=["some", "all"])
+def test_rewards_and_masks_are_the_same(calls):
+    cases(("host", "source"), calls)(check_rewards_and_masks)()
+
+
+def check_rewards_and_masks(host, source):
     model = robot.Injected()
     ledger = HOSTS[host](model, robot.SOURCES[source])
     wanted = expected(source)

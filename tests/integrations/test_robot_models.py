@@ -94,6 +94,7 @@ def written(root):
     return root
 
 
+@pytest.mark.slow
 def test_progress_beside_a_data_set_has_the_same_values_and_masks(tmp_path):
     root = written(tmp_path / "data")
     path = write_progress_file(root, INJECTED)

@@ -19,6 +19,7 @@ from label_studies import DATA, TINY
 from guerdon.endpoints.llm_client import request_key
 from guerdon.files.append_log import Ledger
 from guerdon.settings.label import OpenAIJudgeSettings
+from tables import sample
 
 pytestmark = pytest.mark.hostile("kills")
 
@@ -86,7 +87,7 @@ def stored(folder):
     return {key for line in lines for key, value in json.loads(line).items() if "text" in value}
 
 
-@pytest.mark.parametrize("max_usd", [10.0, 0.25])
+@pytest.mark.parametrize("max_usd", sample([10.0, 0.25], 0.25))
 def test_kills_lose_no_cost_and_pay_for_no_stored_reply_again(tmp_path, max_usd):
     n = 150
     unusable = {llm_client_child.request(i).messages[0]["content"] for i in range(0, n, 10)}

@@ -18,6 +18,7 @@ from guerdon.endpoints.llm_client import HttpLLMClient, LLMRequest
 from guerdon.files.append_log import Cache, Ledger
 from guerdon.network.retry import Clock
 from guerdon.settings.label import OpenAIJudgeSettings
+from tables import sample
 
 
 class Gate:
@@ -104,7 +105,11 @@ def start(folder, url, n, concurrency, files):
 
 @pytest.mark.parametrize(
     ("files", "concurrency", "opens_at"),
-    [(1024, 300, 300), (100, 300, 20), pytest.param(4096, 1000, 1000, marks=pytest.mark.slow)],
+    sample(
+        [(1024, 300, 300), (100, 300, 20), pytest.param(4096, 1000, 1000, marks=pytest.mark.slow)],
+        (100, 300, 20),
+        several=True,
+    ),
 )
 def test_many_calls_at_once_stay_below_the_limit_of_open_files(tmp_path, files, concurrency, opens_at):
     n = concurrency + 100

@@ -87,12 +87,12 @@ def test_code_is_a_step_of_its_own_where_it_is_asked_for():
     assert split(text, "sentence")[0] == "Take ```x = 1. 2``` here. "
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(20)
 @pytest.mark.parametrize(
     "piece", ["a. ", "1. ", "$", "$a\n", "\\[", "\\begin{align}", "`", "``", "…", "x! ", '. "', "| a. b", "。」"]
 )
 def test_long_texts_take_no_quadratic_time(piece):
-    text = piece * (200_000 // len(piece))
+    text = piece * (60_000 // len(piece))
     for splitter in ("sentence", "code_block"):
         assert "".join(split(text, splitter)) == text
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from guerdon.models.images.backbone import IMAGENET_MEAN, IMAGENET_STD, ImageScorer, random_shift, to_input, to_pixels
 from guerdon.policies.batches.precision import PaddedConv2d
-from tables import cases
+from tables import cases, sample
 
 
 def picture(height=20, width=24, n=2, seed=0):
@@ -127,7 +127,7 @@ def test_a_convolution_in_bfloat16_has_the_gradient_of_its_formula(size, kernel,
         torch.testing.assert_close(layer.weight.grad.double(), exact.weight.grad, rtol=0.05, atol=0.2)
 
 
-@pytest.mark.parametrize("size", [(8, 8), (16, 16), (64, 16), (16, 40)])
+@pytest.mark.parametrize("size", sample([(8, 8), (16, 16), (64, 16), (16, 40)], (16, 40)))
 def test_small_pictures_give_equal_and_bounded_gradients(size):
     pixels, labels = torch.from_numpy(picture(*size, n=8)), torch.arange(8) % 2
 

@@ -50,6 +50,7 @@ def test_low_frames_are_learnt_from():
     assert make_trainer().update(frames[:, :4], targets, steps=1)["fresh"] == 8
 
 
+@pytest.mark.slow
 def test_one_sided_updates_do_not_spoil_what_was_known():
     trainer = make_trainer()
     trainer.update(*labelled(16, 0), steps=15)

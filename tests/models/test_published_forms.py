@@ -14,6 +14,7 @@ from guerdon.models.text.text_load import load_text_model
 from guerdon.policies.batches.tokens import conversation_ids, prompt_ids, prompt_lengths
 from guerdon.reading.chats import ChatError
 from guerdon.types import Episode, RewardModel
+from tables import first
 
 torch.set_num_threads(1)
 TEXTS = ("8", "It is eight, or so.", "12", "3+5 is 8.\nSo: 8", " 9 ")
@@ -101,7 +102,7 @@ def test_a_template_may_drop_the_reasoning_of_earlier_turns_but_not_the_turns():
 
 @pytest.mark.usefixtures("by_hand")
 @pytest.mark.parametrize("pad", ["own", *(pytest.param(pad, marks=pytest.mark.slow) for pad in ("eos", None))])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", first(FAMILIES, 2))
 def test_a_value_is_that_of_transformers_alone_and_in_any_batch(family, pad, tmp_path):
     path, tokenizer = folder_of(tmp_path, family, pad, side="left" if pad == "own" else "right")
     judge = SequenceClassifier(path)

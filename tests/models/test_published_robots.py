@@ -29,7 +29,7 @@ from guerdon.models.vlm.vlm import VLMRewardModel
 from guerdon.models.vlm.vlm_prompts import PROMPTS, Picture, make_question
 from guerdon.settings.vlm import VLMSettings
 from guerdon.types import ALL_FRAMES, Episode
-from tables import cases
+from tables import cases, sample
 
 torch.set_num_threads(1)
 LEROBOT = os.environ.get("GUERDON_LEROBOT")
@@ -260,7 +260,7 @@ def at_the_last_of_four(model):
     return [score.steps[-1] for score in model.score(four_frames())]
 
 
-@pytest.mark.parametrize("folder", ["robometer", "authors"])
+@pytest.mark.parametrize("folder", sample(["robometer", "authors"], "robometer"))
 @pytest.mark.parametrize(("question", "expected"), [("progress", PROGRESS), ("completed", SUCCESS), (None, PROGRESS)])
 def test_robometer_gives_what_lerobot_gives_from_both_layouts(home, folder, question, expected):
     model = robometer(home, folder, **({} if question is None else {"question": question}))

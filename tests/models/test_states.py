@@ -52,6 +52,7 @@ def test_a_classifier_learns_from_states_and_its_checkpoint_scores(tmp_path):
     np.testing.assert_allclose(good.steps, alone, rtol=1e-6)  # sums of another batch, which round as the processor does
 
 
+@pytest.mark.slow
 def test_a_progress_model_orders_states(tmp_path):
     result = trained(tmp_path, ProgressTrainSettings)
     assert result.metrics["mae"] < 0.1

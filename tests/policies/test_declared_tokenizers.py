@@ -8,6 +8,7 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
 
 from guerdon.errors import CheckpointError
 from guerdon.policies.pretrained.reading import read_tokenizer
+from tables import first
 
 CORPUS = ["Step 1: 3+5=8. The answer is 12345, isn't it?\n\nNo: \\boxed{6}  naïve ки"] * 20
 TEXTS = (*CORPUS[:1], " leading", "12 345\n6\n\n\n7", "<|end|>x<|end|> y", "DON'T  stop", "")
@@ -66,7 +67,7 @@ def unigrams():
 KINDS = {"bytes": byte_level, "pieces": pieces, "words": words, "unigrams": unigrams}
 
 
-@pytest.mark.parametrize("config", [LlamaConfig, Qwen2Config])
+@pytest.mark.parametrize("config", first([LlamaConfig, Qwen2Config], 1))
 @pytest.mark.parametrize("declared", CLASSES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_ids_are_those_of_the_file(declared, kind, config, tmp_path):

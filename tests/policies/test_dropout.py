@@ -78,7 +78,7 @@ def policies(family, *, checkpointing=False, lora=None, **options):
 
 @pytest.mark.parametrize("lora", [None, LoraSettings(r=2, dropout=0.1)], ids=["whole", "lora"])
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "recomputed"])
-@pytest.mark.parametrize("family", sample([*FAMILIES, *OTHERS], "llama", "gemma2", "gpt2", "mixtral"))
+@pytest.mark.parametrize("family", sample([*FAMILIES, *OTHERS], "llama", "gpt2"))
 def test_gradient_passes_are_those_of_the_policy_that_acted(family, checkpointing, lora):
     policy, _ = policies(family, checkpointing=checkpointing, lora=lora)
     batch = batch_of(policy.tokenizer)
@@ -183,7 +183,7 @@ def rows_of(study):
     return found
 
 
-@pytest.mark.parametrize("family", sample(FAMILIES, "llama", "gpt2", "gemma3"))
+@pytest.mark.parametrize("family", sample(FAMILIES, "llama"))
 def test_a_run_that_learns_nothing_measures_nothing(tmp_path, family):
     lora = {"r": 2, "alpha": 4, "dropout": 0.1} if list(FAMILIES).index(family) % 2 else None
     for row in rows_of(still_study(tmp_path, family, lora=lora)):

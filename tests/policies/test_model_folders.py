@@ -40,7 +40,7 @@ from guerdon.policies.pretrained.reading import map_pretrained, read_pretrained,
 from guerdon.reading.chats import ChatError
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings
 from guerdon.types import Episode
-from tables import cases
+from tables import cases, first
 
 EVIL = "from pathlib import Path\nPath({marker!r}).write_text('ran')\n"
 CLASSES = {
@@ -462,7 +462,7 @@ def test_an_attention_of_transformers_own_is_read(model):
 
 
 @pytest.mark.hostile("models")
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", first(HOSTILE, 3))
 def test_hostile_templates_are_refused_in_one_line(name, monkeypatch):
     monkeypatch.setattr(chat_template, "SECONDS", 1.5)
     template, words = HOSTILE[name]
@@ -486,7 +486,7 @@ GROWING = {
 
 
 @pytest.mark.hostile("models")
-@pytest.mark.parametrize("name", GROWING)
+@pytest.mark.parametrize("name", first(GROWING, 2))
 def test_templates_that_grow_with_a_conversation_are_refused_in_one_line(name, monkeypatch):
     monkeypatch.setattr(chat_template, "SECONDS", 1.5)
     template, words = GROWING[name]
@@ -495,6 +495,7 @@ def test_templates_that_grow_with_a_conversation_are_refused_in_one_line(name, m
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.hostile("models")
 def test_what_a_template_may_write_is_limited(monkeypatch):
     monkeypatch.setattr(chat_template, "SECONDS", 60)  # on a slow processor, too, the output ends it

@@ -88,6 +88,7 @@ def compared(tmp_path, trainings, count):
         compare(tmp_path / "1", tmp_path / str(count), name, count)
 
 
+@pytest.mark.slow
 def test_two_processes_take_the_steps_of_one(tmp_path):
     compared(tmp_path, QUICK, 2)
 

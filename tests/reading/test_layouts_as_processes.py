@@ -29,6 +29,7 @@ from layout_meanings import (
 from forked import forked
 from guerdon import cli
 from guerdon.reading.containers import file_rows
+from tables import sample
 
 # Commands.
 
@@ -223,14 +224,25 @@ def in_this_process(monkeypatch, capsys, given):
     return Said(left.value.code or 0, said.out, said.err)
 
 
-def is_usual(layout, command):
-    """Whether a call belongs to the usual suite: prompts are read alike by all commands that take them."""
-    if command not in ("run", "search", "label") or layout.kind in ("asked", "answered"):
-        return True
-    return layout.name in NO_COLUMN_ASKS if command == "run" else command == "label" and layout.kind == "steps"
+def usual(calls):
+    """A few calls in which each layout occurs, and each command with each kind of layout."""
+    found, layouts, pairs = [], set(), set()
+    for name, command in calls:
+        pair = (BY_NAME[name].kind, command)
+        if pair not in pairs:
+            found.append((name, command))
+            layouts.add(name)
+            pairs.add(pair)
+    for k, (name, commands) in enumerate(COMMANDS.items()):
+        if name not in layouts:
+            found.append((name, commands[k % len(commands)]))
+    return found
 
 
-@pytest.mark.parametrize(("name", "command"), [call for call in CALLS if is_usual(BY_NAME[call[0]], call[1])])
+COMMANDS = {str(layout): commands_of(layout) for layout in LAYOUTS}
+
+
+@pytest.mark.parametrize(("name", "command"), sample(CALLS, *usual(CALLS), several=True))
 def test_a_command_is_given_what_a_layout_means(here, monkeypatch, capsys, name, command):
     layout = BY_NAME[name]
     given = words(command, layout, layout.file(Path()))

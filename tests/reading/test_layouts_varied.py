@@ -123,7 +123,7 @@ def test_three_containers_are_read_the_same(tmp_path, name):
     layout = BY_NAME[name]
     rows, wanted = layout.rows(), meant(layout)
     read_so = []
-    for ending in (".jsonl.gz", ".json", ".jsonl.bz2", ".parquet", ".arrow"):
+    for ending in (".jsonl.gz", ".json", ".parquet", ".arrow"):
         try:
             path = written(tmp_path / ending, f"rows{ending}", rows)
         except (pa.ArrowNotImplementedError, pa.ArrowInvalid):

@@ -1,13 +1,10 @@
 """Training that diverges: the run stops with exit status 3, and what it leaves is finite."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from called import called
 from guerdon.compute.finite import MAX_SKIPPED, SkippedSteps, first_non_finite, load_weights, save_weights
 from guerdon.config.loading import to_yaml
 from guerdon.errors import CheckpointError, NonFiniteError
@@ -127,11 +124,7 @@ def test_weights_whose_update_was_skipped_replace_no_checkpoint(tmp_path):
 def test_the_command_ends_with_status_3(tmp_path):
     study = robot(tmp_path)
     (tmp_path / "study.yaml").write_text(to_yaml(study))
-    code = "import rl_clock; rl_clock.register_clock(); from guerdon.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "run", str(tmp_path / "study.yaml")],
-        capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1],
-    )  # fmt: skip
+    done = called("run", tmp_path / "study.yaml", folder=tmp_path)
     assert done.returncode == 3, done.stderr
     assert "lower" in done.stderr.lower()
     assert "Traceback" not in done.stderr

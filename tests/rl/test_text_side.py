@@ -16,7 +16,7 @@ from guerdon.rl.loop import Loop
 from guerdon.rl.run import run_folder
 from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
 from guerdon.tasks.reasoning import family_of
-from tables import refuses
+from tables import refuses, sample
 from text_rl import (
     LETTERS,
     LORA,
@@ -34,6 +34,9 @@ from text_rl import (
 
 torch.set_num_threads(1)
 ESTIMATORS = ("rloo", "grpo", "dr_grpo", "reinforce", "reinforce_pp", "remax", "gae")
+REWARDS = ("none", "prime", "exact", "value", "normal")
+CALLS = [(estimator, kind) for estimator in ESTIMATORS for kind in REWARDS]
+USUAL = [(estimator, REWARDS[k % len(REWARDS)]) for k, estimator in enumerate(ESTIMATORS)]  # each of both occurs
 
 
 @pytest.fixture(scope="session")
@@ -67,8 +70,7 @@ def study_with(kind, folder, judge, **given):
 # Everything runs.
 
 
-@pytest.mark.parametrize("kind", ["none", "prime", "exact", "value", "normal"])
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize(("estimator", "kind"), sample(CALLS, *USUAL, several=True))
 def test_every_estimator_with_every_reward(estimator, kind, tmp_path, judge):
     written = 4 * (4 + (estimator == "remax"))
     study = study_with(
@@ -114,7 +116,7 @@ PRIMES = {
 }
 
 
-@pytest.mark.parametrize("setup", PRIMES)
+@pytest.mark.parametrize("setup", sample(PRIMES, "before", "by_policy", "dpo", "clip"))
 def test_every_form_of_prime_runs(setup, tmp_path):
     given = json.loads(json.dumps(PRIMES[setup]))
     build = sum_study if setup == "step" else letter_study
@@ -153,7 +155,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("setup", OPTIONS)
+@pytest.mark.parametrize("setup", sample(OPTIONS, "kl in the reward, remax", "many steps", "gspo", "min form"))
 def test_every_option_of_the_algorithm_runs(setup, tmp_path):
     study = letter_study(
         tmp_path, reward_model=prime(), algorithm=OPTIONS[setup],

@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx2 as httpx
 import yaml
+from started import Started
 
 from child import environment
 
@@ -33,7 +34,7 @@ TOY = {"toy": {"custom_backend": "toys:make"}}
 class Running:
     """A server process."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | Started
     token: str | None = None
     lines: list[str] = field(default_factory=list)
     _fresh: queue.Queue[str | None] = field(default_factory=queue.Queue)
@@ -95,7 +96,7 @@ class Running:
 
 def start_server(
     folder: Path, *, models: dict[str, Any] | None = None, arguments: tuple[str, ...] = (), wait: bool = True,
-    env: dict[str, str] | None = None, seconds: float = 60, **settings: Any,
+    env: dict[str, str] | None = None, fresh: bool = False, seconds: float = 60, **settings: Any,
 ) -> Running:  # fmt: skip
     """Start `guerdon serve` with these settings on a free port.
 
@@ -104,7 +105,8 @@ def start_server(
         models: as in the file; None: one toy; {}: none, the arguments say what to serve.
         arguments: more words of the command line.
         wait: until its models are loaded.
-        env: more environment variables.
+        env: more environment variables, in a new interpreter.
+        fresh: in a new interpreter, too; otherwise in a fork of one that has imported the server (`started`).
         seconds: limit until it says that it serves, or loads.
         **settings: further keys of the file.
     """
@@ -115,13 +117,15 @@ def start_server(
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
     file.write_text(yaml.safe_dump({"port": port, **({"models": models} if models else {}), **settings}))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "guerdon", "serve", str(file), *arguments],
-        cwd=folder,
-        env=environment(HERE, **(env or {})),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    words = ["serve", str(file), *arguments]
+    process: subprocess.Popen[str] | Started
+    if env is None and not fresh:
+        process = Started(words, folder=folder, variables=environment(HERE))
+    else:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "guerdon", *words], cwd=folder, env=environment(HERE, **(env or {})),
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
     running = Running(process, token=settings.get("token"))
     try:
         if wait:
