@@ -105,7 +105,9 @@ app = typer.Typer(
 )
 
 File = Annotated[Path, typer.Argument(help="Study file (YAML).", show_default=False)]
-FileOrId = Annotated[Path, typer.Argument(help="Study file (YAML), or a Gymnasium id.", show_default=False)]
+FileOrId = Annotated[
+    Path, typer.Argument(help="Study file (YAML), a Gymnasium id, or module:EnvClass.", show_default=False)
+]
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="Dotted overrides, such as runner.seed=3.", show_default=False)
 ]

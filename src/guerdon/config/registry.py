@@ -39,22 +39,23 @@ from guerdon.errors import ConfigError, boundary, did_you_mean
 
 OWN = "package.module:factory"
 MODULES_FOLDER = "GUERDON_MODULES"
-"""The variable that names the folder of a command, for the command and the processes that it starts."""
+"""The variable that names the folder of a command, for the command and the processes that it starts; with `also_in`
+further ones, one a line."""
 
 
 class _ModulesIn:
-    """Finds modules in a folder, for the thread that made this finder."""
+    """Finds modules in folders, for the thread that made this finder."""
 
-    def __init__(self, folder: str) -> None:
-        self._folder, self._thread = folder, threading.get_ident()
+    def __init__(self, folders: Sequence[str]) -> None:
+        self._folders, self._thread = folders, threading.get_ident()
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The module of this name in the folder. A module inside a package (`path`) is found by its package."""
+        """The module of this name in the folders. A module inside a package (`path`) is found by its package."""
         if path is not None or threading.get_ident() != self._thread:
             return None
-        return PathFinder.find_spec(name, [self._folder], target)
+        return PathFinder.find_spec(name, self._folders, target)
 
 
 @contextmanager
@@ -64,16 +65,32 @@ def users_modules() -> Iterator[None]:
     Installed packages come first. Outside of the block that folder is not searched: it may be a downloaded model, with
     a `brotli.py` that some library would otherwise import. Without a command (in a notebook) Python's own path counts.
     """
-    folder = os.environ.get(MODULES_FOLDER)
-    if folder is None:
+    folders = os.environ.get(MODULES_FOLDER)
+    if folders is None:
         yield
         return
-    finder = _ModulesIn(folder)
+    finder = _ModulesIn(folders.split("\n"))
     sys.meta_path.append(finder)
     try:
         yield
     finally:
         sys.meta_path.remove(finder)
+
+
+@contextmanager
+def also_in(folder: str | None) -> Iterator[None]:
+    """Inside the block `users_modules` finds modules in a further folder: the one of an earlier command; None: none."""
+    before = os.environ.get(MODULES_FOLDER)
+    if folder is None or folder in (before or "").split("\n"):
+        yield
+        return
+    os.environ[MODULES_FOLDER] = folder if before is None else f"{before}\n{folder}"
+    try:
+        yield
+    finally:
+        os.environ.pop(MODULES_FOLDER, None)
+        if before is not None:
+            os.environ[MODULES_FOLDER] = before
 
 
 @dataclass(frozen=True)

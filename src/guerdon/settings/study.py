@@ -35,7 +35,7 @@ from guerdon.settings.policy import (
     PolicySettings,
 )
 from guerdon.settings.reward import RewardModelSection, RewardSettings, check_truth
-from guerdon.settings.reward_models import relative
+from guerdon.settings.reward_models import judging_text, relative
 from guerdon.settings.reward_source import RobotSource, RunSource, TextSource
 from guerdon.settings.runner import RunnerSettings
 from guerdon.settings.search import SearchSettings
@@ -180,6 +180,8 @@ class Study(Settings):
         filled = dict(given)
         for key, section in sections.items():
             filled[key] = {**mark, **section} if isinstance(section, dict) else section
+        if text and isinstance(given.get("reward"), dict):
+            filled["reward"] = _judging_text(given["reward"])
         if runner := _implied_runner(given):
             filled["runner"] = runner
         return filled
@@ -591,6 +593,21 @@ class TextStudy(Study):
         return self
 
 
+def _judging_text(reward: dict[str, Any]) -> dict[str, Any]:
+    """The section `reward` of a language study, with what its models look at."""
+    if "model" in reward:
+        reward = {**reward, "model": judging_text(reward["model"])}
+    sources = reward.get("sources")
+    if not isinstance(sources, dict):
+        return reward
+    found = {
+        name: {**source, "model": judging_text(source["model"])}
+        for name, source in sources.items()
+        if isinstance(source, dict) and "model" in source
+    }
+    return {**reward, "sources": {**sources, **found}}
+
+
 def _implied_runner(given: dict[str, Any]) -> Any:
     """The section `runner` with what `work_dir` and the trials of LIBERO's tasks imply."""
     runner = given.get("runner", {})
@@ -700,19 +717,24 @@ IDLE = (
 """What a section excludes in another one."""
 
 
+_PYTHON_FILE = re.compile(r"(?:.*/)?(?P<module>\w+)\.py(?::(?P<name>\w+))?")
 _ENVIRONMENT_ID = re.compile(r"(?:(?=.*-v\d+$)(?:.+[:/])?|[\w.]+:)([^:/]+)")
 
 
 def read_study_file(path: Path, overrides: Sequence[str] = ()) -> Study:
-    """A study file; or the study of a Gymnasium id, with the environment's own reward.
+    """A study file; or the study of a Gymnasium id or an environment class, with the environment's own reward.
 
     Args:
-        path: of the file, or the id.
+        path: of the file, the id, or `module:Class`.
         overrides: dotted: `runner.seed=3`.
 
     Raises:
         ConfigError: anything wrong in it, with file and line.
     """
+    if python := _PYTHON_FILE.fullmatch(str(path)):
+        where = f", in {path.parent}" if path.parent.name else ""
+        name = f"{python['module']}:{python['name'] or 'CLASS'}"
+        raise ConfigError(f"{path}: an environment class in a Python file is named by its module: {name}{where}")
     named = _ENVIRONMENT_ID.fullmatch(str(path))
     if named is None or path.is_file():
         return load(Study, path, overrides)
