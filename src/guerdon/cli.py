@@ -19,6 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from guerdon import __version__
 from guerdon.auditing.command import audit
+from guerdon.comparison.play import play
 from guerdon.errors import ConfigError, MissingDependencyError, StudyError, needs_train, place_of
 from guerdon.network.hub import use_token
 from guerdon.plan.stages import stage
@@ -338,6 +339,7 @@ def compare(
     _say(chosen.work(plan).line)
 
 
+app.command()(play)
 app.command()(audit)
 
 
