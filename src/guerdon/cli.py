@@ -120,6 +120,10 @@ Columns = Annotated[
         "--columns", help="What columns are for: ROLE=NAME[:CODING],... (winner=vote:1/2), or package.module:function."
     ),
 ]
+Outcomes = Annotated[
+    str | None,
+    typer.Option("--outcomes", help="Robots: file with the columns episode and success, for data without outcomes."),
+]
 Only = Annotated[list[str] | None, typer.Option("--only", help="Only this model of the train section (repeatable).")]
 
 
@@ -170,6 +174,7 @@ def train(
         typer.Option("--resume", "--skip_generation", "--skip-generation", help="Continue; keep what is finished."),
     ] = False,
     only: Only = None,
+    outcomes: Outcomes = None,
     method: Annotated[int | None, typer.Option("--method", help="Train on the labels of this label.method.")] = None,
     reward: Annotated[str | None, typer.Option("--reward", help="Train on the labels of this label.reward.")] = None,
     sft_model: Annotated[str | None, typer.Option("--sft_model", "--sft-model", help="policy.path")] = None,
@@ -177,10 +182,12 @@ def train(
     """Train the reward models of the train section, or a first policy (policy=bc, policy=sft)."""
     rest = [*(overrides or []), *_label_overrides(sft_model, method=method, reward=reward)]
     first = next((word for word in rest if word in ("policy=bc", "policy=sft")), None)
+    if first is not None and outcomes is not None:
+        raise ConfigError(f"--outcomes would do nothing with {first}; remove it")
     if first is not None:
         rest.remove(first)
         return _train_policy(first, _load(study, rest), only, dry_run=dry_run, resume=resume)
-    config = _load(study, rest)
+    config = _load(study, [*rest, *_outcome_words(study, only, outcomes, evaluates=False)])
     if method is not None or reward is not None:
         _check_labels_are_read(config, only)
     chosen = stage("train", only=tuple(only or ()), resume=resume, say=_say)
@@ -198,6 +205,16 @@ def _train_policy(first: str, config: Study, only: list[str] | None, *, dry_run:
         return _dry_run(chosen, config)
     if done := chosen.work(config):
         _say(done.line)
+
+
+def _outcome_words(study: Path, only: list[str] | None, outcomes: str | None, *, evaluates: bool) -> list[str]:
+    """`--outcomes` as overrides of a study."""
+    if outcomes is None:
+        return []
+    from guerdon.config.loading import read_yaml
+    from guerdon.settings.train import outcome_words
+
+    return outcome_words(read_yaml(study).data, only or (), outcomes, evaluates=evaluates)
 
 
 def _check_labels_are_read(config: Study, only: list[str] | None) -> None:
@@ -237,6 +254,7 @@ def evaluate(
     ] = None,
     labels: Annotated[str | None, typer.Option("--labels", help="Responses with labels of people.")] = None,
     columns: Columns = None,
+    outcomes: Outcomes = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Without a study: folder of the card.")] = None,
 ) -> None:
     """Evaluate reward models of a study, or one on a file; those for text also under attack."""
@@ -246,11 +264,12 @@ def evaluate(
     file = check_words(words, model, data, labels, output, columns=columns, of_study=bool(only or attack))
     if file is not None:
         more = _as_overrides("evaluate", labels=labels, columns=columns)
+        more += _outcome_words(_expanded(Path(file)), only, outcomes, evaluates=True)
         config = _load(_expanded(Path(file)), [*words[1:], *more])
-    elif model is None:
+    elif model is None and outcomes is None:
         return _say(evaluate_judged(str(data or labels), words, output, columns))
     else:
-        config = study_of(model, data, words, labels, columns)
+        config = study_of(str(model), data, words, labels, columns, outcomes)
     if attack and gate:
         raise ConfigError("--gate would do nothing with --attack; remove it")
     names = tuple(only or ())
