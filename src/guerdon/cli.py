@@ -23,7 +23,7 @@ from guerdon.comparison.play import play
 from guerdon.errors import ConfigError, MissingDependencyError, StudyError, needs_train, place_of
 from guerdon.network.hub import use_token
 from guerdon.plan.stages import stage
-from guerdon.processes.process import UsageError, check_start, command
+from guerdon.processes.process import UsageError, check_start, command, how_to_fetch
 from guerdon.processes.progress import heartbeat
 from guerdon.processes.streams import report_lost_output
 
@@ -100,7 +100,6 @@ app = typer.Typer(
     name="guerdon",
     cls=_Verbs,
     help="The whole life of a reward model: collect, train, evaluate, serve, run, compare.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # its tables cut off the names of options on narrow screens
 )
@@ -339,7 +338,7 @@ def run(
     if dry_run:
         return _dry_run(chosen, config)
     if done := chosen.work(config):
-        _say(done.line)
+        _say_page(done.line, done.report)
 
 
 @app.command()
@@ -355,7 +354,8 @@ def compare(
     plan, chosen = plan_study(study, overrides or [], parallel=parallel), stage("compare")
     if dry_run:
         return _dry_run(chosen, plan, plan.study)
-    _say(chosen.work(plan).line)
+    done = chosen.work(plan)
+    _say_page(done.line, done.report)
 
 
 app.command()(play)
@@ -466,10 +466,12 @@ def report(
     from guerdon.comparison.report import write_report, write_single_report
 
     if (folder / "study.json").is_file():
-        return _say(f"report: {write_report(folder)}")
-    if (folder / "metrics.jsonl").is_file():
-        return _say(f"report: {write_single_report(folder)}")
-    raise ConfigError(f"{folder} holds no study (study.json) and no run (metrics.jsonl)")
+        page = write_report(folder)
+    elif (folder / "metrics.jsonl").is_file():
+        page = write_single_report(folder)
+    else:
+        raise ConfigError(f"{folder} holds no study (study.json) and no run (metrics.jsonl)")
+    _say_page(f"report: {page}", page)
 
 
 @app.command()
@@ -489,7 +491,8 @@ def quickstart(
     chosen = stage("compare")
     if dry_run:
         return _show(chosen, plan, plan.study)
-    _say(chosen.work(plan).line)
+    done = chosen.work(plan)
+    _say_page(done.line, done.report)
 
 
 @app.command("import")
@@ -518,11 +521,14 @@ for _verb in app.registered_commands:
 
 @app.callback(invoke_without_command=True)
 def _root(
+    ctx: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
     if version:
         sys.stdout.write(f"guerdon {__version__}\n")
         raise typer.Exit
+    if ctx.invoked_subcommand is None:
+        sys.stdout.write(ctx.get_help() + "\n")
 
 
 def main() -> None:
@@ -562,6 +568,13 @@ def _show(chosen: Any, settings: Any, study: Study, *notes: str) -> None:
     sys.stdout.write(to_yaml(study) + "\n")
     for line in [*readable(chosen.estimate(settings)), *of_world, *notes]:
         _say(line)
+
+
+def _say_page(line: str, page: Path) -> None:
+    """A line that names a page, and over ssh how it is copied to the user's machine."""
+    _say(line)
+    if how := how_to_fetch(page):
+        _say(how)
 
 
 def _say(line: str) -> None:
