@@ -145,7 +145,7 @@ def test_the_command_is_the_one_that_was_typed(argv, line):
 
 
 def test_it_shows_no_secret():
-    remember("correct-horse-battery")
+    remember("correct-horse-battery", "token")
     assert "battery" not in going_on(["guerdon", "serve", "--token", "correct-horse-battery"])
 
 
