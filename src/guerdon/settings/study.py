@@ -26,6 +26,7 @@ from guerdon.settings.data import DataSettings
 from guerdon.settings.evaluate import EvaluateSettings, EvaluateTextSettings, judges_text, on_own_family
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.off_policy import ReplayAlgorithmSettings, RobotAlgorithm
+from guerdon.settings.other_trainers import hint_for
 from guerdon.settings.policy import (
     BCSettings,
     CNNPolicySettings,
@@ -160,6 +161,11 @@ class Study(Settings):
     def other_names(tree: Tree, overrides: Sequence[str]) -> tuple[Tree, list[str]]:
         """The guides' names as keys; see `guide_names`."""
         return guide_names(tree, overrides)
+
+    @staticmethod
+    def hint_for(path: str, value: Any) -> str:
+        """What an unknown key is that another trainer has; see `guerdon.settings.other_trainers`."""
+        return hint_for(path, value)
 
     @classmethod
     def implied(cls, given: dict[str, Any]) -> dict[str, Any]:
