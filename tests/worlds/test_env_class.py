@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import gymnasium
 import pytest
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 
 from child import environment
 from guerdon.cli import app
-from guerdon.config import registry
+from guerdon.config import modules
 from guerdon.errors import ConfigError
 from guerdon.settings.study import read_study_file
 from guerdon.worlds.build import build_world
@@ -75,7 +76,7 @@ def here(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "line_env.py").write_text(CODE.replace("MODULE", "line_env"))
     monkeypatch.chdir(folder)
-    monkeypatch.setenv(registry.MODULES_FOLDER, str(folder))
+    monkeypatch.setenv(modules.MODULES_FOLDER, str(folder))
     yield folder
     sys.modules.pop("line_env", None)
     gymnasium.registry.pop("Registered-v3", None)
@@ -97,14 +98,14 @@ def test_a_class_is_an_environment_and_a_registered_id_wins(here):
 
 
 def test_a_study_of_a_class_is_made_without_a_file(here):
-    study = read_study_file("line_env:Line", ["env.num_envs=2"])
+    study = read_study_file(Path("line_env:Line"), ["env.num_envs=2"])
     assert (study.env.type, study.env.task, study.work_dir) == ("gymnasium", "line_env:Line", "runs/Line")
     world = build_world(study.env, seed=0)
     assert world.observation_shape == (1,)
     world.close()
     for path in ("line_env.py", "line_env.py:Line", "mine/line_env.py:Line"):
         with pytest.raises(ConfigError, match="named by its module: line_env:"):
-            read_study_file(path)
+            read_study_file(Path(path))
 
 
 def test_a_state_reward_model_needs_no_pictures_and_no_modality(here):
@@ -132,7 +133,7 @@ def test_a_run_is_resumed_from_another_folder(here, tmp_path, monkeypatch):
     other = tmp_path / "other"
     other.mkdir()
     monkeypatch.chdir(other)
-    monkeypatch.setenv(registry.MODULES_FOLDER, str(other))
+    monkeypatch.setenv(modules.MODULES_FOLDER, str(other))
     del sys.modules["line_env"]
     status, said = run_line(work, "--resume")
     assert status == 0, said

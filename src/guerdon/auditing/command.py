@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from guerdon.auditing.finding import SEVERITIES
 from guerdon.errors import ConfigError, DataError, HarmError, did_you_mean
 from guerdon.processes.process import how_to_fetch, shown
 from guerdon.processes.progress import log_line
@@ -212,6 +211,7 @@ def read_as_lines(rows: Rows, name: str) -> list[str]:
 def _condition(given: str) -> tuple[str, str]:
     """The name of a finding and the lowest severity that counts; or `UNDECIDED` and a check, `ANY` for all."""
     from guerdon.auditing.checks import NAMES
+    from guerdon.auditing.finding import SEVERITIES
 
     name, _, severity = given.partition(":")
     if name == UNDECIDED:
@@ -238,6 +238,8 @@ def _failed(result: Audit, wanted: list[tuple[str, str]]) -> list[str]:
 
 
 def _fits(finding: Finding, name: str, severity: str) -> bool:
+    from guerdon.auditing.finding import SEVERITIES
+
     if finding.accepted:
         return False
     return name in (ANY, finding.name) and SEVERITIES.index(finding.severity) <= SEVERITIES.index(severity)

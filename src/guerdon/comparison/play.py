@@ -79,7 +79,7 @@ def study_of(run: Path) -> Study:
 @contextmanager
 def _modules_of(run: Path) -> Iterator[None]:
     """Inside the block modules are found in the folder where the run was started, too."""
-    from guerdon.config.registry import also_in
+    from guerdon.config.modules import also_in
     from guerdon.rl.run import modules_of
 
     with also_in(modules_of(run)):

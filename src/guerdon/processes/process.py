@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from guerdon.config.registry import MODULES_FOLDER
+from guerdon.config.modules import MODULES_FOLDER
 from guerdon.errors import REFUSALS, ConfigError, GuerdonError, needs_train, refused_by_system
 from guerdon.processes.progress import log_line
 from guerdon.processes.streams import keep_streams, lost_output

@@ -16,7 +16,7 @@ from typing import Any
 
 from guerdon.compute import distributed
 from guerdon.config.loading import holds, to_yaml
-from guerdon.config.registry import MODULES_FOLDER, also_in
+from guerdon.config.modules import MODULES_FOLDER, also_in
 from guerdon.errors import ConfigError, GuerdonError
 from guerdon.files import atomic, provenance
 from guerdon.files.atomic import held
