@@ -265,10 +265,12 @@ def evaluate(
         more = _as_overrides("evaluate", labels=labels, columns=columns)
         more += _outcome_words(_expanded(Path(file)), only, outcomes, evaluates=True)
         config = _load(_expanded(Path(file)), [*words[1:], *more])
-    elif model is None and outcomes is None:
-        return _say(evaluate_judged(str(data or labels), words, output, columns))
+    elif model is not None:
+        config = study_of(model, data, words, labels, columns, outcomes)
+    elif outcomes is not None:
+        raise ConfigError(f"--outcomes {outcomes} is for a LeRobot data set; remove it")
     else:
-        config = study_of(str(model), data, words, labels, columns, outcomes)
+        return _say(evaluate_judged(str(data or labels), words, output, columns))
     if attack and gate:
         raise ConfigError("--gate would do nothing with --attack; remove it")
     names = tuple(only or ())

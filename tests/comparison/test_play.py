@@ -119,9 +119,8 @@ def test_responses_of_a_language_model_are_printed(tmp_path):
     assert status == 0, error
     assert said.count("response: ") == said.count("the answer is 1") == 2
     assert "2 responses: right " in said
-    drawn = [played(folder, "--episodes", 2, "--seed", seed)[1] for seed in (0, 0, 1, 2, 3)]
-    assert drawn[0] == drawn[1]
-    assert len(set(drawn)) > 1
+    drawn = [played(folder, "--episodes", 8, "--seed", seed)[1] for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
     assert "writes text" in str(played(folder, "--video", "a.mp4")[2])
 
 

@@ -90,7 +90,7 @@ def test_a_file_that_contradicts_the_data_is_refused(recordings, tmp_path):
 
 def test_a_model_is_trained_and_evaluated_with_them(recordings, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    common = {"data_path": str(recordings), "image_size": 16, "max_steps": 4, "batch_size": 4, "val_split": 0.4}
+    common = {"data_path": str(recordings), "image_size": 16, "max_steps": 2, "batch_size": 4, "val_split": 0.4}
     kinds = {"way": "progress", "end": "resnet"}
     models = json.dumps({"train": {name: {"type": kind, "save_dir": name, **common} for name, kind in kinds.items()}})
     (tmp_path / "study.yaml").write_text(models)
@@ -105,9 +105,11 @@ def test_a_model_is_trained_and_evaluated_with_them(recordings, tmp_path, monkey
     assert "success_at_end" in str(refused)
     at_end = "train.end.success_at_end=true"
     assert ended("train", "study.yaml", at_end, "--outcomes", outcomes)[1] is None
-    assert ended("evaluate", "study.yaml", at_end, "evaluate.reps=100", "--outcomes", outcomes)[1] is None
+    assert ended("evaluate", "study.yaml", "--only", "way", "evaluate.reps=100", "--outcomes", outcomes)[1] is None
     assert json.loads((tmp_path / "way" / "evaluation.json").read_text())["data"]
-    by_path = ("evaluate", "--model", "way", "--data", str(recordings), "evaluate.reps=100", "--outcomes", outcomes)
-    assert ended(*by_path, "-o", "card")[1] is None
+    by_path = ("evaluate", "--model", "way", "--data", str(recordings), "--dry-run")
+    said, error = ended(*by_path, "--outcomes", outcomes)
+    assert error is None
+    assert f"outcomes: {outcomes}" in said
     with pytest.raises(ConfigError, match="would do nothing with policy=bc"):
         raise ended("train", "study.yaml", "policy=bc", "--outcomes", outcomes)[1]

@@ -159,4 +159,4 @@ def test_episodes_are_collected_and_jobs_of_a_study_find_the_class(here):
             [*start, *words], cwd=here, env=environment(), capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
-    assert len(list((here / "work").glob("runs/*/*/COMPLETE"))) == 2
+    assert len(list((here / "work").glob("runs/*/*/*/COMPLETE"))) == 2

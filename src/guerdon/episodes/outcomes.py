@@ -15,7 +15,7 @@ from typing import Any
 from guerdon.episodes.index import Entry
 from guerdon.errors import DataError
 from guerdon.reading.cells import sketches_of
-from guerdon.reading.codings import Coding, label_codings
+from guerdon.reading.codings import TRUTH, Coding, label_codings
 from guerdon.reading.containers import good_rows
 from guerdon.reading.values import canonical
 
@@ -138,6 +138,8 @@ def _coding(path: str, rows: Iterable[dict[str, Any]]) -> Coding:
     found = label_codings(sketch, "is_success")
     if len(found) == 1:
         return found[0]
+    if not found and any(TRUTH.read(value, {}) is not None for value in sketch.values or ()):
+        return TRUTH  # the other words are open, and named with their episodes
     shown = sketch.shown_values()
     if not found:
         raise DataError(f"{SUCCESS} holds {shown}: write true and false", where=path, field=SUCCESS)
