@@ -145,8 +145,8 @@ def test_the_command_is_the_one_that_was_typed(argv, line):
 
 
 def test_it_shows_no_secret():
-    remember("correct-horse-battery", "token")
-    assert "battery" not in going_on(["guerdon", "serve", "--token", "correct-horse-battery"])
+    remember("x7Gq2Lm9Rt4Vb8", "token")
+    assert "x7Gq" not in going_on(["guerdon", "serve", "--token", "x7Gq2Lm9Rt4Vb8"])
 
 
 def test_a_file_that_cannot_be_written_is_named(folder):

@@ -557,18 +557,32 @@ def _dry_run(chosen: Any, settings: Any, study: Study | None = None) -> None:
         with needs_train():
             chosen.check(settings)
     except MissingDependencyError as error:  # the command may run on another machine
-        return _show(chosen, settings, study or settings, f"not checked: {error}")
+        return _show(chosen, settings, study or settings, missing=f"not checked: {error}")
     _show(chosen, settings, study or settings)
 
 
-def _show(chosen: Any, settings: Any, study: Study, *notes: str) -> None:
-    """Show a study and what a stage of it costs."""
+def _show(chosen: Any, settings: Any, study: Study, *, missing: str | None = None) -> None:
+    """Show a study and what a stage of it costs.
+
+    Args:
+        chosen: the stage.
+        settings: what it works on.
+        study: shown.
+        missing: why something was not checked: then the cost may be unknown for the same reason.
+    """
     from guerdon.config.loading import to_yaml
     from guerdon.plan.estimate import readable
 
     of_world = () if study.text else study.env.notes
     sys.stdout.write(to_yaml(study) + "\n")
-    for line in [*readable(chosen.estimate(settings)), *of_world, *notes]:
+    try:
+        with needs_train():
+            lines = list(readable(chosen.estimate(settings)))
+    except MissingDependencyError as error:
+        if missing is None:
+            raise
+        lines = [f"not estimated: {error}"]
+    for line in [*lines, *of_world, *([missing] if missing else [])]:
         _say(line)
 
 
