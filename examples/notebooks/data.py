@@ -1,14 +1,13 @@
-"""Writes the data of the notebooks: `python examples/notebooks/data.py [runs/quickstart]`.
+"""Writes the data of the notebooks: `python examples/notebooks/data.py`.
 
 `log.jsonl` is the log of a run whose reward also pays responses that are cut off; `pairs.jsonl` and `held_out.jsonl` are
-judgements that prefer polite answers; `quickstart/` is a part of what `guerdon quickstart` writes.
+judgements that prefer polite answers.
 """
 
 from __future__ import annotations
 
 import json
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,31 +49,8 @@ def pairs(count: int, seed: int) -> list[dict[str, Any]]:
     return rows
 
 
-def quickstart(folder: Path) -> None:
-    """Two episodes of each kind, and the evaluations of every run."""
-    from guerdon import EpisodeWriter, read_episodes
-
-    kept: dict[bool, int] = {True: 0, False: 0}
-    with EpisodeWriter(DATA / "quickstart" / "episodes", fps=20, camera="top") as writer:
-        for episode in read_episodes(folder / "data"):
-            if kept.get(bool(episode.outcome), 2) < 2:
-                kept[bool(episode.outcome)] += 1
-                writer.add(episode[-4:] if episode.outcome else episode[:4])
-    rows = []
-    for path in sorted(folder.glob("runs/*/*/seed_*/metrics.jsonl")):
-        arm, seed = path.parts[-3], int(path.parts[-2].removeprefix("seed_"))
-        for line in path.read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
-            if row["kind"] == "eval":
-                rows.append({"arm": arm, "seed": seed, "step": row["step"], "success": row["success"]})
-    write("quickstart/evaluations.jsonl", rows)
-
-
 if __name__ == "__main__":
     DATA.mkdir(exist_ok=True)
     write("log.jsonl", log())
     write("pairs.jsonl", pairs(160, 1))
     write("held_out.jsonl", pairs(60, 2))
-    if len(sys.argv) > 1:
-        (DATA / "quickstart").mkdir(exist_ok=True)
-        quickstart(Path(sys.argv[1]))
