@@ -9,6 +9,7 @@ STAMP := $(VENV)/.installed
 LIBERO_VENV ?= .venv-libero
 MANISKILL_VENV ?= .venv-maniskill
 CORE_VENV ?= .venv-core
+EXTRA_VENV ?= .venv-extra
 STUDY ?= studies/demo.yaml
 
 # Tests run on all cores, a file at a time, in the order of the folders (the longest are among the first).
@@ -200,9 +201,14 @@ test-core:  ## install the wheel without any extra, and run what needs none
 	$(CORE_VENV)/bin/python -m pip install --quiet --force-reinstall --no-deps $(CORE_VENV)/dist/*.whl
 	$(CORE_VENV)/bin/python tests/core_commands.py
 
-test-wheel: env  ## build the wheel, install it elsewhere, run its quickstart
+EXTRA ?=
+test-wheel: env  ## build the wheel, install it elsewhere, run its quickstart; EXTRA=name: with that extra alone
+ifeq ($(EXTRA),)
 	$(BIN)/python -m pip install --quiet build
 	GUERDON_DIST=$(CURDIR)/dist $(BIN)/python -m pytest -m slow tests/test_wheel.py
+else
+	$(PYTHON) tests/wheel_extra.py $(EXTRA) --folder $(EXTRA_VENV)
+endif
 
 clean:  ## remove caches and builds; runs/ and the environment stay
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

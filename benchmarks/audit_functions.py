@@ -1,4 +1,4 @@
-"""Five reward functions with a known weakness, and logs of each: for the comparison of tools in docs/results.md.
+"""Five reward functions with a known weakness, and logs of each: for the comparison of tools in docs/results/audit.md.
 
     python benchmarks/audit_functions.py out/       # NAME-ordinary.jsonl and NAME-exploited.jsonl of each, tasks.jsonl
 

@@ -1,4 +1,4 @@
-"""Recall and false alarms of `guerdon audit` on sets with and without faults, for docs/results.md.
+"""Recall and false alarms of `guerdon audit` on sets with and without faults, for docs/results/audit.md.
 
     python benchmarks/audit_proof.py --half=0 --clean=200 --faulty=20 --jobs=2      # where thresholds are set
     python benchmarks/audit_proof.py --half=1 --clean=200 --faulty=20 --out=proof.json

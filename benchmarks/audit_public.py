@@ -40,7 +40,9 @@ commit that wrote this page; the others are as at 36baf5fd. Twenty of the logs, 
 were judged a second time from the raw rewards, in random order and without the first judgement in view, by the same
 judge: 19 agreed, and the Enduro run, whose returns are all 0, should have had a finding; it has now.
 
-Not run here: it needs the files, which belong to their owners.
+This needs the files, which belong to their owners.
+
+<!-- Not run here: it needs the files, which belong to their owners. -->
 
     python benchmarks/audit_public.py FOLDER --out said.jsonl --page docs/audit_public.md
 

@@ -14,13 +14,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import AliasChoices, BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from guerdon.config.schema import discriminator
 from guerdon.settings.aliases import RLINF_KEYS, VLA_OPTIONS, Option
 from guerdon.settings.base import ByName, Named, OnlyWith, names_in
+from guerdon.settings.other_trainers import OTHER_NAMES
 from guerdon.settings.reward_models import RewardModelSettings
 from guerdon.settings.reward_source import SOURCE_KEYS, RobotSource, RunSource, TextSource
 from guerdon.settings.study import Study
@@ -175,6 +176,8 @@ under `model` (or `model.remote`) of a source with `model_type: remote` |
 not set |"""
 
 
+_DEEPEST = 6  # dots of a key
+
 Row = tuple[str, str, str, str, str]
 
 
@@ -243,7 +246,43 @@ def option_lines() -> list[str]:
         "|---|---|---|---|",
         *_rows_of_names(RLINF_KEYS),
     ]
+    lines += [
+        "",
+        "## Names of other trainers",
+        "",
+        "Keys of verl, TRL, OpenRLHF and prime-rl. Where nothing stands in the last column, the value means the same. "
+        "A study that has such a name is refused with this hint, since most mean something else: per device, per "
+        "group, in updates.",
+        "",
+        "| name | of | here | how to convert a value |",
+        "|---|---|---|---|",
+        *(f"| `{name}` | {one.trainers} | {_keys(one.key)} | {one.convert} |" for name, one in OTHER_NAMES.items()),
+        "",
+        "These names are accepted for keys:",
+        "",
+        "| name | key |",
+        "|---|---|",
+        *(f"| `{name}` | `{key}` |" for name, key in sorted(_accepted(Study, ""))),
+    ]
     return [*lines, ""]
+
+
+def _keys(names: str) -> str:
+    """Keys of a cell."""
+    return ", ".join(f"`{name}`" for name in names.split(", ") if name)
+
+
+def _accepted(model: type[BaseModel], prefix: str) -> set[tuple[str, str]]:
+    """The other names of keys in a model and those inside it, each with its key."""
+    found: set[tuple[str, str]] = set()
+    for name, field in model.model_fields.items():
+        alias = field.validation_alias
+        others = [str(one) for one in alias.choices if one != name] if isinstance(alias, AliasChoices) else []
+        found |= {(f"{prefix}{other}", f"{prefix}{name}") for other in others}
+        inner = f"{prefix}{name}." if name not in ("sources", "train", "arms") else f"{prefix}{name}.<name>."
+        for one in _inner(field.annotation):
+            found |= _accepted(one, inner) if inner.count(".") < _DEEPEST else set()
+    return found
 
 
 def _rows_of_names(names: dict[str, Option]) -> list[str]:

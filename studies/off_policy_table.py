@@ -1,4 +1,4 @@
-"""The tables of docs/results.md on studies/off_policy.yaml.
+"""The tables of docs/results/robots.md on studies/off_policy.yaml.
 
     python studies/off_policy_table.py studies/off_policy.csv                             the curves that were measured
     python studies/off_policy_table.py runs/off_policy --keep=studies/off_policy.csv      with those of finished runs

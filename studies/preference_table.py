@@ -1,4 +1,4 @@
-"""The table of docs/results.md on over-optimisation: each arm of configs/preference.yaml, and the difference by seed.
+"""The table of docs/results/preferences.md: each arm of configs/preference.yaml, and the difference by seed.
 
     python studies/preference_table.py runs/preference
 

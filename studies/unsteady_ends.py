@@ -1,4 +1,4 @@
-"""Does a PPO run keep the success that it reached? The table of docs/results.md, "Why the ends are unsteady".
+"""Does a PPO run keep the success that it reached? The table of docs/results/robots.md, "Why the ends are unsteady".
 
     python studies/unsteady_ends.py runs/ends.csv runs/off_policy/jobs/door-close.P.seed*.yaml algorithm.target_kl=0.02
     python studies/unsteady_ends.py runs/ends.csv

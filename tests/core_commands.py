@@ -8,6 +8,7 @@ Each command is a process; `check` raises an AssertionError at the first that do
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,9 @@ WORKS = {
     f"compare {ROOT}/studies/demo.yaml --dry-run": f"not checked: this needs \\w+: {EXTRA}",
     f"train {ROOT}/studies/demo.yaml --dry-run": f"not checked: this needs \\w+: {EXTRA}",
     f"evaluate {ROOT}/configs/prm_demo.yaml --dry-run": f"not checked: this needs \\w+: {EXTRA}",
+    f"collect {ROOT}/studies/demo.yaml --dry-run": f"not checked: this needs \\w+: {EXTRA}",
+    f"label {ROOT}/configs/prm_demo.yaml --dry-run": f"not checked: this needs \\w+: {EXTRA}",
+    f"search {ROOT}/studies/search.yaml --dry-run": f"not checked: this needs \\w+: {EXTRA}",
 }
 """Commands with status 0, and a pattern of what they print."""
 NEEDS_TRAIN = (
@@ -43,7 +47,8 @@ NEEDS_TRAIN = (
 
 def written(folder):
     """Write the rows that the commands read."""
-    for name, rows in (("log.jsonl", LOG), ("pairs.jsonl", PAIRS)):
+    long = [{**LOG[k % len(LOG)], "prompt": f"{k // 2}+1?"} for k in range(500)]
+    for name, rows in (("log.jsonl", LOG), ("long.jsonl", long), ("pairs.jsonl", PAIRS)):
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -52,6 +57,22 @@ def said(words, folder, environ):
     command = [sys.executable, "-m", "guerdon", *words.split()]
     done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120)
     return done.returncode, done.stdout + done.stderr, done.stderr.splitlines()
+
+
+CPU_SECONDS = {"--help": 0.4, "audit long.jsonl": 1.5}
+"""Seconds of one core that a command may take, start of Python included; `long.jsonl` has 500 rows."""
+
+
+def cpu_seconds(words, folder, environ, tries=5):
+    """Seconds of CPU that a command takes, of several tries the least."""
+    found = []
+    for _ in range(tries):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        status, printed, _ = said(words, folder, environ)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert status == 0, (words, printed)
+        found.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return min(found)
 
 
 def check(folder, environ):
@@ -73,5 +94,10 @@ def check(folder, environ):
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place:
-        check(Path(place), {**os.environ, "PYTHONSAFEPATH": "1"})
+        environ = {**os.environ, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
+        check(Path(place), environ)
+        for words, limit in CPU_SECONDS.items():
+            took = cpu_seconds(words, Path(place), environ)
+            print(f"guerdon {words}: {took:.2f} s of CPU, at most {limit:g}")
+            assert took <= limit, words
     print(f"{len(WORKS)} commands work without the extra train, {len(NEEDS_TRAIN)} name it")

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import shlex
 import shutil
 import sqlite3
 import subprocess
@@ -94,7 +95,9 @@ def test_a_full_disk_is_one_line_and_space_gives_the_undisturbed_bytes(
     (line,) = full.errors
     assert "File too large" in line or "Input/output error" in line
     assert named in line
-    again = forked(*command, *(["--resume"] if words[0] != "collect" else []), folder=tmp_path)
+    printed = re.search(r"To continue: guerdon (.+)$", line)[1]
+    assert ("--resume" in printed) == (words[0] != "collect")
+    again = forked(*shlex.split(printed), folder=tmp_path)
     assert again.status == 0, again.said
     found = files(tmp_path / written)
     assert {name: found[name] for name in wanted} == wanted

@@ -163,3 +163,20 @@ def test_names_of_modules_are_read_from_their_files():
     assert is_absent(ModuleNotFoundError(name="no_such_package.inner"))
     assert not is_absent(ModuleNotFoundError(name="guerdon.no_such_module"))
     assert not is_absent(ModuleNotFoundError(name="yaml.no_such_module"))
+
+
+NOT_ON_FIRST_PAGES = re.compile(
+    r"\b(?:arms?|native|sources?|shaping|gates?|probes?|heads|worlds?|steps to match|seldom|by turns|in sum)\b", re.I
+)  # words that a reader has not met yet, and odd turns
+
+
+@cases("page", [ROOT / "README.md", ROOT / "docs" / "quickstart.md", ROOT / "docs" / "index.md"])
+def test_the_first_pages_have_no_words_that_need_explaining(page):
+    """Apart from code, paths and addresses, where keys keep their names."""
+    text = BLOCK.sub("", page.read_text(encoding="utf-8"))
+    text = re.sub(r"`[^`]*`|\]\([^)]*\)|<!--.*?-->|^    .*$", "", text, flags=re.S | re.M)
+    assert [found[0] for found in NOT_ON_FIRST_PAGES.finditer(text)] == []
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150

@@ -1,4 +1,6 @@
-"""Every command that the documents print is run by a test, or the text before it says why not ("Not run here: ...").
+"""Every command that the documents print is run by a test, or a comment before it says why not.
+
+The comment is `<!-- Not run here: WHY -->`, a paragraph of its own that pages do not show.
 
 What counts as run: commands of guerdon with `--dry-run`, which reads all options and files; targets of make that exist,
 shown by `make --dry-run`; scripts that a test file runs. Options and files of commands that are not run are checked as
@@ -29,7 +31,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)])
 STUDIES = sorted([*(ROOT / "studies").glob("*.yaml"), *(ROOT / "configs").glob("*.yaml")])
 VERBS = {command.name or command.callback.__name__ for command in app.registered_commands}
-DRY = VERBS - {"audit", "doctor", "import", "report"}  # have --dry-run
+DRY = VERBS - {"audit", "doctor", "import", "play", "report"}  # have --dry-run
 PROGRAM = re.compile(
     r"(?:\$ )?(?:\w+=\S+ )*(?:guerdon|make|python3?|pip|ray|torchrun|pytest|git|curl|apt-get|kubectl|docker"
     r"|lerobot-\w+|ssh|cd|export|source|\.) (?![a-z]+ [a-z]+ [a-z]+ )|(?:make|pytest)$"
@@ -49,6 +51,7 @@ SHOWN = {  # the file that a page speaks of: one of the same kind
 RUN_BY = {  # what tests run as it is
     "guerdon doctor": "tests/test_doctor.py",
     "guerdon audit rollouts/": "tests/auditing/test_audit_command.py",
+    "python examples/notebooks/run.py --check": "tests/examples/test_notebooks.py",
     "python examples/openenv_rubric.py": "tests/integrations/test_text_examples.py",
     "python examples/nemo_gym_server.py": "tests/integrations/test_text_examples.py",
     "python studies/gate_report.py": "tests/evaluation/test_gate_report.py",
@@ -101,7 +104,7 @@ class Block:
     Attributes:
         page: its path.
         line: number of its first line.
-        marked: whether the text before it says that, and why, it is not run.
+        marked: whether a comment before it says that, and why, it is not run.
         commands: one each, without prompts and comments.
     """
 
@@ -138,9 +141,9 @@ def blocks(page):
 
 
 def marked(before):
-    """Whether the paragraph that ends these lines says why what follows is not run."""
+    """Whether the paragraph that ends these lines is a comment which says why what follows is not run."""
     text = "\n".join(before).rstrip().rpartition("\n\n")[2]
-    return bool(re.search(r"Not run here: \S", text))
+    return bool(re.fullmatch(r"<!-- Not run here: \S.* -->", text.strip(), re.S))
 
 
 def commands(lines):
@@ -290,7 +293,7 @@ def test_a_command_runs_or_its_page_says_why_not(page, command, monkeypatch, tmp
     elif program == "make":
         subprocess.run([program, *words, "--dry-run"], check=True, capture_output=True)
     else:
-        raise AssertionError(f"{page}: no test runs `{command}`; write before it: Not run here: <why>.")
+        raise AssertionError(f"{page}: no test runs `{command}`; write before it: <!-- Not run here: WHY -->")
 
 
 def test_options_of_all_commands_are_read(monkeypatch):
@@ -345,8 +348,12 @@ def test_there_are_commands_to_check():
     ("text", "wanted"),
     [
         ("Text:\n\n    guerdon doctor   # says more\n", [("guerdon doctor", False)]),
-        ("Text.\nNot run here: it needs more\nmachines.\n\n    guerdon doctor\n", [("guerdon doctor", True)]),
-        ("Not run here: it is slow.\n\nText:\n\n```sh\n$ ray \\\n  stop\n```\n", [("ray stop", False)]),
+        (
+            "Text.\n\n<!-- Not run here: it needs more\nmachines. -->\n\n    guerdon doctor\n",
+            [("guerdon doctor", True)],
+        ),
+        ("Text.\n\nNot run here: it needs more machines.\n\n    guerdon doctor\n", [("guerdon doctor", False)]),
+        ("<!-- Not run here: slow. -->\n\nText:\n\n```sh\n$ ray \\\n  stop\n```\n", [("ray stop", False)]),
         ("- Item\n\n      cd a && guerdon run b.yaml\n", [("cd a", False), ("guerdon run b.yaml", False)]),
         ("```yaml\nmake: all\n```\n\n    other text\n", []),
     ],
@@ -364,3 +371,12 @@ def test_make_soak_takes_time_and_seed():
             ["make", "--dry-run", "soak", *words], cwd=ROOT, capture_output=True, text=True, check=True
         )
         assert f"tests/engines/soak.py runs/soak {expected}\n" in said.stdout
+
+
+def test_no_page_shows_why_a_command_is_not_run():
+    """The reason is a comment; what a reader must know before typing is a sentence of its own."""
+    shown = {
+        str(page.relative_to(ROOT)): found for page in PAGES
+        if (found := re.findall(r"(?<!<!-- )Not run here: .*", page.read_text(encoding="utf-8")))
+    }  # fmt: skip
+    assert shown == {}

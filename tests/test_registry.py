@@ -187,7 +187,7 @@ def test_mistakes_in_a_study_have_file_and_line(tmp_path):
 
 def test_a_reward_model_of_ones_own_is_loaded_like_any_other():
     assert load_reward_model("parts_of_mine:Mine", params={"gain": 2}).gain == 2.0
-    with pytest.raises(ConfigError, match="judges image, as its info says: set modality"):
+    with pytest.raises(ConfigError, match="judges image, as its info says, and not text"):
         load_reward_model("parts_of_mine:Mine", modality="text")
 
 

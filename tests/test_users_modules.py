@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from child import environment
-from guerdon.config import registry
+from guerdon.config import modules, registry
 from guerdon.errors import ConfigError
 from tables import first, sample
 from test_process import TINY
@@ -109,14 +109,14 @@ def test_simulators_in_processes_find_a_world_of_the_user(folder):
 @pytest.mark.hostile("modules")
 def test_the_folder_is_searched_only_inside_the_block_and_by_its_thread(tmp_path, monkeypatch):
     (tmp_path / "only_while_resolved.py").write_text("")
-    monkeypatch.setenv(registry.MODULES_FOLDER, str(tmp_path))
+    monkeypatch.setenv(modules.MODULES_FOLDER, str(tmp_path))
     before = list(sys.meta_path)
-    with registry.users_modules():
+    with modules.users_modules():
         assert sys.meta_path[:-1] == before
         assert sys.meta_path[-1].find_spec("only_while_resolved") is not None
         assert sys.meta_path[-1].find_spec("not_there") is None
     assert sys.meta_path == before
-    monkeypatch.delenv(registry.MODULES_FOLDER)
+    monkeypatch.delenv(modules.MODULES_FOLDER)
     with pytest.raises(ConfigError, match="no module only_while_resolved"):
         registry.Registry("part", "guerdon.parts", {}).factory("only_while_resolved:make")
 

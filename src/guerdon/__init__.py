@@ -20,6 +20,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from guerdon.api import audit, compare, evaluate, load_reward_model, load_study, run, score
+    from guerdon.comparison.play import load_policy
     from guerdon.episodes.read import read_episodes
     from guerdon.episodes.solutions import Solution
     from guerdon.episodes.write import EpisodeWriter
@@ -41,6 +42,7 @@ _PLACES = {
     "audit": "guerdon.api",
     "RewardClient": "guerdon.serve.client",
     "load_study": "guerdon.api",
+    "load_policy": "guerdon.comparison.play",
     "run": "guerdon.api",
     "compare": "guerdon.api",
 }
@@ -57,6 +59,7 @@ __all__ = [
     "audit",
     "compare",
     "evaluate",
+    "load_policy",
     "load_reward_model",
     "load_study",
     "read_episodes",

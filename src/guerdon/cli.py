@@ -19,10 +19,11 @@ from typer.core import TyperCommand, TyperGroup
 
 from guerdon import __version__
 from guerdon.auditing.command import audit
+from guerdon.comparison.play import play
 from guerdon.errors import ConfigError, MissingDependencyError, StudyError, needs_train, place_of
 from guerdon.network.hub import use_token
 from guerdon.plan.stages import stage
-from guerdon.processes.process import UsageError, check_start, command
+from guerdon.processes.process import UsageError, check_start, command, how_to_fetch
 from guerdon.processes.progress import heartbeat
 from guerdon.processes.streams import report_lost_output
 
@@ -99,13 +100,14 @@ app = typer.Typer(
     name="guerdon",
     cls=_Verbs,
     help="The whole life of a reward model: collect, train, evaluate, serve, run, compare.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # its tables cut off the names of options on narrow screens
 )
 
 File = Annotated[Path, typer.Argument(help="Study file (YAML).", show_default=False)]
-FileOrId = Annotated[Path, typer.Argument(help="Study file (YAML), or a Gymnasium id.", show_default=False)]
+FileOrId = Annotated[
+    Path, typer.Argument(help="Study file (YAML), a Gymnasium id, or module:EnvClass.", show_default=False)
+]
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="Dotted overrides, such as runner.seed=3.", show_default=False)
 ]
@@ -116,6 +118,10 @@ Columns = Annotated[
     typer.Option(
         "--columns", help="What columns are for: ROLE=NAME[:CODING],... (winner=vote:1/2), or package.module:function."
     ),
+]
+Outcomes = Annotated[
+    str | None,
+    typer.Option("--outcomes", help="Robots: file with the columns episode and success, for data without outcomes."),
 ]
 Only = Annotated[list[str] | None, typer.Option("--only", help="Only this model of the train section (repeatable).")]
 
@@ -167,6 +173,7 @@ def train(
         typer.Option("--resume", "--skip_generation", "--skip-generation", help="Continue; keep what is finished."),
     ] = False,
     only: Only = None,
+    outcomes: Outcomes = None,
     method: Annotated[int | None, typer.Option("--method", help="Train on the labels of this label.method.")] = None,
     reward: Annotated[str | None, typer.Option("--reward", help="Train on the labels of this label.reward.")] = None,
     sft_model: Annotated[str | None, typer.Option("--sft_model", "--sft-model", help="policy.path")] = None,
@@ -174,10 +181,12 @@ def train(
     """Train the reward models of the train section, or a first policy (policy=bc, policy=sft)."""
     rest = [*(overrides or []), *_label_overrides(sft_model, method=method, reward=reward)]
     first = next((word for word in rest if word in ("policy=bc", "policy=sft")), None)
+    if first is not None and outcomes is not None:
+        raise ConfigError(f"--outcomes would do nothing with {first}; remove it")
     if first is not None:
         rest.remove(first)
         return _train_policy(first, _load(study, rest), only, dry_run=dry_run, resume=resume)
-    config = _load(study, rest)
+    config = _load(study, [*rest, *_outcome_words(study, only, outcomes, evaluates=False)])
     if method is not None or reward is not None:
         _check_labels_are_read(config, only)
     chosen = stage("train", only=tuple(only or ()), resume=resume, say=_say)
@@ -195,6 +204,16 @@ def _train_policy(first: str, config: Study, only: list[str] | None, *, dry_run:
         return _dry_run(chosen, config)
     if done := chosen.work(config):
         _say(done.line)
+
+
+def _outcome_words(study: Path, only: list[str] | None, outcomes: str | None, *, evaluates: bool) -> list[str]:
+    """`--outcomes` as overrides of a study."""
+    if outcomes is None:
+        return []
+    from guerdon.config.loading import read_yaml
+    from guerdon.settings.train import outcome_words
+
+    return outcome_words(read_yaml(study).data, only or (), outcomes, evaluates=evaluates)
 
 
 def _check_labels_are_read(config: Study, only: list[str] | None) -> None:
@@ -234,6 +253,7 @@ def evaluate(
     ] = None,
     labels: Annotated[str | None, typer.Option("--labels", help="Responses with labels of people.")] = None,
     columns: Columns = None,
+    outcomes: Outcomes = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Without a study: folder of the card.")] = None,
 ) -> None:
     """Evaluate reward models of a study, or one on a file; those for text also under attack."""
@@ -243,11 +263,14 @@ def evaluate(
     file = check_words(words, model, data, labels, output, columns=columns, of_study=bool(only or attack))
     if file is not None:
         more = _as_overrides("evaluate", labels=labels, columns=columns)
+        more += _outcome_words(_expanded(Path(file)), only, outcomes, evaluates=True)
         config = _load(_expanded(Path(file)), [*words[1:], *more])
-    elif model is None:
-        return _say(evaluate_judged(str(data or labels), words, output, columns))
+    elif model is not None:
+        config = study_of(model, data, words, labels, columns, outcomes)
+    elif outcomes is not None:
+        raise ConfigError(f"--outcomes {outcomes} is for a LeRobot data set; remove it")
     else:
-        config = study_of(model, data, words, labels, columns)
+        return _say(evaluate_judged(str(data or labels), words, output, columns))
     if attack and gate:
         raise ConfigError("--gate would do nothing with --attack; remove it")
     names = tuple(only or ())
@@ -317,7 +340,7 @@ def run(
     if dry_run:
         return _dry_run(chosen, config)
     if done := chosen.work(config):
-        _say(done.line)
+        _say_page(done.line, done.report)
 
 
 @app.command()
@@ -333,9 +356,11 @@ def compare(
     plan, chosen = plan_study(study, overrides or [], parallel=parallel), stage("compare")
     if dry_run:
         return _dry_run(chosen, plan, plan.study)
-    _say(chosen.work(plan).line)
+    done = chosen.work(plan)
+    _say_page(done.line, done.report)
 
 
+app.command()(play)
 app.command()(audit)
 
 
@@ -443,10 +468,12 @@ def report(
     from guerdon.comparison.report import write_report, write_single_report
 
     if (folder / "study.json").is_file():
-        return _say(f"report: {write_report(folder)}")
-    if (folder / "metrics.jsonl").is_file():
-        return _say(f"report: {write_single_report(folder)}")
-    raise ConfigError(f"{folder} holds no study (study.json) and no run (metrics.jsonl)")
+        page = write_report(folder)
+    elif (folder / "metrics.jsonl").is_file():
+        page = write_single_report(folder)
+    else:
+        raise ConfigError(f"{folder} holds no study (study.json) and no run (metrics.jsonl)")
+    _say_page(f"report: {page}", page)
 
 
 @app.command()
@@ -466,7 +493,8 @@ def quickstart(
     chosen = stage("compare")
     if dry_run:
         return _show(chosen, plan, plan.study)
-    _say(chosen.work(plan).line)
+    done = chosen.work(plan)
+    _say_page(done.line, done.report)
 
 
 @app.command("import")
@@ -495,11 +523,14 @@ for _verb in app.registered_commands:
 
 @app.callback(invoke_without_command=True)
 def _root(
+    ctx: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
     if version:
         sys.stdout.write(f"guerdon {__version__}\n")
         raise typer.Exit
+    if ctx.invoked_subcommand is None:
+        sys.stdout.write(ctx.get_help() + "\n")
 
 
 def main() -> None:
@@ -526,19 +557,40 @@ def _dry_run(chosen: Any, settings: Any, study: Study | None = None) -> None:
         with needs_train():
             chosen.check(settings)
     except MissingDependencyError as error:  # the command may run on another machine
-        return _show(chosen, settings, study or settings, f"not checked: {error}")
+        return _show(chosen, settings, study or settings, missing=f"not checked: {error}")
     _show(chosen, settings, study or settings)
 
 
-def _show(chosen: Any, settings: Any, study: Study, *notes: str) -> None:
-    """Show a study and what a stage of it costs."""
+def _show(chosen: Any, settings: Any, study: Study, *, missing: str | None = None) -> None:
+    """Show a study and what a stage of it costs.
+
+    Args:
+        chosen: the stage.
+        settings: what it works on.
+        study: shown.
+        missing: why something was not checked: then the cost may be unknown for the same reason.
+    """
     from guerdon.config.loading import to_yaml
     from guerdon.plan.estimate import readable
 
     of_world = () if study.text else study.env.notes
     sys.stdout.write(to_yaml(study) + "\n")
-    for line in [*readable(chosen.estimate(settings)), *of_world, *notes]:
+    try:
+        with needs_train():
+            lines = list(readable(chosen.estimate(settings)))
+    except MissingDependencyError as error:
+        if missing is None:
+            raise
+        lines = [f"not estimated: {error}"]
+    for line in [*lines, *of_world, *([missing] if missing else [])]:
         _say(line)
+
+
+def _say_page(line: str, page: Path) -> None:
+    """A line that names a page, and over ssh how it is copied to the user's machine."""
+    _say(line)
+    if how := how_to_fetch(page):
+        _say(how)
 
 
 def _say(line: str) -> None:

@@ -72,4 +72,4 @@ def test_what_is_counted(script, tmp_path, capsys):
 
 def test_the_runs_that_were_measured_give_the_table_of_the_results(script, capsys):
     script.report(FILE.with_suffix(".csv"))
-    assert capsys.readouterr().out in (FILE.parents[1] / "docs" / "results.md").read_text(encoding="utf-8")
+    assert capsys.readouterr().out in (FILE.parents[1] / "docs" / "results" / "robots.md").read_text(encoding="utf-8")

@@ -85,7 +85,7 @@ def test_the_example_is_short():
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_reward_model_trains_as_the_same_reward_in_the_environment_does(seed):
-    """The numbers in docs/integrations/sb3.md and docs/results.md; both arms end with the same share."""
+    """The numbers in docs/integrations/sb3.md and docs/results/robots.md; both arms end with the same share."""
     example = runpy.run_path(str(EXAMPLE))
     model = example["Brightness"]()
 

@@ -25,6 +25,8 @@ from transformers import (
 )
 
 from guerdon.errors import CheckpointError, ConfigError
+from guerdon.models.constant import ConstantModel
+from guerdon.models.explained_score import ExplainedScore, JudgeOptions, judge
 from guerdon.models.load import load_reward_model
 from guerdon.models.text.pair_form import PairForm, is_encoder
 from guerdon.models.text.sequence_classifier import SequenceClassifier
@@ -132,6 +134,10 @@ def test_a_text_beyond_the_positions_is_a_failure(tmp_path, family):
     found = model.score(episodes_of([fits, longer]))
     np.testing.assert_allclose(found[0].total, by_transformers(str(tmp_path), [fits])[0][0], atol=1e-6)
     assert found[1].failure.reason == "too_long"
+    judged = judge(model, episodes_of([longer, ("a", "good"), fits]), JudgeOptions())
+    assert [one.tokens for one in judged] == [None, special + 2, room]
+    unknown = judge(ConstantModel(0.5), episodes_of([fits]), JudgeOptions())
+    assert unknown[0].tokens is ExplainedScore.from_json(unknown[0].to_json()).tokens is None
 
 
 def test_control_tokens_in_texts_are_text_or_a_failure(tmp_path):

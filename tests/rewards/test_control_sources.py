@@ -164,7 +164,7 @@ def test_terminal_mode_pays_at_the_last_step_alone():
 
 def test_a_model_of_states_gets_what_the_policy_observed_and_no_pictures():
     class States:
-        info = RewardInfo(name="states", range=(0, 9), modality="state", frames_needed=0)
+        info = RewardInfo(name="states", range=(0, 9), modality="state")
 
         def score(self, episodes):
             assert all(episode.frames is None for episode in episodes)

@@ -270,7 +270,7 @@ def test_an_estimator_of_a_user_is_used_by_the_learner_and_has_to_fit():
             SimpleNamespace(**{**vars(rollout), "values": {"a": V}}), rewards, terms, {"a": 0.5}, settings
         )
     steps = Steps(mask)
-    with pytest.raises(ConfigError, match=r"must return an Estimate whose arrays are \(1, 3\)"):
+    with pytest.raises(ConfigError, match=r"returned an array \(1, 3\): it must return an Estimate"):
         estimate_advantages({"a": SourceRewards(R)}, steps, estimator=lambda source, steps: source.rewards_B_T)
-    with pytest.raises(DataError, match="advantages of the source 'a' are not finite"):
+    with pytest.raises(DataError, match="the source 'a', gives advantages_B_T that are not finite"):
         estimate_advantages({"a": SourceRewards(R)}, steps, estimator=doubled(np.inf))

@@ -21,6 +21,15 @@ OF_TEXT = {"aggregation", "splitter"}
 COUNTING = {"model", "reward_weight", "reward_weight_schedule", "adaptive_weight", "gamma", "on_failure"}
 
 
+PARTS = """
+from guerdon.types import RewardInfo
+def make():
+    return None
+class Text:
+    info = RewardInfo(name="text", range=(0.0, 1.0), modality="text")
+"""
+
+
 def one_source(model, **given):
     reward = RewardSettings(use_reward_model=True, sources={"rm": {"model": model, **given}})
     return reward.sources["rm"]
@@ -41,11 +50,12 @@ def test_the_form_follows_from_the_model_as_written_and_as_checked(form):
         ({"model_type": "remote_text", "endpoint": "http://here/v1/rewards"}, TextSource),
         ({"model_type": "tests_parts:make", "modality": "text"}, TextSource),
         ({"model_type": "tests_parts:make"}, RobotSource),
+        ({"model_type": "tests_parts:Text"}, TextSource),
         ({"model_type": "exact"}, RunSource),
     ],
 )
 def test_a_name_that_two_forms_have_is_told_apart(model, form, tmp_path, monkeypatch):
-    (tmp_path / "tests_parts.py").write_text("def make():\n    return None\n", encoding="utf-8")
+    (tmp_path / "tests_parts.py").write_text(PARTS, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     assert type(one_source(model)) is form
 
@@ -101,3 +111,12 @@ def test_a_file_of_an_earlier_version_with_a_key_of_robots_that_is_null_is_read(
         encoding="utf-8",
     )
     assert load(Study, path).text_sources["rm"] == TextSource(model=MODELS[TextSource], shaping="raw")
+
+
+def test_a_model_of_ones_own_in_a_study_of_a_language_model_judges_text(tmp_path, monkeypatch):
+    (tmp_path / "more_parts.py").write_text(PARTS, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    model = {"model": {"model_type": "more_parts:make"}, "shaping": "raw"}
+    for reward in (model, {"sources": {"make": model}}):
+        given = {"policy": {"type": "text", "tiny": {}}, "data": {}, "reward": {"use_reward_model": True, **reward}}
+        assert type(validate(Study, given, origin="s").text_sources["make"]) is TextSource

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from guerdon.auditing.finding import SEVERITIES
 from guerdon.errors import ConfigError, DataError, HarmError, did_you_mean
-from guerdon.processes.process import shown
+from guerdon.processes.process import how_to_fetch, shown
 from guerdon.processes.progress import log_line
 from guerdon.secrets import hide
 
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from guerdon.auditing.finding import Audit, Finding
     from guerdon.auditing.logs import LogReader
     from guerdon.auditing.rows import Rows
+    from guerdon.auditing.second import SecondReward
 
 ANY, UNDECIDED = "any", "undecided"
 _HTML = (".html", ".htm")
@@ -120,6 +120,8 @@ def audit(
             failed += [f"{front}{one}" for one in _failed(done.audit, conditions)]
         if len(runs) > 1 and not as_json:
             sys.stdout.write(f"page of all runs: {shown(str(page))}\n")
+        if not watch and (how := how_to_fetch(page)):
+            log_line(how)
         sys.stdout.flush()
         if failed:
             raise HarmError(f"--fail-on: {'; '.join(failed)}, see {page}")
@@ -158,9 +160,21 @@ def lines(done: Audited) -> Iterator[str]:
         yield f"undecided: {name}: {why}"
     for name, why in result.unchecked.items():
         yield f"not checked: {name}: {why}"
+    if done.second is not None:
+        yield from second_lines(done.second)
     if done.against is not None:
         yield from against_lines(done.against)
     yield f"page: {done.page}"
+
+
+def second_lines(found: SecondReward) -> Iterator[str]:
+    """How far the second reward agrees with the first."""
+    from guerdon.auditing.page import bounded
+
+    yield f"second reward {found.name}, {found.matched}"
+    for name, figure in found.figures.items():
+        value = bounded(figure.value, figure.low, figure.high)
+        yield f"{name}: {value} ({figure.n:,} {figure.unit})"
 
 
 def against_lines(found: Against) -> Iterator[str]:
@@ -197,6 +211,7 @@ def read_as_lines(rows: Rows, name: str) -> list[str]:
 def _condition(given: str) -> tuple[str, str]:
     """The name of a finding and the lowest severity that counts; or `UNDECIDED` and a check, `ANY` for all."""
     from guerdon.auditing.checks import NAMES
+    from guerdon.auditing.finding import SEVERITIES
 
     name, _, severity = given.partition(":")
     if name == UNDECIDED:
@@ -223,6 +238,8 @@ def _failed(result: Audit, wanted: list[tuple[str, str]]) -> list[str]:
 
 
 def _fits(finding: Finding, name: str, severity: str) -> bool:
+    from guerdon.auditing.finding import SEVERITIES
+
     if finding.accepted:
         return False
     return name in (ANY, finding.name) and SEVERITIES.index(finding.severity) <= SEVERITIES.index(severity)

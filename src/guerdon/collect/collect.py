@@ -24,7 +24,6 @@ from guerdon.collect.episode_capture import Recorder, episode_number
 from guerdon.collect.stepping import ActionQueue, steps
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError
-from guerdon.plan.estimate import estimate_collect
 from guerdon.plan.stages import section
 from guerdon.policies.robots.control import ControlPolicy, load_policy
 from guerdon.policies.robots.experts import Actor, Expert, actor_maker, random_actor
@@ -84,31 +83,20 @@ def shares_to_counts(mixture: tuple[ActorShare, ...], episodes: int) -> list[int
     return counts
 
 
-class CollectStage:
-    """`guerdon collect`."""
+def check_collect(study: Study) -> None:
+    """Refuse what `collect` refuses at its start; checkpoints, which may not be there yet, are left to it.
 
-    def check(self, study: Study) -> None:
-        """Refuse what `collect` refuses at its start; checkpoints, which may not be there yet, are left to it.
-
-        Raises:
-            StudyError: the study has no `collect` section.
-            ConfigError: an unknown task, camera or environment, or an actor that does not fit it.
-            MissingDependencyError: the simulator is not installed.
-        """
-        settings: CollectSettings = section(study, "collect")
-        states = study.env.model_copy(update={"observation": "state"})
-        with closing(first_world(states, settings.success_readers())) as world:
-            for share in settings.mixture:
-                if share.type != "checkpoint":
-                    actor_maker(share, world, study.env, None)
-
-    def estimate(self, study: Study) -> dict[str, Any]:
-        """Episodes, frames, seconds and bytes."""
-        return estimate_collect(study)
-
-    def work(self, study: Study) -> CollectResult:
-        """Collect them."""
-        return collect(study)
+    Raises:
+        StudyError: the study has no `collect` section.
+        ConfigError: an unknown task, camera or environment, or an actor that does not fit it.
+        MissingDependencyError: the simulator is not installed.
+    """
+    settings: CollectSettings = section(study, "collect")
+    states = study.env.model_copy(update={"observation": "state"})
+    with closing(first_world(states, settings.success_readers())) as world:
+        for share in settings.mixture:
+            if share.type != "checkpoint":
+                actor_maker(share, world, study.env, None)
 
 
 def collect(study: Study) -> CollectResult:

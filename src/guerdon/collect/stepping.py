@@ -172,7 +172,7 @@ def evaluate(
     recorder: Recorder | None = None,
     max_steps: int | None = None,
 ) -> dict[str, float]:
-    """Run episodes from the world's own starts and report true success; no reward model takes part.
+    """Run episodes from the world's own starts and report true success; no reward model is used.
 
     Every copy contributes its first episodes in turn, so that short episodes are not over-represented.
 

@@ -127,7 +127,7 @@ class AdamW:
         learning_rate: until `step` sets another.
         weight_decay: per step, times the learning rate.
         eps: added to the root of the second moment.
-        flat: store the state as `FlatAdam` does, for one process that goes on with it.
+        flat: store the state as `FlatAdam` does, for one process that continues with it.
         what: what is trained, in words.
         key: the setting to change where training diverges.
     """

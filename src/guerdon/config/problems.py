@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -245,6 +245,9 @@ def _suggestion(model: type[BaseModel], one: _Unknown) -> str:
     section, _, key = one.path.rpartition(".")
     if marks := [found for form in one.others if (found := mark(form, one.forms))]:
         return f"it belongs to {' or '.join(marks)}"
+    hint_for: Callable[[str, Any], str] | None = getattr(model, "hint_for", None)
+    if hint_for is not None and (hint := hint_for(one.path, one.value)):
+        return hint
     prefix = f"{section}." if section else ""
     here = list(dict.fromkeys(name for form in one.forms for name in keys_of(form)))
     near, bar = _near_key(key, here)

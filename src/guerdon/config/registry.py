@@ -18,62 +18,22 @@ model gets all of `params` as that model. See docs/extend.md.
 from __future__ import annotations
 
 import inspect
-import os
-import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
-from types import ModuleType
 from typing import Any, Literal, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
+from guerdon.config.modules import users_modules
 from guerdon.config.problems import problems
 from guerdon.config.tree import Tree
 from guerdon.errors import ConfigError, boundary, did_you_mean
 
 OWN = "package.module:factory"
-MODULES_FOLDER = "GUERDON_MODULES"
-"""The variable that names the folder of a command, for the command and the processes that it starts."""
-
-
-class _ModulesIn:
-    """Finds modules in a folder, for the thread that made this finder."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder, self._thread = folder, threading.get_ident()
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """The module of this name in the folder. A module inside a package (`path`) is found by its package."""
-        if path is not None or threading.get_ident() != self._thread:
-            return None
-        return PathFinder.find_spec(name, [self._folder], target)
-
-
-@contextmanager
-def users_modules() -> Iterator[None]:
-    """Inside the block this thread can import modules from the folder where the command was started.
-
-    Installed packages come first. Outside of the block that folder is not searched: it may be a downloaded model, with
-    a `brotli.py` that some library would otherwise import. Without a command (in a notebook) Python's own path counts.
-    """
-    folder = os.environ.get(MODULES_FOLDER)
-    if folder is None:
-        yield
-        return
-    finder = _ModulesIn(folder)
-    sys.meta_path.append(finder)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(finder)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from guerdon.config.registry import MODULES_FOLDER
+from guerdon.config.modules import MODULES_FOLDER
 from guerdon.errors import ClusterError, ConfigError, GuerdonError, boundary, needs
 from guerdon.processes.progress import log_line
 from guerdon.settings.cluster import ClusterSettings
@@ -99,7 +99,7 @@ class ClusterWorker:
         Args:
             folder: relative paths are resolved from here.
             modules: folders that modules are imported from.
-            users_modules: the folder that `guerdon.config.registry.users_modules` searches; None: there is none.
+            users_modules: the folder that `guerdon.config.modules.users_modules` searches; None: there is none.
             threads: of torch.
 
         Returns:

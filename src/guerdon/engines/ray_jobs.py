@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from guerdon.config.registry import MODULES_FOLDER
+from guerdon.config.modules import MODULES_FOLDER
 from guerdon.engines.ray_cluster import connected, losses, raise_cause
 from guerdon.errors import ClusterError, ConfigError, GuerdonError
 from guerdon.processes.launchers import alone

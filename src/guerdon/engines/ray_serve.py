@@ -22,7 +22,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from guerdon.config.loading import to_plain, validate
-from guerdon.config.registry import MODULES_FOLDER
+from guerdon.config.modules import MODULES_FOLDER
 from guerdon.engines.ray_cluster import connected, free_port
 from guerdon.errors import ConfigError, needs
 from guerdon.processes.progress import doing, heartbeat

@@ -30,6 +30,7 @@ from guerdon.episodes import layout
 from guerdon.episodes.images import MAX_EPISODE_BYTES, check_images, decode_images, grey_depth, rgb_frames
 from guerdon.episodes.index import Entry, Skipped, load_index, misplaced, video_file
 from guerdon.episodes.layout import Columns, Info, from_rows, last_success
+from guerdon.episodes.outcomes import Outcomes
 from guerdon.episodes.video import count_frames, decode_video
 from guerdon.errors import DataError, boundary
 from guerdon.files.parquet_bounds import BoundedParquet
@@ -88,6 +89,7 @@ def read_episodes(
     task: str | None = None,
     limit: int | None = None,
     on_skip: OnSkip | None = None,
+    outcomes: Outcomes | None = None,
 ) -> Iterator[Episode]:
     """The episodes of a data set one by one, in order.
 
@@ -103,9 +105,11 @@ def read_episodes(
         task: only episodes with exactly this task sentence.
         limit: stop after so many.
         on_skip: called for everything that cannot be read; by default a warning is logged.
+        outcomes: of the episodes, where the data set does not say them (`guerdon.episodes.outcomes`).
 
     Raises:
-        DataError: no data set there, no such camera, or (at the end only) not one episode could be read.
+        DataError: no data set there, no such camera, outcomes that are not those of its episodes, or (at the end only)
+            not one episode could be read.
         MissingDependencyError: the frames are MP4 and PyAV is not installed.
     """
     folder = Path(root)
@@ -117,14 +121,34 @@ def read_episodes(
     if key is None and not any(name in info.features for name in _ROW_COLUMNS):
         raise DataError(f"{folder} holds nothing but images: read it with frames")
     skip = on_skip or _log_each_cause_once()
-    entries = _entries(folder, info, skip, _cameras(key, further))
+    entries = _entries(folder, info, skip, _cameras(key, further), outcomes)
     if task is not None:
         entries = [entry for entry in entries if entry.task == task]
     if only_success:
         entries = [entry for entry in entries if entry.outcome is True or not entry.outcome_known]
     if limit == 0:
         entries = []
-    return _read(folder, info, entries, key, further, only_success=only_success, limit=limit, skip=skip)
+    found = _read(folder, info, entries, key, further, only_success=only_success, limit=limit, skip=skip)
+    return found if outcomes is None else _with_outcomes(found, outcomes, folder)
+
+
+def _with_outcomes(episodes: Iterable[Episode], outcomes: Outcomes, root: Path) -> Iterator[Episode]:
+    """Episodes whose outcomes are those of a file; their rows are marked only where that was asked for.
+
+    Raises:
+        DataError: the success of their rows contradicts it.
+    """
+    for episode in episodes:
+        if episode.success is not None:
+            if bool(episode.success[-1]) != episode.outcome:
+                raise outcomes.contradicts([episode.id], root)
+            yield episode
+        elif outcomes.at_end:
+            success = np.zeros(len(episode), dtype=np.bool_)
+            success[-1] = bool(episode.outcome)
+            yield replace(episode, success=success)
+        else:
+            yield episode
 
 
 def _read(
@@ -305,7 +329,9 @@ def _camera(root: Path, info: Info, camera: str | None) -> str | None:
     return found
 
 
-def _entries(root: Path, info: Info, skip: OnSkip, cameras: Sequence[str] = ()) -> list[Entry]:
+def _entries(
+    root: Path, info: Info, skip: OnSkip, cameras: Sequence[str] = (), outcomes: Outcomes | None = None
+) -> list[Entry]:
     entries, skipped = load_index(root, info)
     skipped += misplaced(root, info, entries, cameras)
     lost = {part.episode for part in skipped}
@@ -314,6 +340,8 @@ def _entries(root: Path, info: Info, skip: OnSkip, cameras: Sequence[str] = ()) 
         skip(part)
     if not entries:
         raise _unreadable(root) if skipped else DataError(f"{root} has no episodes yet: collect some first")
+    if outcomes is not None:
+        return outcomes.given_to(entries, {part for part in lost if part is not None}, root)
     return entries
 
 
@@ -396,7 +424,7 @@ def _missing_video(root: Path, info: Info, entry: Entry, frame_count: Callable[[
     return None
 
 
-def dataset_hash(root: str | Path) -> str:
+def dataset_hash(root: str | Path, outcomes: Outcomes | None = None) -> str:
     """SHA-256 over all that is readable: tasks, outcomes, meta, columns, encoded images and videos; in hex.
 
     The same episodes in the same order have the same hash, whatever the files are called, when they were
@@ -408,7 +436,8 @@ def dataset_hash(root: str | Path) -> str:
     folder = Path(root)
     info = layout.load_info(folder)
     names = [name for name in _stored(info) if name not in _POSITION_COLUMNS]
-    digest = hashlib.sha256(json.dumps([info.fps, names]).encode())
+    marked = ["success at the end"] if outcomes is not None and outcomes.at_end else []
+    digest = hashlib.sha256(json.dumps([info.fps, names, *marked]).encode())
 
     skip = _log_each_cause_once()
 
@@ -418,7 +447,7 @@ def dataset_hash(root: str | Path) -> str:
             return hashlib.file_digest(handle, "sha256").digest()
 
     found = False
-    entries = _entries(folder, info, skip)
+    entries = _entries(folder, info, skip, outcomes=outcomes)
     for entry, table in _tables(folder, info, entries, names, skip):
         found = True
         header = [entry.id, entry.task, entry.outcome, entry.success_at_reset, entry.length, dict(entry.meta)]

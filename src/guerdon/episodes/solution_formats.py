@@ -604,7 +604,7 @@ def from_signed_turns(row: Any, where: str, name: str, mark: str) -> Solution:
     fields = RowFields(row, where)
     turns = fields.messages("conversations" if row.get("conversations") is not None else "messages")
     if [m["role"] for m in turns] != ["user", "assistant"] * (len(turns) // 2):
-        raise DataError("the turns must be the user's and the assistant's by turns", where=where)
+        raise DataError("the turns must be the user's and the assistant's in turn", where=where)
     steps = steps_of_turns(turns)
     begun = divided(steps, mark) if mark else None
     if begun is None:

@@ -48,7 +48,8 @@ def no_labels(skipped: int, needs: str, unseen: str = "") -> str:
         )
     return (
         f"none of {skipped} episodes has {needs}: recordings of your own need to say which of them succeeded; "
-        '"Outcomes for your own recordings" in docs/data.md shows how to add that'
+        'see "Outcomes for your own recordings" in docs/data.md (--outcomes FILE of train and evaluate, and for a '
+        "classifier of rows success_at_end)"
     )
 
 

@@ -106,6 +106,7 @@ def study_of(
     overrides: Sequence[str],
     labels: str | None = None,
     columns: str | Mapping[str, str] | None = None,
+    outcomes: str | None = None,
 ) -> Study:
     """The study that evaluates one model on one set.
 
@@ -115,6 +116,7 @@ def study_of(
         overrides: dotted, of the sections of a study.
         labels: responses with labels of people.
         columns: what the columns of the data are for, see `read`.
+        outcomes: file with the outcomes of a LeRobot data set.
 
     Raises:
         ConfigError: the model is of another side than the data, an override is wrong, or columns are not of one file.
@@ -130,6 +132,10 @@ def study_of(
         raise ConfigError("--labels is for models of text; remove it")
     if of_robots and columns:
         raise ConfigError("--columns is for rows of text; remove it")
+    if outcomes is not None and not of_robots:
+        raise ConfigError("--outcomes is for a LeRobot data set; remove it")
+    if outcomes is not None:
+        given["outcomes"] = outcomes
     if not of_robots:
         given = {"type": "text", "aggregation": "min", f"models.{NAME}.path": model, "labels": labels}
         if columns:

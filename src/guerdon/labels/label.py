@@ -35,8 +35,7 @@ from guerdon.labels.candidates import Candidates
 from guerdon.labels.data_set import with_rewards
 from guerdon.labels.labelers import JudgeLabeler, Labeler, PromptedSolution, StepLabels, longest_judgement_request
 from guerdon.network.retry import Clock
-from guerdon.plan.estimate import estimate_label
-from guerdon.plan.stages import loaded, section
+from guerdon.plan.stages import section
 from guerdon.policies.language.generate import check_room
 from guerdon.policies.language.text import TextPolicy
 from guerdon.policies.language.text_files import load_policy, outline
@@ -52,7 +51,6 @@ from guerdon.tasks.prompts import Prompt
 from guerdon.tasks.verifier import verifier_from
 from guerdon.types import Failure
 
-RAY_WORKERS = "guerdon.engines.ray_label:LabelWorkers"
 QUESTIONS_AT_A_TIME = 16  # sent to the judge's model where there is a budget
 
 
@@ -60,50 +58,28 @@ SampleWith = Callable[[TextPolicySettings, str], Sample]
 """From the settings of a policy and the hash of its weights to what samples with it, on other machines."""
 
 
-@dataclass(frozen=True)
-class LabelStage:
-    """`guerdon label`; with `engine: ray`, policies and local judges sample on a cluster.
+def check_label(study: Study) -> None:
+    """Refuse what `label` refuses of its questions, solutions and folder; no weights are read, nothing is sent.
 
-    Attributes:
-        skip_generation: see `label`.
+    Raises:
+        StudyError: the study has no `label` section.
+        ConfigError: the folder holds labels of another labeler or judge.
+        DataError: solutions or questions cannot be read, or every question is too long.
+        MissingDependencyError: the policy or the data are not on this machine.
     """
-
-    skip_generation: bool = False
-
-    def check(self, study: Study) -> None:
-        """Refuse what `label` refuses of its questions, solutions and folder; no weights are read, nothing is sent.
-
-        Raises:
-            StudyError: the study has no `label` section.
-            ConfigError: the folder holds labels of another labeler or judge.
-            DataError: solutions or questions cannot be read, or every question is too long.
-            MissingDependencyError: the policy or the data are not on this machine.
-        """
-        settings: LabelSettings = section(study, "label")
-        data = study.data
-        data_set.check_identity(Path(settings.save_dir) / settings.dataset, settings)
-        if data is not None:
-            verifier_from(data).close()
-        if settings.data_paths:
-            if all(Path(path).exists() for path in settings.data_paths):
-                published_solutions(settings.data_paths, Counter(), columns=settings.solutions.columns)
-        elif data is not None:
-            check_here(data)
-            prompts, _ = load_prompts(data)
-            if settings.mining is not None or settings.method == 1:
-                _short_enough(prompts, outline(study.text_policy), data)
-
-    def estimate(self, study: Study) -> dict[str, Any]:
-        """Texts to sample, calls, tokens, dollars, seconds and bytes; nothing where the labels are there."""
-        return {} if self.skip_generation else estimate_label(study)
-
-    def work(self, study: Study) -> data_set.LabelledDataSet:
-        """Label them."""
-        if study.engine == "local":
-            return label(study, skip_generation=self.skip_generation)
-        workers = loaded(RAY_WORKERS)(study.cluster, study.generation, study.runner)
-        with closing(workers):
-            return label(study, skip_generation=self.skip_generation, sample_with=workers.sample_with)
+    settings: LabelSettings = section(study, "label")
+    data = study.data
+    data_set.check_identity(Path(settings.save_dir) / settings.dataset, settings)
+    if data is not None:
+        verifier_from(data).close()
+    if settings.data_paths:
+        if all(Path(path).exists() for path in settings.data_paths):
+            published_solutions(settings.data_paths, Counter(), columns=settings.solutions.columns)
+    elif data is not None:
+        check_here(data)
+        prompts, _ = load_prompts(data)
+        if settings.mining is not None or settings.method == 1:
+            _short_enough(prompts, outline(study.text_policy), data)
 
 
 def label(

@@ -47,7 +47,7 @@ class ExplainedScore:
     Attributes:
         score: values, or the reason why they are missing.
         text: text that the model generated; empty where it generates none.
-        tokens: input tokens of this episode; 0 where there are none or they were not counted.
+        tokens: input tokens of this episode; None: the model has none, or does not count them.
         truncated: part of the episode was left out because it exceeds the model's context (never the scored part: an
             episode that does not fit is a `Failure`).
         parse_status: how the text was parsed: `ok`: in the requested form, `fallback`: from a sentence; None: no value
@@ -56,7 +56,7 @@ class ExplainedScore:
 
     score: Score
     text: str = ""
-    tokens: int = 0
+    tokens: int | None = None
     truncated: bool = False
     parse_status: ParseStatus | None = None
 

@@ -103,7 +103,7 @@ def _built(settings: RewardModelSettings, *, modality: str | None) -> RewardMode
         model: RewardModel = REWARD_MODELS.build(name, settings.params, RewardModel, device=settings.device)
         if modality not in (None, model.info.modality):
             raise ConfigError(
-                f"the reward model {name} judges {model.info.modality}, as its info says: set modality accordingly"
+                f"the reward model {name} judges {model.info.modality}, as its info says, and not {modality}"
             )
         return model
     built: RewardModel = REWARD_MODELS.factory(name)(**settings.arguments())

@@ -50,8 +50,8 @@ class Stage(Protocol[Of]):
 
 
 STAGES = {
-    "collect": "guerdon.collect.collect:CollectStage",
-    "label": "guerdon.labels.label:LabelStage",
+    "collect": "guerdon.collect.stage:CollectStage",
+    "label": "guerdon.labels.stage:LabelStage",
     "train": "guerdon.train.stages:TrainStage",
     "train.image": "guerdon.train.stages:ImageTraining",
     "train.vlm": "guerdon.train.stages:VLMTraining",
@@ -60,7 +60,7 @@ STAGES = {
     "sft": "guerdon.train.stages:SFTStage",
     "evaluate": "guerdon.evaluation.stages:EvaluateStage",
     "attack": "guerdon.evaluation.suites.repair:AttackStage",
-    "search": "guerdon.evaluation.searching.search_study:SearchStage",
+    "search": "guerdon.evaluation.searching.stage:SearchStage",
     "run": "guerdon.comparison.single_run:RunStage",
     "compare": "guerdon.comparison.study:CompareStage",
     "serve": "guerdon.serve.launch:ServeStage",

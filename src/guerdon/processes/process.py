@@ -11,32 +11,38 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
 
-from guerdon.config.registry import MODULES_FOLDER
+from guerdon.config.modules import MODULES_FOLDER
 from guerdon.errors import REFUSALS, ConfigError, GuerdonError, needs_train, refused_by_system
 from guerdon.processes.progress import log_line
 from guerdon.processes.streams import keep_streams, lost_output
 from guerdon.processes.subprocess_worker import end_with_parent
-from guerdon.secrets import hide_in_tracebacks
+from guerdon.secrets import hide, hide_in_tracebacks
 
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # typer re-exports only some of click's errors
 _SAFE_PATH = "PYTHONSAFEPATH"
 _LONGEST = 2000  # characters of a line that says why a command failed
 _UTF8 = "set PYTHONUTF8=1, or use other letters"
-_AGAIN = "--resume (of compare, label and search: the same command) continues"
+_RESUMES = ("run", "train")  # go on with `--resume`
+_CONTINUES = ("collect", "compare", "label", "quickstart", "score", "search")  # go on with the same words
+_FULL = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
+    errno.EFBIG: "free some space, or raise the limit on file sizes (ulimit -f)",
+    errno.EIO: "check whether its disk is full or broken",
+}  # and then the command goes on
 _ADVICE = {
-    errno.ENOSPC: f"free some space; {_AGAIN}",
-    errno.EDQUOT: f"free some space; {_AGAIN}",
-    errno.EIO: f"check whether its disk is full or broken; {_AGAIN}",
     errno.ENOMEM: "choose smaller batches, fewer environments or a machine with more memory",
     errno.ENOENT: "set TMPDIR to a folder that can be written",  # without a path: `tempfile` finds none
     errno.ENAMETOOLONG: "choose shorter names; of temporary files, set TMPDIR to a shorter path",
@@ -85,7 +91,7 @@ def command() -> Iterator[Command]:
             raise
         _fail(refused, 2)
     if done.status == 130:
-        _fail(f"interrupted; files written so far are complete, and {_AGAIN}", 130)
+        _fail(f"interrupted; files written so far are complete. {going_on(sys.argv)}", 130)
     if not done.status and (lost := lost_output()) is not None:
         _fail(f"the standard output: {lost.strerror}", 2)
     sys.exit(done.status if isinstance(done.status, int) else 0)
@@ -94,10 +100,42 @@ def command() -> Iterator[Command]:
 def _refused_by_machine(error: Exception) -> str | None:
     """What the system refused, and what to do; None: the error is another one, a fault of the program."""
     refused = refused_by_system(error)
-    if refused is None or (refused.filename is None and refused.errno not in {*REFUSALS, *_ADVICE}):
+    if refused is None or (refused.filename is None and refused.errno not in {*REFUSALS, *_ADVICE, *_FULL}):
         return None
-    advice = _ADVICE.get(refused.errno or 0, "check the path, its permissions and the disk")
+    number = refused.errno or 0
+    advice = _ADVICE.get(number, "check the path, its permissions and the disk")
+    if number in _FULL:
+        advice = f"{_FULL[number]}. {going_on(sys.argv)}"
     return f"{refused.filename or 'the machine'}: {refused.strerror}; {advice}"
+
+
+def going_on(argv: Sequence[str]) -> str:
+    """The very command that goes on with the work of this one, or does it again; secrets are hidden.
+
+    Args:
+        argv: the program and the words of this command.
+    """
+    words = list(argv[1:])
+    verb = next((word for word in words if not word.startswith("-")), "")
+    planned = {"--dry-run", "--help"} & {*words}
+    if verb in _RESUMES and not planned and "--resume" not in words:
+        words.append("--resume")
+    purpose = "To continue" if verb in (*_RESUMES, *_CONTINUES) and not planned else "To start it again"
+    program = ["python", "-m", "guerdon"] if Path(argv[0]).name == "__main__.py" else ["guerdon"]
+    return f"{purpose}: {hide(shlex.join([*program, *words]))}"
+
+
+def how_to_fetch(page: Path) -> str:
+    """How a user who works over ssh copies a page; empty where the user sits at this machine."""
+    connection = os.environ.get("SSH_CONNECTION", "").split()  # address and port of the client, then of this machine
+    if len(connection) != 4:
+        return ""
+    host, port = connection[2:]
+    host = f"[{host}]" if ":" in host else host
+    user = os.environ.get("USER", "")
+    place = f"{user}@{host}" if user else host
+    options = [] if port == "22" else ["-P", port]
+    return "to see it on your machine: " + shlex.join(["scp", *options, f"{place}:{page.resolve()}", "."])
 
 
 def _check_words() -> None:

@@ -377,7 +377,7 @@ class ControlReward(ModelReward[ControlInputs]):
         return Observes(
             every=self.settings.score_every if self.settings.reward_mode in ("per_step", "episode") else 0,
             first=self._whole or self._looks_back or self.settings.shaping in ("relative", "potential"),
-            frames=bool(self.model.info.frames_needed),
+            frames=self.model.info.modality == "image" and self.model.info.frames_needed > 0,
             views=self._views,
         )
 

@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from guerdon.errors import ConfigError, DataError
+from guerdon.errors import ConfigError, DataError, boundary
 from guerdon.settings.algorithm import ESTIMATORS, AlgorithmSettings, EstimatorInfo, estimator_info
 from guerdon.types import Advantages, BoolArray, IntArray, last_valid
 
@@ -238,6 +238,44 @@ def named_estimator(settings: AlgorithmSettings) -> str | Estimator:
     return own
 
 
+def check_estimator(settings: AlgorithmSettings) -> None:
+    """Call a user's own estimator once, with `small_case`, and refuse what a run could not use.
+
+    Raises:
+        ConfigError: it raises, or its estimate lacks something; with the name of the field.
+    """
+    if not ESTIMATORS.is_own(settings.adv_estimator):
+        return
+    estimator, what = named_estimator(settings), f"the estimator {settings.adv_estimator}"
+    assert not isinstance(estimator, str)
+    source, steps = small_case(settings.needs)
+    with boundary(ConfigError, f"{what} raised on the case of docs/extend.md#estimator"):
+        found = estimator(source, steps)
+    _check_estimate(what, source, found)
+
+
+def small_case(needs: EstimatorInfo) -> tuple[SourceRewards, Steps]:
+    """Four episodes of at most three steps, which docs/extend.md shows and every estimator of a user is called with.
+
+    The first succeeds, the second is cut by a limit, the third ends after two steps, and of the fourth the last
+    reward is missing. Groups, values and greedy rewards are there where they are needed.
+    """
+    rewards = np.array([[0, 0, 1], [0, 0, 0], [0, 0.5, 0], [0, 0, 0]], dtype=np.float32)
+    mask, failed, truncated = (np.full(rewards.shape, value) for value in (True, False, False))
+    mask[2, 2], failed[3, 2], truncated[1, 2] = False, True, True
+    values = np.full(rewards.shape, 0.5, dtype=np.float32)
+    source = SourceRewards(
+        rewards,
+        failed_B_T=failed,
+        credit="episode" if needs.groups else "dense",
+        greedy_B=np.zeros(4, dtype=np.float32) if needs.greedy else None,
+        values_B_T=values if needs.critic else None,
+        next_values_B_T=values if needs.critic else None,
+    )
+    groups = np.array([0, 0, 1, 1]) if needs.groups else None
+    return source, Steps(mask, last_valid(mask) & ~truncated, truncated, groups)
+
+
 def estimate_advantages(
     sources: Mapping[str, SourceRewards],
     steps: Steps,
@@ -268,7 +306,8 @@ def estimate_advantages(
     one_source = estimators(lam=lam, form=form)[estimator] if isinstance(estimator, str) else estimator
     found = {name: one_source(_whole_episodes(source, steps), steps) for name, source in sources.items()}
     if not isinstance(estimator, str):
-        _check_own(sources, found)
+        for name, one in found.items():
+            _check_estimate(f"the estimator, for the source {name!r},", sources[name], one)
     total, counts = _weighted_sum(sources, found, steps.mask_B_T.shape)
     advantages = total
     if whitened:
@@ -485,16 +524,33 @@ def _next_valid(values_B_T: np.ndarray, mask_B_T: BoolArray) -> np.ndarray:
     return found
 
 
-def _check_own(sources: Mapping[str, SourceRewards], found: Mapping[str, Estimate]) -> None:
-    """Refuse estimates of a user's function that do not fit."""
-    for name, one in found.items():
-        shape = sources[name].rewards_B_T.shape
-        if not isinstance(one, Estimate) or one.advantages_B_T.shape != shape or one.known_B_T.shape != shape:
-            raise ConfigError(f"the estimator must return an Estimate whose arrays are {shape}, as the rewards are")
-        if sources[name].values_B_T is not None and one.targets_B_T is None:
-            raise ConfigError("the estimator gives no targets_B_T, which the critic of this policy learns from")
-        if not np.isfinite(one.advantages_B_T).all():
-            raise DataError(f"the estimator's advantages of the source {name!r} are not finite")
+def _check_estimate(what: str, source: SourceRewards, found: object) -> None:
+    """Refuse an estimate of a user's function that does not fit; `what` names the function."""
+    shape = source.rewards_B_T.shape
+    if not isinstance(found, Estimate):
+        raise ConfigError(
+            f"{what} returned {_described(found)}: it must return an Estimate of advantages_B_T and known_B_T"
+        )
+    if source.values_B_T is not None and found.targets_B_T is None:
+        raise ConfigError(
+            f"{what} gives no targets_B_T, which the critic of this policy learns from: return them, or say that it "
+            "needs no critic, by `info = EstimatorInfo(critic=False)` on its factory (docs/extend.md#estimator)"
+        )
+    for name, array in found._asdict().items():
+        if not name.endswith("_B_T") or (array is None and name == "targets_B_T"):
+            continue
+        if getattr(array, "shape", None) != shape:
+            raise ConfigError(
+                f"{what} gives {name} as {_described(array)}: it must be an array {shape}, as rewards_B_T"
+            )
+    if not np.isfinite(found.advantages_B_T).all():
+        raise DataError(f"{what} gives advantages_B_T that are not finite")
+
+
+def _described(value: object) -> str:
+    """A value in an error: the shape of an array, else its type."""
+    shape = getattr(value, "shape", None)
+    return f"a {type(value).__name__}" if shape is None else f"an array {tuple(shape)}"
 
 
 _UNWHITENED = {"reinforce_pp": "reinforce", "gdpo": "grpo"}  # what these estimators are without whitening

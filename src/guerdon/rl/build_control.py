@@ -32,6 +32,7 @@ from guerdon.policies.robots.robot import RobotPolicy
 from guerdon.rewards.control_sources import ControlReward
 from guerdon.rewards.refit import RefittedReward, online_model
 from guerdon.rewards.source import GroundTruth, RewardSource, SourceTerms
+from guerdon.rl.advantages import check_estimator
 from guerdon.rl.demonstrations import add_demonstrations
 from guerdon.rl.episode_stats import EpisodeStats, RewardScaler
 from guerdon.rl.learner import OnPolicyLearner
@@ -67,6 +68,8 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     """
     check_of_replay(study)
     _check_ahead(study)
+    if not study.control_algorithm.replayed:
+        check_estimator(study.on_policy)
     runner, algorithm = study.runner, study.control_algorithm
     torch.manual_seed(runner.seed)  # of dropout, where a policy has any: only gradient steps draw from it
     cluster = study.cluster if study.engine == "ray" else None
@@ -236,6 +239,8 @@ def check_control(study: Study) -> None:
     """
     check_of_replay(study)
     of_rollouts = None if study.control_algorithm.replayed else study.on_policy
+    if of_rollouts is not None:
+        check_estimator(of_rollouts)
     with closing(first_world(study.env, study.success_readers())) as world:
         if not isinstance(study.control_policy, VLAPolicySettings):
             _check_policy(study, PolicyShape.of(world), of_rollouts)

@@ -31,6 +31,7 @@ from guerdon.policies.language.text_files import (
 from guerdon.rewards.prime import PrimeReward
 from guerdon.rewards.source import GroundTruth, RewardSource, SourceTerms
 from guerdon.rewards.text_sources import ExactReward, TextReward
+from guerdon.rl.advantages import check_estimator
 from guerdon.rl.episode_stats import TRUTH, EpisodeStats
 from guerdon.rl.learner import KL, OnPolicyLearner
 from guerdon.rl.parts import Parts, run_collector, run_reward_models
@@ -76,6 +77,7 @@ def text_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
             ": a thread of the first process would collect while all learners compute together; "
             "with several learners set it to 0, or engine: ray",
         )
+    check_estimator(study.text_algorithm)
     learning = distributed.everywhere(build_learning, study, fresh=fresh)
     policy, prompts, learner = learning.policy, learning.prompts, learning.learner
     _check_generation(study, policy)
@@ -134,6 +136,7 @@ def check_text(study: Study) -> None:
         MissingDependencyError: a model or the data are not on this machine.
     """
     check_form(study.text_policy)
+    check_estimator(study.text_algorithm)
     data = run_prompts(study.data)
     check_here(data)
     try:

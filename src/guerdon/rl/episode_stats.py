@@ -221,7 +221,7 @@ def lost_at(rollout: Rollout[Inputs]) -> BoolArray:
 def _whole_rows(
     rollout: Rollout[Inputs], rewards: Mapping[str, Rewards], weights: Mapping[str, float], step: int
 ) -> list[Row]:
-    """One row per response: success, length, and what each source paid in sum; None where it is unknown."""
+    """One row per response: success, length, and what each source paid in total; None where it is unknown."""
     failed = {name: np.asarray((r.failed & rollout.mask).any(axis=1)) for name, r in rewards.items()}
     sums = {name: np.asarray(r.values.sum(axis=1)) for name, r in rewards.items()}
     unknown = ~rollout.known_B

@@ -8,6 +8,7 @@ This module does not know studies of several runs.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 from guerdon.compute import distributed
 from guerdon.config.loading import holds, to_yaml
+from guerdon.config.modules import MODULES_FOLDER, also_in
 from guerdon.errors import ConfigError, GuerdonError
 from guerdon.files import atomic, provenance
 from guerdon.files.atomic import held
@@ -69,7 +71,7 @@ def run(study: Study, *, resume: bool = False, profile: int = 0) -> tuple[Path, 
             return folder, json.loads((folder / "COMPLETE").read_bytes())
         atomic.write_text(folder / "config.yaml", to_yaml(study))
         (folder / "FAILED.json").unlink(missing_ok=True)
-        with _failure_noted(folder):
+        with _failure_noted(folder), also_in(modules_of(folder) if resume else None):
             if study.engine == "local" or learners == 1:
                 return folder, _loop(study, folder, resume=resume, profile=profile).run()
             summary = loaded(RAY_LEARNERS)(
@@ -79,6 +81,14 @@ def run(study: Study, *, resume: bool = False, profile: int = 0) -> tuple[Path, 
                 lambda: latest_checkpoint(folder / "checkpoints"),
             )
             return folder, summary
+
+
+def modules_of(folder: Path) -> str | None:
+    """Where the command was started that began a run: modules of the user lie there. None: a run does not say."""
+    card = folder / "run.json"
+    written = json.loads(card.read_bytes()) if card.is_file() else {}
+    found = written.get("modules")
+    return found if isinstance(found, str) and Path(found).is_dir() else None
 
 
 def _check_folder(study: Study, folder: Path, *, resume: bool) -> None:
@@ -125,6 +135,7 @@ def _card(study: Study) -> dict[str, Any]:
         "task": study.task_name,
         "versions": provenance.versions(),
         "machine": provenance.machine(),
+        "modules": os.environ.get(MODULES_FOLDER),
     }
     warnings = reward_warnings(study)
     return card | ({"warnings": warnings} if warnings else {})

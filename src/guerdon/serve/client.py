@@ -525,10 +525,11 @@ class RemoteRewardModel:
             return first
         steps = [piece.score.steps for piece in pieces if piece.score.steps is not None]
         rows = np.concatenate([steps[0], *(part[self._shared :] for part in steps[1:])])
+        tokens = [piece.tokens for piece in pieces if piece.tokens is not None]
         return replace(
             pieces[0],
             score=Score(steps=rows, total=pieces[-1].score.total),
-            tokens=sum(piece.tokens for piece in pieces),
+            tokens=sum(tokens) if len(tokens) == len(pieces) else None,
             truncated=any(piece.truncated for piece in pieces),
             parse_status=joined_status(piece.parse_status for piece in pieces),
         )

@@ -184,7 +184,7 @@ class ItemResult(BaseModel):
     step_offsets: list[tuple[int, int]] | None = Field(
         description="text: start and end of each step in the completion, in characters"
     )
-    n_tokens: int = Field(description="input tokens of the model; 0 if it has none")
+    n_tokens: int | None = Field(description="input tokens of the model; null: it has none, or does not count them")
     truncated: bool = Field(description="part of the item was left out")
     failure: FailureReason | None = Field(description="why the score is missing")
     text: str = Field("", description="text that the model generated")

@@ -78,6 +78,16 @@ class EvaluateSettings(Settings):
 
     type: Literal["control"] = Field("control", description="robots; follows from policy.type")
     data_path: str | None = Field(None, description="held-out episodes; null: each model's own validation split")
+    outcomes: str | None = only_with(
+        None,
+        data_path=SET,
+        description="file with the columns episode and success, for held-out episodes without outcomes",
+    )
+    success_at_end: bool = only_with(
+        False,
+        outcomes=SET,
+        description="the last row of an episode that succeeded is the moment of its success, where no row is marked",
+    )
     reps: int = Field(1000, ge=100, le=10**5, description="bootstrap replications")
     seed: Seed = Field(0, description="of everything that is drawn")
     remote: dict[FolderName, RemoteSettings] = Field(

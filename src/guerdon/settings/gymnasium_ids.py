@@ -10,7 +10,7 @@ import importlib
 import re
 from contextlib import suppress
 
-from guerdon.config.registry import users_modules
+from guerdon.config.modules import users_modules
 from guerdon.errors import ConfigError, boundary
 
 GAMES = {

@@ -9,6 +9,7 @@ A form has the keys that its reward models use, the names that they have, and th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from inspect import signature
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self, get_args
 
@@ -560,8 +561,10 @@ class OwnModelSettings(_ModelSettings):
         description="handed to a factory that has a parameter `device`: auto, cpu, cuda or cuda:1; null: the factory "
         "chooses",
     )
-    modality: Literal["image", "state", "text"] = Field(
-        "image", description="what it looks at, as its `info` says; text: for language models"
+    modality: Literal["image", "state", "text"] | None = Field(
+        None,
+        description="what it looks at: image, state or text; null: what its `info` says, and text in a study of a "
+        "language model",
     )
 
     @property
@@ -641,6 +644,23 @@ def side_of(model: Any) -> Side:
     elif isinstance(model, _ModelSettings):
         given = dict(model)
     name = str(given.get("model_type", "resnet"))
-    if name == "remote_text" or (name not in _NAMES and given.get("modality") == "text"):
-        return "text"
-    return _NAMES[name].side if name in _NAMES else "robot"
+    if name in _NAMES:
+        return "text" if name == "remote_text" else _NAMES[name].side
+    return "text" if (given.get("modality") or _declared_modality(name)) == "text" else "robot"
+
+
+def _declared_modality(name: str) -> str | None:
+    """What a user's own model looks at, by the `info` of its factory; None: it is known once the model is made."""
+    with suppress(ConfigError):  # the check of `model_type` says what is wrong with the name
+        return getattr(getattr(REWARD_MODELS.factory(name), "info", None), "modality", None)
+    return None
+
+
+def judging_text(model: Any) -> Any:
+    """`model` in a study of a language model: a user's own that does not say what it looks at judges text."""
+    if not isinstance(model, Mapping) or model.get("modality") is not None:
+        return model
+    name = str(model.get("model_type", "resnet"))
+    if name in _NAMES or _declared_modality(name) not in (None, "text"):
+        return model
+    return {**model, "modality": "text"}

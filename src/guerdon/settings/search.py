@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from guerdon.errors import ConfigError
 from guerdon.settings.base import COLUMNS, SET, Settings, only_with
 from guerdon.settings.evaluate import Aggregation
-from guerdon.settings.reward_models import MODEL_NAMES, TextRewardModelSettings, relative, side_of
+from guerdon.settings.reward_models import MODEL_NAMES, TextRewardModelSettings, judging_text, relative, side_of
 
 Method = Literal["best_of_n", "beam", "dvts"]
 _BY_STEP = ("beam", "dvts")
@@ -24,7 +24,7 @@ _TEXT = ("text", "value", "normal", "judge", "remote_text")
 def _not_of_text(kind: str) -> str:
     return (
         f"model_type {kind} does not judge texts by itself: name {', '.join(_TEXT)}, or a reward model of your own "
-        "with modality: text"
+        "whose info says modality text"
     )
 
 
@@ -66,7 +66,7 @@ class SearchSettings(Settings):
         kind = given.get("model_type") if isinstance(given, dict) else None
         if kind in MODEL_NAMES and kind not in _TEXT:
             raise ConfigError(_not_of_text(kind), key="model")
-        return given
+        return judging_text(given)
 
     @model_validator(mode="after")
     def _fits(self) -> SearchSettings:

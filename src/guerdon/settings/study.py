@@ -26,6 +26,7 @@ from guerdon.settings.data import DataSettings
 from guerdon.settings.evaluate import EvaluateSettings, EvaluateTextSettings, judges_text, on_own_family
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.off_policy import ReplayAlgorithmSettings, RobotAlgorithm
+from guerdon.settings.other_trainers import hint_for
 from guerdon.settings.policy import (
     BCSettings,
     CNNPolicySettings,
@@ -35,7 +36,7 @@ from guerdon.settings.policy import (
     PolicySettings,
 )
 from guerdon.settings.reward import RewardModelSection, RewardSettings, check_truth
-from guerdon.settings.reward_models import relative
+from guerdon.settings.reward_models import judging_text, relative
 from guerdon.settings.reward_source import RobotSource, RunSource, TextSource
 from guerdon.settings.runner import RunnerSettings
 from guerdon.settings.search import SearchSettings
@@ -161,6 +162,11 @@ class Study(Settings):
         """The guides' names as keys; see `guide_names`."""
         return guide_names(tree, overrides)
 
+    @staticmethod
+    def hint_for(path: str, value: Any) -> str:
+        """What an unknown key is that another trainer has; see `guerdon.settings.other_trainers`."""
+        return hint_for(path, value)
+
     @classmethod
     def implied(cls, given: dict[str, Any]) -> dict[str, Any]:
         """`algorithm` and `evaluate` belong to the kind of policy that the file names, runs lie in `work_dir`.
@@ -180,6 +186,8 @@ class Study(Settings):
         filled = dict(given)
         for key, section in sections.items():
             filled[key] = {**mark, **section} if isinstance(section, dict) else section
+        if text and isinstance(given.get("reward"), dict):
+            filled["reward"] = _judging_text(given["reward"])
         if runner := _implied_runner(given):
             filled["runner"] = runner
         return filled
@@ -591,6 +599,21 @@ class TextStudy(Study):
         return self
 
 
+def _judging_text(reward: dict[str, Any]) -> dict[str, Any]:
+    """The section `reward` of a language study, with what its models look at."""
+    if "model" in reward:
+        reward = {**reward, "model": judging_text(reward["model"])}
+    sources = reward.get("sources")
+    if not isinstance(sources, dict):
+        return reward
+    found = {
+        name: {**source, "model": judging_text(source["model"])}
+        for name, source in sources.items()
+        if isinstance(source, dict) and "model" in source
+    }
+    return {**reward, "sources": {**sources, **found}}
+
+
 def _implied_runner(given: dict[str, Any]) -> Any:
     """The section `runner` with what `work_dir` and the trials of LIBERO's tasks imply."""
     runner = given.get("runner", {})
@@ -700,19 +723,24 @@ IDLE = (
 """What a section excludes in another one."""
 
 
+_PYTHON_FILE = re.compile(r"(?:.*/)?(?P<module>\w+)\.py(?::(?P<name>\w+))?")
 _ENVIRONMENT_ID = re.compile(r"(?:(?=.*-v\d+$)(?:.+[:/])?|[\w.]+:)([^:/]+)")
 
 
 def read_study_file(path: Path, overrides: Sequence[str] = ()) -> Study:
-    """A study file; or the study of a Gymnasium id, with the environment's own reward.
+    """A study file; or the study of a Gymnasium id or an environment class, with the environment's own reward.
 
     Args:
-        path: of the file, or the id.
+        path: of the file, the id, or `module:Class`.
         overrides: dotted: `runner.seed=3`.
 
     Raises:
         ConfigError: anything wrong in it, with file and line.
     """
+    if python := _PYTHON_FILE.fullmatch(str(path)):
+        where = f", in {path.parent}" if path.parent.name else ""
+        name = f"{python['module']}:{python['name'] or 'CLASS'}"
+        raise ConfigError(f"{path}: an environment class in a Python file is named by its module: {name}{where}")
     named = _ENVIRONMENT_ID.fullmatch(str(path))
     if named is None or path.is_file():
         return load(Study, path, overrides)

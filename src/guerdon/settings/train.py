@@ -7,6 +7,8 @@ StepwiseTrainSettings(save_dir="runs/prm", data_path="data/prm_dataset_method1_H
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -107,6 +109,16 @@ class _FrameFitSettings(_FitSettings):
     """What trainers on frames of episodes share."""
 
     data_path: str | tuple[str, ...] = Field(description="one or several LeRobot data sets")
+    outcomes: str | tuple[str | None, ...] | None = Field(
+        None,
+        description="file with the columns episode and success, for recordings without outcomes; of several data sets "
+        "one each, null where a set says its outcomes",
+    )
+    success_at_end: bool = only_with(
+        False,
+        outcomes=SET,
+        description="the last row of an episode that succeeded is the moment of its success, where no row is marked",
+    )
     camera: str | None = Field(None, description="which camera to look through; null: the only one")
     device: Device = DEVICE
     bf16: Bf16 = Field("auto", description="compute in bfloat16; auto: where the hardware has it")
@@ -120,6 +132,22 @@ class _FrameFitSettings(_FitSettings):
     def data_paths(self) -> tuple[str, ...]:
         """`data_path` as a tuple."""
         return as_tuple(self.data_path)
+
+    @property
+    def outcome_files(self) -> tuple[str | None, ...]:
+        """`outcomes` of each data set; null where there is none."""
+        if self.outcomes is None:
+            return (None,) * len(self.data_paths)
+        return (self.outcomes,) if isinstance(self.outcomes, str) else self.outcomes
+
+    @model_validator(mode="after")
+    def _outcomes_of_each(self) -> Self:
+        sets, files = len(self.data_paths), len(self.outcome_files)
+        if sets != files:
+            raise ConfigError.about(
+                "outcomes", f": {files} files for {sets} data sets; name one for each, null where a set needs none"
+            )
+        return self
 
 
 _PICTURES = Because(Unless("mlp"), "arch mlp, which looks at states")
@@ -607,3 +635,25 @@ TEXT_MODELS: dict[str, str] = {
 TrainSettings = Annotated[
     ResNetTrainSettings | ProgressTrainSettings | VLMTrainSettings | TextTrainSettings, Field(discriminator="type")
 ]
+
+
+def outcome_words(given: Mapping[str, Any], only: Sequence[str], file: str, *, evaluates: bool) -> list[str]:
+    """The overrides by which a study takes the outcomes of robots' episodes from a file.
+
+    Args:
+        given: the sections as they are written.
+        only: names of models; empty: all.
+        file: with the outcomes.
+        evaluates: for held-out episodes of another data set, where the study has one.
+
+    Raises:
+        ConfigError: there is no model of robots.
+    """
+    evaluate, train = (one if isinstance(one := given.get(name), Mapping) else {} for name in ("evaluate", "train"))
+    if evaluates and evaluate.get("data_path") is not None:
+        return [f"evaluate.outcomes={json.dumps(file)}"]
+    robots = [name for name, one in train.items() if isinstance(one, Mapping) and one.get("type") not in TEXT_MODELS]
+    names = [name for name in robots if not only or name in only]
+    if not names:
+        raise ConfigError(f"--outcomes {file} is for reward models of robots in the section train; there is none")
+    return [f"train.{name}.outcomes={json.dumps(file)}" for name in names]

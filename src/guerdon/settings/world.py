@@ -56,7 +56,7 @@ class EnvSettings(Settings):
 
     stored = True
 
-    task: FolderName = Field(description="name of the task; of gymnasium: an id")
+    task: FolderName = Field(description="name of the task; of gymnasium: an id, or module:Class")
     task_ids: tuple[str, ...] | tuple[int, ...] | None = Field(
         None,
         description="several tasks with the same actions instead of one, by name: episodes play them in turn, and "
@@ -494,9 +494,9 @@ _GYMNASIUM_KEYS = {"max_episode_steps": "set env.max_episode_steps", "render_mod
 
 
 class GymnasiumSettings(_ReportsSuccess):
-    """Any Gymnasium id."""
+    """Any Gymnasium id, or a `gymnasium.Env` class in a module."""
 
-    type: Literal["gymnasium"] = Field("gymnasium", description="any Gymnasium id")
+    type: Literal["gymnasium"] = Field("gymnasium", description="any Gymnasium id, or an environment class")
     max_episode_steps: int | None = Field(
         None,
         ge=1,

@@ -32,6 +32,7 @@ from guerdon.compute import distributed
 from guerdon.compute.devices import resolve_device, seeded
 from guerdon.compute.packaged import local_model
 from guerdon.compute.sharding import Shards, recompute
+from guerdon.episodes.outcomes import outcomes_in
 from guerdon.episodes.read import camera_key, dataset_hash, read_episodes
 from guerdon.episodes.targets import frame_targets, no_labels, no_marks
 from guerdon.errors import ConfigError, DataError
@@ -559,12 +560,13 @@ def read_data(settings: Settings | VLMTrainSettings) -> tuple[Iterator[Episode],
 
     Data sets number their episodes alike: the hash of its set stands in front of each id, but for those of the first.
     """
-    hashes = [dataset_hash(path) for path in settings.data_paths]
+    outcomes = outcomes_in(settings.outcome_files, at_end=settings.success_at_end)
+    hashes = [dataset_hash(path, known) for path, known in zip(settings.data_paths, outcomes, strict=True)]
     frames = not sees_states(settings)
 
     def episodes() -> Iterator[Episode]:
-        for path, digest in zip(settings.data_paths, hashes, strict=True):
-            for episode in read_episodes(path, camera=settings.camera, with_frames=frames):
+        for path, known, digest in zip(settings.data_paths, outcomes, hashes, strict=True):
+            for episode in read_episodes(path, camera=settings.camera, with_frames=frames, outcomes=known):
                 yield episode if digest == hashes[0] else replace(episode, id=f"{digest[:12]}/{episode.id}")
 
     return episodes(), " ".join(hashes)
@@ -888,8 +890,9 @@ def check_episodes(name: str, settings: Settings | VLMTrainSettings, collect: Co
 
 def _without_frames(settings: Settings | VLMTrainSettings) -> Iterator[Episode]:
     """Episodes with a black pixel for each frame that training would decode."""
-    for number, path in enumerate(settings.data_paths):
+    outcomes = outcomes_in(settings.outcome_files, at_end=settings.success_at_end)
+    for number, (path, known) in enumerate(zip(settings.data_paths, outcomes, strict=True)):
         camera = None if sees_states(settings) else camera_key(path, settings.camera)
-        for episode in read_episodes(path, with_frames=False):
+        for episode in read_episodes(path, with_frames=False, outcomes=known):
             frames = None if camera is None else np.zeros((len(episode), 1, 1, 3), np.uint8)
             yield replace(episode, id=f"{number}/{episode.id}", frames=frames)

@@ -412,9 +412,10 @@ def _guard(settings: WorldSettings, env: VectorEnv) -> int | None:
     """Steps after which an episode is cut until one has ended by itself; None where there is a limit."""
     if settings.max_episode_steps is not None or not getattr(env, "unlimited", False):
         return None
-    if isinstance(settings, OwnWorldSettings):
+    name = settings.type if isinstance(settings, OwnWorldSettings) else ", ".join(settings.task_names)
+    if not settings.notes:  # which say it of ids
         log_once(
-            f"[env] {settings.type} shows no time limit of its own; until an episode has ended by itself, episodes are "
+            f"[env] {name} shows no time limit of its own; until an episode has ended by itself, episodes are "
             f"cut after {GUARD:,} steps (env.max_episode_steps)"
         )
     return GUARD

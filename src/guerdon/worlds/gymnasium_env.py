@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.envs.registration import find_highest_version, get_env_id, parse_env_id
+from gymnasium.envs.registration import EnvSpec, find_highest_version, get_env_id, parse_env_id
 from gymnasium.utils import RecordConstructorArgs
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from guerdon.config.registry import users_modules
+from guerdon.config.modules import users_modules
 from guerdon.episodes.images import rgb_picture
 from guerdon.errors import ConfigError, DataError, GuerdonError, MissingDependencyError, boundary
 from guerdon.processes.progress import log_once
-from guerdon.settings.gymnasium_ids import GAMES
+from guerdon.settings.gymnasium_ids import GAMES, time_limit
 from guerdon.settings.world import GUARD
 from guerdon.types import BoolArray, ByteArray
 from guerdon.worlds.camera import choose_headless_backend, close_at_exit
@@ -70,6 +71,9 @@ class PlainVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
         raise NotImplementedError
 
 
+NAMED = "an id that a package registers is PACKAGE:ID, an environment class in a file is MODULE:CLASS"
+
+
 @contextmanager
 def gymnasium_errors(error: type[GuerdonError], what: str) -> Iterator[None]:
     """`boundary`, with guerdon's extra in the message about a package that is not installed."""
@@ -82,7 +86,7 @@ def gymnasium_errors(error: type[GuerdonError], what: str) -> Iterator[None]:
             said = f"{what}: the package {missing.name} is not installed: pip install 'guerdon[games]'"
             raise MissingDependencyError(said) from missing
         if isinstance(exc.__cause__, gymnasium.error.UnregisteredEnv):
-            raise ConfigError(f"{exc} (an id that a package registers is PACKAGE:ID)") from exc.__cause__
+            raise ConfigError(f"{exc} ({NAMED})") from exc.__cause__
         if not isinstance(exc.__cause__, gymnasium.error.DependencyNotInstalled):
             raise
         said = re.sub(r"gymnasium\[(classic[-_]control|mujoco)\]", "guerdon[gymnasium]", str(exc))
@@ -136,7 +140,7 @@ def make_gymnasium_env(
     """N copies of a registered environment that can draw itself.
 
     Args:
-        env_id: a Gymnasium id such as `Pendulum-v1`.
+        env_id: a Gymnasium id such as `Pendulum-v1`, or `module:Name` of a `gymnasium.Env` class.
         num_envs: N.
         autoreset: `disabled`, `next_step` or `same_step`, Gymnasium's three conventions.
         max_episode_steps: replaces the registered time limit; None: that one. Where it has none, the attribute
@@ -178,14 +182,29 @@ def limited(env: gymnasium.Env) -> bool:
 
 
 def _made(env_id: str, arguments: Mapping[str, Any]) -> gymnasium.Env:
+    named = _class_named(env_id) or env_id
     try:
-        return gymnasium.make(env_id, render_mode="rgb_array", **arguments)
+        return gymnasium.make(named, render_mode="rgb_array", **arguments)
     except (AssertionError, TypeError, ValueError) as error:
         if not isinstance(error, AssertionError) and "render_mode" not in str(error):
             raise
-        env = gymnasium.make(env_id, **arguments)
+        env = gymnasium.make(named, **arguments)
         log_once(f"[env] {env_id} does not take render_mode rgb_array: its frames may be missing")
         return env
+
+
+def _class_named(env_id: str) -> EnvSpec | None:
+    """The `gymnasium.Env` class that `module:Name` names where no such id is registered; None: it names none."""
+    module, _, name = env_id.rpartition(":")
+    if not module:
+        return None
+    with suppress(LookupError):
+        time_limit(env_id)  # imports the module, which may register the id
+        return None
+    found = getattr(sys.modules.get(module), name, None)
+    if not (isinstance(found, type) and issubclass(found, gymnasium.Env)):
+        return None
+    return EnvSpec(id=name, entry_point=env_id)
 
 
 def stacked_moments(env: gymnasium.Env, count: int) -> gymnasium.Env:

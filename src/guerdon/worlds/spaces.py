@@ -571,7 +571,7 @@ class Plain(OpenWrapper):
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, Any, Any, Any, dict[str, Any]]:
         """One step of every copy, with rows (B, A) of actions."""
-        observations, rewards, terminated, truncated, info = self.env.step(self._actions(actions))
+        observations, rewards, terminated, truncated, info = self.env.step(self.taken(actions))
         ended = np.asarray(terminated, dtype=np.bool_) | np.asarray(truncated, dtype=np.bool_)
         if self._masked and not self._own_mask:
             self._take_mask(info, np.ones(self.num_envs, dtype=np.bool_))
@@ -626,7 +626,11 @@ class Plain(OpenWrapper):
         """(B, ...) rows of a batch of observations, and marks of what was returned; an array is judged by the world."""
         if self._as_it_is:
             return np.asarray(observations), {}
-        return self._encoded(observations, self._allowed), self._marks(observations, self.num_envs)
+        return self.encoded(observations), self._marks(observations, self.num_envs)
+
+    def encoded(self, observations: Any) -> np.ndarray:
+        """(B, ...) rows of a batch of observations; a mask in `info` allows what it allowed last."""
+        return np.asarray(observations) if self._as_it_is else self._encoded(observations, self._allowed)
 
     def _marks(self, observations: Any, count: int) -> dict[str, np.ndarray]:
         marks: dict[str, Any] = {}
@@ -662,7 +666,7 @@ class Plain(OpenWrapper):
             found[i] = self._encoded(one, mask[None])[0]
         return found, told
 
-    def _actions(self, actions: np.ndarray) -> Any:
+    def taken(self, actions: np.ndarray) -> Any:
         """What the environment takes, of rows (B, A)."""
         inner, count = self._inner, len(actions)
         if isinstance(inner, spaces.Discrete):
@@ -671,6 +675,33 @@ class Plain(OpenWrapper):
             return tuple(actions[:, k] + one.start for k, one in enumerate(inner.spaces))
         shifted = actions.reshape(count, *inner.shape)
         return (shifted + inner.start if isinstance(inner, spaces.MultiDiscrete) else shifted).astype(inner.dtype)
+
+
+def of_one(env: gymnasium.Env, show_as: ShowAs | None = None) -> VectorEnv:
+    """The spaces of one environment as those of a vector with one copy, which is never reset or stepped.
+
+    Raises:
+        ConfigError: as `plain`.
+    """
+    found = VectorEnv()
+    found.num_envs, found.metadata = 1, {"autoreset_mode": AutoresetMode.DISABLED}
+    found.single_observation_space, found.single_action_space = env.observation_space, env.action_space
+    found.action_space = gymnasium.vector.utils.batch_space(env.action_space, 1)
+    return plain(found, type(env.unwrapped).__name__, show_as)
+
+
+def row_of_one(env: VectorEnv, observation: Any) -> np.ndarray:
+    """(1, ...) the row of one observation, for what `of_one` returned."""
+    one = _batch_of_one(observation)
+    return env.encoded(one) if isinstance(env, Plain) else np.asarray(one)
+
+
+def action_of_one(env: VectorEnv, actions: np.ndarray) -> Any:
+    """What one environment takes, of a row (1, A)."""
+    found = env.taken(actions) if isinstance(env, Plain) else actions
+    if isinstance(found, tuple):
+        return tuple(part[0] for part in found)
+    return found[0]
 
 
 def _batch_of_one(observation: Any) -> Any:

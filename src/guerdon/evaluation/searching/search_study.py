@@ -31,7 +31,6 @@ from guerdon.evaluation.searching.search import Beam, PolicyWriter, SearchPlan, 
 from guerdon.files.append_log import AppendLog
 from guerdon.files.atomic import sha256, write_json
 from guerdon.models.load import load_source_model
-from guerdon.plan.estimate import estimate_search
 from guerdon.plan.stages import section
 from guerdon.policies.language.generate import Engine, check_room
 from guerdon.policies.language.generate_vllm import build_engine
@@ -147,30 +146,19 @@ def _sections(study: Study) -> tuple[SearchSettings, DataSettings]:
     return settings, study.data
 
 
-class SearchStage:
-    """`guerdon search`."""
+def check_search(study: Study) -> None:
+    """Refuse what the start of a search refuses of its questions; no weights are read.
 
-    def check(self, study: Study) -> None:
-        """Refuse what the start of a search refuses of its questions; no weights are read.
-
-        Raises:
-            StudyError: as `search`.
-            ConfigError: as `search`.
-            DataError: as `search`.
-            MissingDependencyError: the policy is not on this machine.
-        """
-        settings, data = _sections(study)
-        prompts, _ = questions_of(settings, data)
-        policy = outline(study.text_policy)
-        check_lengths(prompts, data, policy.tokenizer, policy.base.positions)
-
-    def estimate(self, study: Study) -> dict[str, Any]:
-        """Questions, solutions, seconds and bytes."""
-        return estimate_search(study)
-
-    def work(self, study: Study) -> SearchDone:
-        """Search."""
-        return search(study)
+    Raises:
+        StudyError: as `search`.
+        ConfigError: as `search`.
+        DataError: as `search`.
+        MissingDependencyError: the policy is not on this machine.
+    """
+    settings, data = _sections(study)
+    prompts, _ = questions_of(settings, data)
+    policy = outline(study.text_policy)
+    check_lengths(prompts, data, policy.tokenizer, policy.base.positions)
 
 
 def check_lengths(prompts: Sequence[Prompt], data: DataSettings, tokenizer: Any, room: int | None) -> None:

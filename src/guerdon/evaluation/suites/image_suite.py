@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from guerdon.episodes.layout import camera_for
+from guerdon.episodes.outcomes import Outcomes, read_outcomes
 from guerdon.episodes.read import dataset_hash, read_episodes
 from guerdon.episodes.targets import episode_success, first_success, within_labels
 from guerdon.errors import DataError
@@ -268,8 +269,13 @@ def check_evaluation(study: Study) -> None:
     how = study.control_evaluate
     gate_table(how.gate)
     if how.data_path is not None and Path(how.data_path).exists():
-        for _ in read_episodes(how.data_path, with_frames=False):
+        for _ in read_episodes(how.data_path, with_frames=False, outcomes=outcomes_of_data(how)):
             break
+
+
+def outcomes_of_data(how: EvaluateSettings) -> Outcomes | None:
+    """The outcomes of the data at `evaluate.data_path` that are in a file."""
+    return None if how.outcomes is None else read_outcomes(how.outcomes, at_end=how.success_at_end)
 
 
 def evaluate_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, tuple[Evaluation, dict[str, Path]]]:
@@ -299,7 +305,7 @@ def evaluate_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, tuple
         settings = study.vlm_models[name] if name in study.vlm_models else study.image_models[name]
         model = load_reward_model(settings.type, settings.save_dir, device=settings.device)
         progress = "progress" in (settings.type, getattr(settings, "question", None))
-        episodes, digest = held_out(settings, how.data_path)
+        episodes, digest = held_out(settings, how.data_path, outcomes_of_data(how))
         within = getattr(settings, "within_steps", None)
         if within is not None:  # its truth is the success that comes, not the one that is
             episodes = [known for episode in episodes if (known := within_labels(episode, within)) is not None]
@@ -322,8 +328,9 @@ def evaluate_on_data(model: RewardModel, study: Study) -> Evaluation:
     camera = camera_for(how.data_path, info, study.env.camera_name if named else None)
     if camera is None and hasattr(study.env, "cameras"):
         camera = study.env.camera_name
-    episodes = list(read_episodes(how.data_path, camera=camera, with_frames=pictures))
-    return _evaluated(info.name, model, episodes, dataset_hash(how.data_path), how, progress)
+    known = outcomes_of_data(how)
+    episodes = list(read_episodes(how.data_path, camera=camera, with_frames=pictures, outcomes=known))
+    return _evaluated(info.name, model, episodes, dataset_hash(how.data_path, known), how, progress)
 
 
 def _evaluated(
@@ -348,8 +355,15 @@ def _training_data(model: RewardModel) -> list[str]:
     return [] if own is None else own.data_hash.split()
 
 
-def held_out(settings: ImageTrainSettings | VLMTrainSettings, data_path: str | None) -> tuple[list[Episode], str]:
+def held_out(
+    settings: ImageTrainSettings | VLMTrainSettings, data_path: str | None, outcomes: Outcomes | None = None
+) -> tuple[list[Episode], str]:
     """Episodes the model was not fitted to: another data set, or its own validation split.
+
+    Args:
+        settings: of the model.
+        data_path: the other data set; None: the model's own.
+        outcomes: of the other data set, where a file has them.
 
     Returns:
         The episodes and a hash of the data set they come from.
@@ -358,8 +372,9 @@ def held_out(settings: ImageTrainSettings | VLMTrainSettings, data_path: str | N
     from guerdon.train.trainer import joint_hash
 
     if data_path is not None:
-        read = read_episodes(data_path, camera=settings.camera, with_frames=not sees_states(settings))
-        return list(read), dataset_hash(data_path)
+        frames = not sees_states(settings)
+        read = read_episodes(data_path, camera=settings.camera, with_frames=frames, outcomes=outcomes)
+        return list(read), dataset_hash(data_path, outcomes)
     everything, digests = read_data(settings)
     episodes = list(everything)
     names = held_out_episodes(episodes, settings)

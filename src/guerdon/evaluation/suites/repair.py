@@ -29,7 +29,7 @@ from guerdon.episodes.targets import episode_success
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError, DataError
 from guerdon.evaluation.metrics import aligned, number
-from guerdon.evaluation.suites.image_suite import held_out
+from guerdon.evaluation.suites.image_suite import held_out, outcomes_of_data
 from guerdon.files.atomic import write_json, write_text
 from guerdon.models.load import load_reward_model
 from guerdon.models.scores import score_episodes
@@ -604,7 +604,7 @@ class _Repair:
         self._plan = self._how.repair
         self.folder = _folder(settings)
         self._before = load_reward_model(settings.type, settings.save_dir, device=settings.device)
-        episodes, _ = held_out(settings, self._how.data_path)
+        episodes, _ = held_out(settings, self._how.data_path, outcomes_of_data(self._how))
         self._wins = [e for e in episodes if e.success is not None and e.success.any()]
         self._losses = [e for e in episodes if episode_success(e) is False]
         if not self._wins:
@@ -697,7 +697,10 @@ class _Repair:
 
     def _refit(self, name: str, extra: Sequence[str], seed: int) -> RewardModel:
         """The model trained anew on the same episodes and these further data sets, with the same ones held out."""
-        given = {"data_path": (*self._settings.data_paths, *extra), "save_dir": str(self.folder / name), "seed": seed}
+        given: dict[str, Any] = {"data_path": (*self._settings.data_paths, *extra)}
+        given |= {"save_dir": str(self.folder / name), "seed": seed}
+        if self._settings.outcomes is not None:
+            given["outcomes"] = (*self._settings.outcome_files, *[None] * len(extra))
         settings = self._settings.model_copy(update={**given, "resume": False})
         train_image_model(settings, held_ids=self._held)
         return load_reward_model(settings.type, settings.save_dir, device=settings.device)

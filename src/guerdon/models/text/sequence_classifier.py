@@ -36,6 +36,7 @@ from guerdon.compute.finite import refuse_to_write
 from guerdon.errors import CheckpointError, ConfigError, DataError
 from guerdon.files.atomic import sealed_folder
 from guerdon.models import checkpoint
+from guerdon.models.explained_score import ExplainedScore, JudgeOptions
 from guerdon.models.text.pair_form import PairForm, encoder_inputs, is_encoder, positions_of
 from guerdon.models.text.text_card import CARD, TextModelCard, read_card
 from guerdon.models.text.text_inputs import Reading, asked_messages, hidden_at, unread
@@ -52,7 +53,7 @@ from guerdon.policies.batches.tokens import check_vocabulary, conversation_ids, 
 from guerdon.policies.language.text import TextPolicy
 from guerdon.policies.language.text_files import check_written, read_classifier, tokenizer_home, whole_parameters
 from guerdon.policies.pretrained.reading import read_alike, read_tokenizer
-from guerdon.processes.call_queue import batched
+from guerdon.processes.call_queue import batched, concurrent
 from guerdon.processes.progress import log_once
 from guerdon.types import Episode, Failure, FloatArray, IntArray, RewardInfo, Score
 
@@ -133,30 +134,35 @@ class SequenceClassifier:
             )
         self._last = LastLayer.of(self.model) if self._compact else None
 
-    @batched
+    @concurrent
     def score(self, episodes: Sequence[Episode]) -> list[Score]:
-        """A logit per response, higher is better.
+        """A logit per response, higher is better; see `judge`."""
+        return [judged.score for judged in self.judge(episodes, JudgeOptions())]
+
+    @batched
+    def judge(self, episodes: Sequence[Episode], options: JudgeOptions) -> list[ExplainedScore]:
+        """A logit per response, higher is better, and how many tokens were read for it.
 
         Failures are a conversation that the chat template cannot write in full, characters that the tokenizer does not
         have, more tokens than the model has positions for, an episode without text, and a logit that is not finite.
         """
-        scores: dict[int, Score] = {}
+        found: dict[int, ExplainedScore] = {}
         readable: list[int] = []
         sequences: list[IntArray] = []
         same: dict[str, list[int]] = {}  # what was asked, and its responses: they are read together
         for i, episode in enumerate(episodes):
             ids = self._read(episode)
             if isinstance(ids, Failure):
-                scores[i] = Score(failure=ids)
+                found[i] = ExplainedScore(Score(failure=ids))
                 continue
             same.setdefault(episode.task, []).append(len(sequences))
             sequences.append(ids)
             readable.append(i)
         values, spreads = self._values(self._all_logits(sequences, list(same.values())))
         spread_of = [None] * len(values) if spreads is None else spreads.tolist()
-        for i, value, spread in zip(readable, values.tolist(), spread_of, strict=True):
-            scores[i] = self._score(value, spread)
-        return [scores[i] for i in range(len(episodes))]
+        for i, value, spread, ids in zip(readable, values.tolist(), spread_of, sequences, strict=True):
+            found[i] = ExplainedScore(self._score(value, spread), tokens=len(ids))
+        return [found[i] for i in range(len(episodes))]
 
     def _all_logits(self, sequences: Sequence[IntArray], groups: Sequence[Sequence[int]]) -> FloatArray:
         """(N, K) logits of sequences; those of a group, named by their numbers, are read together."""

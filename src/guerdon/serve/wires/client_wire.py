@@ -495,7 +495,7 @@ def _read_item(item: Any, episode: Episode, info: RewardInfo, name: str) -> Expl
     return ExplainedScore(
         Score(steps=steps, total=total, spread=spread),
         text=text if isinstance(text, str) else "",
-        tokens=tokens if _is_count(tokens) else 0,
+        tokens=tokens if _is_count(tokens) else None,
         truncated=item.get("truncated") is True,
         parse_status=_status(item),
     )

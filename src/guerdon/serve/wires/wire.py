@@ -131,7 +131,7 @@ class CompletionUsage(BaseModel):
     @staticmethod
     def of(scores: Sequence[ExplainedScore]) -> CompletionUsage:
         """The sum over several items."""
-        tokens = sum(explained.tokens for explained in scores)
+        tokens = sum(explained.tokens or 0 for explained in scores)
         return CompletionUsage(prompt_tokens=tokens, total_tokens=tokens)
 
 
