@@ -306,7 +306,7 @@ def run(study: str | Path | Study, *overrides: str, resume: bool = False, profil
     """
     from guerdon.comparison.single_run import RunStage
 
-    return RunStage(resume=resume, profile=profile).work(_loaded(study, overrides))
+    return RunStage(resume=resume, profile=profile).work(_loaded(study, overrides, resume=resume))
 
 
 def compare(study: str | Path | Study, *overrides: str, parallel: int = 0) -> StudyResult:
@@ -327,10 +327,12 @@ def compare(study: str | Path | Study, *overrides: str, parallel: int = 0) -> St
     return CompareStage().work(plan_study(file, words, parallel=parallel))
 
 
-def _loaded(study: str | Path | Study, overrides: Sequence[str]) -> Study:
+def _loaded(study: str | Path | Study, overrides: Sequence[str], *, resume: bool = False) -> Study:
     """A study that is given by its file, or as it is."""
     if isinstance(study, str | Path):
-        return load_study(study, *overrides)
+        from guerdon.settings.study import read_study_file
+
+        return read_study_file(Path(study), overrides, resume=resume)
     if overrides:
         raise ConfigError(f"{overrides[0]}: a study that is loaded is not changed; give it to load_study")
     return study
