@@ -295,7 +295,7 @@ def run(study: str | Path | Study, *overrides: str, resume: bool = False, profil
     Args:
         study: a file, a Gymnasium id, or what `load_study` returned.
         overrides: dotted, of a file or an id.
-        resume: continue from the newest checkpoint.
+        resume: continue from the newest checkpoint; a run of an id goes on as it was begun.
         profile: iterations to record: a trace of torch's profiler, and where their time went; 0: none.
 
     Returns:

@@ -67,7 +67,7 @@ def left(study):
     """What a run leaves that holds no times and no name of its own."""
     folder = run_folder(study)
     found = {f"{name}.jsonl": (folder / f"{name}.jsonl").read_bytes() for name in FILES}
-    others = [*folder.glob("policy*/*"), *folder.glob("films/*")]
+    others = [path for path in (*folder.glob("policy*/*"), *folder.glob("films/*")) if path.is_file()]
     found |= {str(path.relative_to(folder)): path.read_bytes() for path in others}
     found["COMPLETE"] = {k: v for k, v in json.loads((folder / "COMPLETE").read_text()).items() if k != "wall_time"}
     found["config.yaml"] = yaml.safe_load((folder / "config.yaml").read_text())
@@ -146,7 +146,7 @@ def test_a_change_of_the_past_is_refused_by_its_key(tmp_path):
 
 def test_a_run_without_checkpoints_cannot_go_on(tmp_path):
     run(ppo(tmp_path, "run", 50, keep_checkpoints=0))
-    with pytest.raises(ConfigError, match="policy.checkpoint="):
+    with pytest.raises(ConfigError, match=r"policy\.checkpoint="):
         run(ppo(tmp_path, "run", 150, keep_checkpoints=0), resume=True)
 
 
