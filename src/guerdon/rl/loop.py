@@ -24,7 +24,14 @@ from torch import Tensor
 from guerdon.compute import profiling
 from guerdon.compute.finite import DIVERGED, first_non_finite
 from guerdon.compute.optimizers import under
-from guerdon.errors import ClusterError, ConfigError, GuerdonError, NonFiniteError, TooManyFailuresError
+from guerdon.errors import (
+    ClusterError,
+    ConfigError,
+    GuerdonError,
+    NonFiniteError,
+    SimulatorError,
+    TooManyFailuresError,
+)
 from guerdon.files.atomic import write_json
 from guerdon.policies.robots.robot import RobotPolicy
 from guerdon.processes.clock import counted
@@ -149,6 +156,7 @@ class Loop:
     Attributes:
         collector, sources, learner, stats: the parts that hold state.
         average: of the policy's weights, which is evaluated and kept in its place; None: the last ones are.
+        best: keeps the best policy; None: it is not kept.
         step: environment steps, or responses, up to now: what `runner.total_steps` counts.
     """
 
@@ -526,8 +534,11 @@ class Loop:
         kept = {**(best.state() or {}), "fresh": None}
         if policy.sharded:
             return {**kept, "why": "its weights are spread over several learners"}
-        with acting_with(policy, best.weights()):
-            fresh = self.collector.evaluate(policy, episodes=episodes, step=self.step, fresh=True)
+        try:  # the run is over: what breaks here takes nothing from it
+            with acting_with(policy, best.weights()):
+                fresh = self.collector.evaluate(policy, episodes=episodes, step=self.step, fresh=True)
+        except SimulatorError as error:
+            return {**kept, "why": str(error)}
         if not fresh["episodes"]:
             return {**kept, "why": "no start is left that no other episode has, or the simulator broke in all of them"}
         return {**kept, "fresh": fresh}

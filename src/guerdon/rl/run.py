@@ -27,6 +27,7 @@ from guerdon.rl.loop import Loop
 from guerdon.rl.profile import check_iterations
 from guerdon.rl.reward_warnings import reward_warnings
 from guerdon.settings.data import run_prompts
+from guerdon.settings.runner import RunnerSettings
 from guerdon.settings.study import Study
 
 RAY_LEARNERS = "guerdon.engines.ray_learners:lead"
@@ -94,11 +95,10 @@ def _check_folder(folder: Path, *, resume: bool) -> None:
     """Refuse a folder with a run that is not to be resumed."""
     if resume or not (folder / "config.yaml").exists() or not (_begun(folder) or _recorded(folder)):
         return
-    planned = _planned(folder).get("total_steps")
-    longer = f", to a larger length by --resume runner.total_steps={2 * planned}" if planned else ""
+    longer = 2 * _planned(folder).total_steps
     raise ConfigError(
-        f"{folder} already holds a run; go on with it by --resume{longer}, or choose another "
-        "runner.logger.experiment_name"
+        f"{folder} already holds a run; go on with it by --resume, to a larger length by --resume "
+        f"runner.total_steps={longer}, or choose another runner.logger.experiment_name"
     )
 
 
@@ -116,8 +116,8 @@ def continued(study: Study) -> Study:
         return study
     _check_past(study, config)
     runner, before = study.runner, _planned(folder)
-    length = before.get("schedule_steps") or before["total_steps"]
-    if runner.total_steps != before["total_steps"]:
+    length = before.schedule_length
+    if runner.total_steps != before.total_steps:
         _check_steps(folder, runner.total_steps)
     if not study.schedules or runner.schedule_steps is not None or length == runner.total_steps:
         return study
@@ -201,13 +201,13 @@ def _at_end(study: Study, folder: Path) -> bool:
     """Whether a run ended there that is as long as this one."""
     if not (folder / "COMPLETE").is_file() or not (folder / "config.yaml").is_file():
         return False
-    return study.runner.total_steps <= _planned(folder).get("total_steps", 0)
+    return study.runner.total_steps <= _planned(folder).total_steps
 
 
-def _planned(folder: Path) -> dict[str, Any]:
-    """The section `runner` of a run's configuration."""
-    found: dict[str, Any] = read_yaml(folder / "config.yaml").data.get("runner", {})
-    return found
+def _planned(folder: Path) -> RunnerSettings:
+    """The lengths that a run was last started with, from the section `runner` of its configuration."""
+    given = read_yaml(folder / "config.yaml").data.get("runner") or {}
+    return RunnerSettings(**{key: given[key] for key in ("total_steps", "schedule_steps") if key in given})
 
 
 def _begun(folder: Path) -> bool:

@@ -262,9 +262,11 @@ class Study(Settings):
             sources = self.robot_sources
         followed = [] if self.fixed_rate else ["algorithm.lr_schedule"]
         followed += ["algorithm.exploration_fraction"] if self.algorithm.type == "dqn" else []
+        short = None if self.reward_model is None else self.reward_model.source_name
         for name, source in sources.items():
             if source.reward_weight_schedule != "constant":
-                followed.append(f"reward.sources.{name}.reward_weight_schedule")
+                key = f"reward.sources.{name}.reward_weight_schedule"
+                followed.append("reward_model.rm_coef_schedule" if name == short else key)
         return followed
 
     @property
