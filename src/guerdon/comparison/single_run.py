@@ -78,10 +78,11 @@ class RunStage:
             GuerdonError: as `check_text` and `check_control`.
         """
         from guerdon.rl.profile import check_iterations
-        from guerdon.rl.run import continued
 
         check_iterations(self.profile)
         if self.resume:
+            from guerdon.rl.run import continued
+
             study = continued(study)
         if study.text:
             from guerdon.rl.build_text import check_text
