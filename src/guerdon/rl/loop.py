@@ -176,7 +176,7 @@ class Loop:
         self._seconds: dict[str, float] = {}
         self._evaluated: tuple[int, Mapping[str, float]] | None = None
         self._before: int | None = None  # the step before an iteration after which an evaluation or `_show` is due
-        self.best = None
+        self.best: BestPolicy | None = None
         if not study.text and study.runner.episodes_of_best:
             self.best = BestPolicy(folder, parts.save_policy)
         try:
