@@ -286,7 +286,7 @@ def _differing(one: Any, other: Any, path: str) -> dict[str, tuple[Any, Any]]:
     """The dotted keys below a path in which two plain values differ."""
     if not isinstance(one, dict) or not isinstance(other, dict):
         return {} if one == other else {path: (one, other)}
-    found = {}
+    found: dict[str, tuple[Any, Any]] = {}
     for key in [*one, *(key for key in other if key not in one)]:
         below = f"{path}.{key}" if path else str(key)
         found |= _differing(one.get(key, ABSENT), other.get(key, ABSENT), below)
