@@ -785,7 +785,7 @@ def _folder_of_id(study: Study) -> str:
 def _algorithm_and_seed(study: Study) -> str:
     """`ppo-seed0`."""
     algorithm = study.algorithm
-    name = algorithm.type
+    name: str = algorithm.type
     if isinstance(algorithm, ControlAlgorithmSettings):
         name = algorithm.loss if algorithm.adv_estimator == "gae" else algorithm.adv_estimator
     readable = re.sub(r"[^\w-]+", "_", name)  # a part of a user's own has the name of its module
