@@ -1,6 +1,7 @@
 """The command line as a stranger meets it: every mistake costs one clear line, a status, and nothing on the disk."""
 
 import contextlib
+import json
 import os
 import pty
 import re
@@ -110,8 +111,10 @@ def test_an_environment_by_its_id(call):
     small = ["env.num_envs=2", "algorithm.rollout_steps=20", "runner.total_steps=40", "runner.eval_every=40"]
     status, out, err = call("run", "CartPole-v1", *small, "runner.eval_episodes=2")
     assert status == 0, err
-    assert "wrote runs/CartPole-v1/run" in out
-    config = (Path("runs/CartPole-v1/run") / "config.yaml").read_text()
+    assert "wrote runs/CartPole-v1/ppo-seed0" in out
+    assert "with fresh starts return" in out
+    assert "over 100 evaluation episodes" in out
+    config = (Path("runs/CartPole-v1/ppo-seed0") / "config.yaml").read_text()
     assert "task: CartPole-v1" in config
     assert "native_reward: dense" in config
     refused(call("run", "CartPol-v1", *small), "env.task 'CartPol-v1'", "CartPole")
@@ -119,6 +122,44 @@ def test_an_environment_by_its_id(call):
     refused(call("run", "tiny_world:Dots"), "env.task 'tiny_world:Dots'", "Environment `Dots` doesn't exist")
     refused(call("collect", "CartPole-v1"), "collect.save_dir")
     refused(call("run", "study-v2", files={"study-v2": "enf: {}\n"}), "study-v2", "enf")
+
+
+SMALL = ["env.num_envs=2", "algorithm.rollout_steps=20", "runner.total_steps=40", "runner.eval_episodes=2",
+         "runner.best_episodes=0", "runner.logger.tensorboard=false"]  # fmt: skip
+
+
+def test_runs_of_one_id_lie_side_by_side_and_go_on(call):
+    for words in ((), ("runner.seed=1",), ("algorithm.type=dqn",)):
+        status, _, err = call("run", "CartPole-v1", *SMALL, *words)
+        assert status == 0, err
+    folder = Path("runs/CartPole-v1")
+    assert sorted(path.name for path in folder.iterdir()) == ["dqn-seed0", "ppo-seed0", "ppo-seed1"]
+    again = call("run", "CartPole-v1", *SMALL)
+    refused(again, "runs/CartPole-v1/ppo-seed0 already holds a run", "--resume runner.total_steps=80")
+    # what the run began with, its own rollout_steps too, need not be said again
+    status, out, err = call("run", "CartPole-v1", "--resume", "runner.total_steps=80")
+    assert status == 0, err
+    complete = json.loads((folder / "ppo-seed0" / "COMPLETE").read_text())
+    assert complete["step"] == 80
+    assert call("run", "CartPole-v1", "--resume", "runner.total_steps=80", "--dry-run")[0] == 0
+    for more in ((), ("--dry-run",)):
+        words = ["--resume", "runner.total_steps=120", "algorithm.gamma=0.5"]
+        refused(call("run", "CartPole-v1", *words, *more), "algorithm.gamma is 0.5, and was 0.99")
+    status, out, err = call("report", folder)
+    assert status == 0, err
+    assert out == "report: runs/CartPole-v1/report.html\n"
+    page = (folder / "report.html").read_text()
+    assert all(word in page for word in ("dqn", "ppo", "different lengths"))
+
+
+def test_a_run_of_an_id_in_the_folder_of_an_earlier_version_goes_on(call):
+    status, _, err = call("run", "CartPole-v1", *SMALL, "runner.logger.experiment_name=run")
+    assert status == 0, err
+    refused(call("run", "CartPole-v1", *SMALL), "runs/CartPole-v1/run already holds a run")
+    status, out, err = call("run", "CartPole-v1", "--resume", "runner.total_steps=80")
+    assert status == 0, err
+    assert "wrote runs/CartPole-v1/run " in out
+    assert "runs/CartPole-v1/ppo-seed1" in call("run", "CartPole-v1", *SMALL, "runner.seed=1")[1]
 
 
 @pytest.mark.parametrize(

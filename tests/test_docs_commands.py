@@ -50,6 +50,7 @@ SHOWN = {  # the file that a page speaks of: one of the same kind
 }
 RUN_BY = {  # what tests run as it is
     "guerdon doctor": "tests/test_doctor.py",
+    "guerdon report runs/CartPole-v1": "tests/test_cli.py",
     "guerdon audit rollouts/": "tests/auditing/test_audit_command.py",
     "python examples/notebooks/run.py --check": "tests/examples/test_notebooks.py",
     "python examples/openenv_rubric.py": "tests/integrations/test_text_examples.py",

@@ -295,7 +295,7 @@ def run(study: str | Path | Study, *overrides: str, resume: bool = False, profil
     Args:
         study: a file, a Gymnasium id, or what `load_study` returned.
         overrides: dotted, of a file or an id.
-        resume: continue from the newest checkpoint.
+        resume: continue from the newest checkpoint; a run of an id goes on as it was begun.
         profile: iterations to record: a trace of torch's profiler, and where their time went; 0: none.
 
     Returns:
@@ -306,7 +306,7 @@ def run(study: str | Path | Study, *overrides: str, resume: bool = False, profil
     """
     from guerdon.comparison.single_run import RunStage
 
-    return RunStage(resume=resume, profile=profile).work(_loaded(study, overrides))
+    return RunStage(resume=resume, profile=profile).work(_loaded(study, overrides, resume=resume))
 
 
 def compare(study: str | Path | Study, *overrides: str, parallel: int = 0) -> StudyResult:
@@ -327,10 +327,12 @@ def compare(study: str | Path | Study, *overrides: str, parallel: int = 0) -> St
     return CompareStage().work(plan_study(file, words, parallel=parallel))
 
 
-def _loaded(study: str | Path | Study, overrides: Sequence[str]) -> Study:
+def _loaded(study: str | Path | Study, overrides: Sequence[str], *, resume: bool = False) -> Study:
     """A study that is given by its file, or as it is."""
     if isinstance(study, str | Path):
-        return load_study(study, *overrides)
+        from guerdon.settings.study import read_study_file
+
+        return read_study_file(Path(study), overrides, resume=resume)
     if overrides:
         raise ConfigError(f"{overrides[0]}: a study that is loaded is not changed; give it to load_study")
     return study

@@ -112,7 +112,9 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(help="Dotted overrides, such as runner.seed=3.", show_default=False)
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the resolved configuration and the cost, and exit.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Continue from the newest checkpoint; longer with runner.total_steps=N.")
+]
 Columns = Annotated[
     str | None,
     typer.Option(
@@ -336,7 +338,7 @@ def run(
     ] = 0,
 ) -> None:
     """Train a policy with the rewards of the reward section."""
-    config, chosen = _load(study, overrides), stage("run", resume=resume, profile=profile)
+    config, chosen = _load(study, overrides, resume=resume), stage("run", resume=resume, profile=profile)
     if dry_run:
         return _dry_run(chosen, config)
     if done := chosen.work(config):
@@ -457,17 +459,18 @@ def serve(
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="A study's work_dir, or the folder of one run.")],
+    folder: Annotated[Path, typer.Argument(help="A study's work_dir, the folder of one run, or one with its runs.")],
 ) -> None:
-    """Write report.html again from the files of a study or a run."""
+    """Write report.html again from the files of a study or a run; of a folder of runs of one task it compares them."""
     if (folder / "meta" / "info.json").is_file():
         raise ConfigError(
             f"{folder} is a data set, and recordings for the Rerun viewer are no longer written: lerobot-dataset-viz "
             "shows episodes, guerdon evaluate what reward models say of them; guerdon report reads studies and runs"
         )
     from guerdon.comparison.report import write_report, write_single_report
+    from guerdon.comparison.side_by_side import runs_of_a_folder
 
-    if (folder / "study.json").is_file():
+    if (folder / "study.json").is_file() or runs_of_a_folder(folder):
         page = write_report(folder)
     elif (folder / "metrics.jsonl").is_file():
         page = write_single_report(folder)
@@ -539,10 +542,10 @@ def main() -> None:
         done.status = app(standalone_mode=False)
 
 
-def _load(path: Path, overrides: list[str] | None) -> Study:
+def _load(path: Path, overrides: list[str] | None, *, resume: bool = False) -> Study:
     from guerdon.settings.study import read_study_file
 
-    return read_study_file(path, overrides or ())
+    return read_study_file(path, overrides or (), resume=resume)
 
 
 def _dry_run(chosen: Any, settings: Any, study: Study | None = None) -> None:

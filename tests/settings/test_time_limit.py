@@ -164,7 +164,7 @@ def test_other_worlds_and_the_estimate():
     study = {"env": {"type": "gymnasium", "task": "HalfCheetah-v5", "native_reward": "dense"}}
     runner = {"total_steps": 1000, "eval_every": 500, "eval_episodes": 3}
     found = estimate_run(Study.model_validate(study | {"runner": runner}))
-    assert found["evaluation steps"] == 2 * 3 * 1000
+    assert found["evaluation steps"] == (2 * 3 + 3) * 1000  # those of the best policy at the end included
 
 
 class Ending(Still):
@@ -219,4 +219,4 @@ def test_estimates_without_a_limit_are_unknown():
     assert "unknown" in found["evaluation steps"]
     assert any(line.startswith("time: unknown") for line in readable(found))
     found = estimate_run(Study.model_validate({"env": {**given, "max_episode_steps": 50}}))
-    assert found["evaluation steps"] == 100_000 // 10_000 * 20 * 50
+    assert found["evaluation steps"] == (100_000 // 10_000 + 1) * 20 * 50

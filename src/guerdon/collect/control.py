@@ -10,6 +10,7 @@ happen inside, and what comes out holds arrays alone.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,7 +31,7 @@ from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError
 from guerdon.policies.robots.experts import StateExpert, expert_of
 from guerdon.policies.robots.robot import Action, ControlInputs, RobotPolicy
-from guerdon.processes.progress import timed
+from guerdon.processes.progress import tell, timed
 from guerdon.settings.policy import ControlPolicySettings
 from guerdon.settings.world import WorldSettings
 from guerdon.types import BoolArray, Chunks, Episode, Failure, FloatArray, IntArray, Metrics, Observes, Rollout, Segment
@@ -121,12 +122,50 @@ def scripted_interventions(settings: WorldSettings) -> Callable[[VectorEnv], Vec
 
 
 EVAL_SEED = 10_000_019  # decides the starts of evaluation episodes: the same for every arm and seed
+FRESH = 10**6  # number of the first episode of each copy that evaluations do not reach
 EVAL_TRIES = 1  # how often an evaluation episode that a broken simulator cut off begins again
 
 FLAGS = ("mask", "terminated", "truncated", "success", "success_known")
 _MICRO = 256  # decisions that a large policy evaluates together where nothing says how many
 
+TOLD_EVERY = 1.0  # seconds between two texts of `Earned`
+
 Weights = Mapping[str, Tensor | np.ndarray]
+
+
+class Earned:
+    """Returns of the episodes that end in a rollout, shown beside the bar of the run while it is collected.
+
+    Args:
+        copies: B.
+    """
+
+    def __init__(self, copies: int) -> None:
+        self._sums = np.zeros(copies)
+        self._returns: list[float] = []
+        self._told = time.monotonic()
+
+    def begin(self, known: bool) -> None:
+        """All copies begin episodes; `known`: with nothing earned, else what they earned before is not known."""
+        self._sums[:] = 0.0 if known else np.nan
+
+    def add(self, transition: Transition, over_B: BoolArray) -> None:
+        """One step of all copies, but for those that are over."""
+        self._sums += transition.rewards
+        done = transition.done
+        for i in transition.failures:
+            self._sums[i] = 0.0
+        if not done.any():
+            return
+        self._returns += self._sums[done & ~over_B & np.isfinite(self._sums)].tolist()
+        self._sums[done] = 0.0
+        if self._returns and time.monotonic() - self._told >= TOLD_EVERY:
+            self._told = time.monotonic()
+            tell(f"return {np.mean(self._returns):.4g} of {len(self._returns)} episodes in this rollout")
+
+    def next_rollout(self) -> None:
+        """Forget the episodes of the last rollout."""
+        self._returns.clear()
 
 
 class ControlCollector:
@@ -217,6 +256,7 @@ class ControlCollector:
         if video_share:
             shots = [Observes(every=video_every, first=True)]
             self._videos = ObservedFrames(self.world, shots, share=video_share, seed=own_seed)
+        self._earned = Earned(self.world.num_envs)
         self._failed_resets: list[Failure] = []  # before the first step of the next rollout
         self._begun = False  # whether there are episodes under way
         self._fresh = True
@@ -307,20 +347,29 @@ class ControlCollector:
         )
 
     @torch.no_grad()
-    def evaluate(self, policy: RobotPolicy | Weights, *, episodes: int, step: int = 0) -> dict[str, float]:
+    def evaluate(
+        self, policy: RobotPolicy | Weights, *, episodes: int, step: int = 0, fresh: bool = False
+    ) -> dict[str, float]:
         """True success of deterministic episodes from fixed starts: see `stepping.evaluate`.
 
         Args:
             policy: what acts.
             episodes: how many, rounded up to a multiple of the copies.
             step: of the run, kept with recorded episodes.
+            fresh: from starts that no other episode of the run has, and without recording; no episodes where a world
+                has a fixed number of starts, which the others use.
         """
-        recorder = recorder_of_run(
-            self.env.data_collection, "eval", self.eval_world, self._buffer or self._writer, seed=self.seed, step=step
-        )
-        policy = self._loaded(policy)
+        policy, recorder = self._loaded(policy), None
+        if fresh and getattr(self.env, "init_states", None) == "ordered":
+            return {"episodes": 0.0}
+        if not fresh:
+            recorder = recorder_of_run(
+                self.env.data_collection, "eval", self.eval_world, self._buffer or self._writer, seed=self.seed,
+                step=step,
+            )  # fmt: skip
+        first = FRESH if fresh else 0
         with policy.acting():
-            return evaluate(self.eval_world, self._greedy(policy), episodes=episodes, recorder=recorder)
+            return evaluate(self.eval_world, self._greedy(policy), episodes=episodes, recorder=recorder, first=first)
 
     @torch.no_grad()
     def show(self, policy: RobotPolicy | Weights, *, frames: int) -> tuple[Segment, FloatArray]:
@@ -375,6 +424,7 @@ class ControlCollector:
         shown = tensors["observations"].numpy()
         self.world.load_state_dict({**values["world"], "actions": pasts, "observations": shown})
         self._begun, self._fresh = True, False
+        self._earned.begin(known=False)
         if not self.world.exact_resume:
             self._begin()
 
@@ -448,6 +498,7 @@ class ControlCollector:
         start = self.world.reset(capture=np.full(self.world.num_envs, looking))
         self._failed_resets += [why for _, why in start.failed_resets]
         self._begun, self._fresh = True, True
+        self._earned.begin(known=True)
         for one in self._looking:
             one.begin(start)
         if self._recorder is not None:
@@ -480,7 +531,8 @@ class ControlCollector:
         in_groups = self.group_size is not None
         over = np.zeros(self.world.num_envs, dtype=np.bool_)
         everywhere, first = ~over, np.zeros(self.world.num_envs, dtype=np.int64)
-        looking = self._looking
+        looking, earned = self._looking, self._earned
+        earned.next_rollout()
         stepping, queue = self._stepping(policy, acted, over)
         for t, step in zip(range(self._steps), stepping, strict=False):
             for one in looking:
@@ -492,6 +544,7 @@ class ControlCollector:
             self._refuse_interventions(step.transition)
             if self._videos is not None or self._replayed:
                 acted.actions.append(step.actions)
+            earned.add(step.transition, over)
             acted.add(step.transition, ~over)
             if queue is None:
                 acted.decided(step.observations, everywhere, first)

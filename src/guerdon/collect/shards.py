@@ -61,9 +61,9 @@ class ShardedCollector:
         """What a policy of the environment must fit."""
         return self._run("policy_shape", [0])[0]
 
-    def evaluate(self, policy: Any, *, episodes: int, step: int = 0) -> dict[str, float]:
+    def evaluate(self, policy: Any, *, episodes: int, **given: Any) -> dict[str, float]:
         """True success, by the first shard: see `Collector.evaluate`."""
-        found: dict[str, float] = self._run("evaluate", [0], policy, episodes=episodes, step=step)[0]
+        found: dict[str, float] = self._run("evaluate", [0], policy, episodes=episodes, **given)[0]
         return found
 
     def show(self, policy: Any, **given: Any) -> Any:
@@ -204,9 +204,9 @@ class AheadCollector:
         metrics = {**rollout.metrics, "staleness": float(version - rollout.version)}
         return replace(rollout, metrics=metrics, seconds={"wait": perf_counter() - start})
 
-    def evaluate(self, policy: Any, *, episodes: int, step: int = 0) -> dict[str, float]:
+    def evaluate(self, policy: Any, *, episodes: int, **given: Any) -> dict[str, float]:
         """True success: see `Collector.evaluate`."""
-        found: dict[str, float] = self._call("evaluate", policy.tensors(), episodes=episodes, step=step)
+        found: dict[str, float] = self._call("evaluate", policy.tensors(), episodes=episodes, **given)
         return found
 
     def show(self, policy: Any, **given: Any) -> Any:

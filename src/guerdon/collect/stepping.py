@@ -171,6 +171,7 @@ def evaluate(
     episodes: int,
     recorder: Recorder | None = None,
     max_steps: int | None = None,
+    first: int = 0,
 ) -> dict[str, float]:
     """Run episodes from the world's own starts and report true success; no reward model is used.
 
@@ -182,6 +183,7 @@ def evaluate(
         episodes: how many; rounded up to a multiple of the copies.
         recorder: records exactly the episodes that count.
         max_steps: gives up on an environment that never ends an episode; None: 100,000, or enough for its guard.
+        first: number of the first episode of each copy, which decides how it starts.
 
     Returns:
         `success` (share of episodes with success at any step), `success_at_end`, `return/env` (mean), `length`
@@ -201,7 +203,7 @@ def evaluate(
     total = np.zeros(world.num_envs)
     length = np.zeros(world.num_envs, dtype=np.int64)
     results: list[tuple[bool | None, bool | None, float, int]] = []
-    world.rewind()
+    world.rewind(first)
     start = world.reset(capture=np.full(world.num_envs, recorder is not None))
     lost = len(start.failed_resets)
     capture = None

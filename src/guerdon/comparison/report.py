@@ -49,6 +49,7 @@ from guerdon.comparison.results import (
     number,
     success_unknown,
 )
+from guerdon.comparison.side_by_side import runs_of_a_folder, side_by_side
 from guerdon.errors import DataError, boundary
 from guerdon.files import atomic
 from guerdon.files.json_files import read_json
@@ -379,7 +380,7 @@ def write_report(study_dir: Path, *, out: Path | None = None) -> Path:
     """Write the report of a study, and next to it `gate.jsonl` where its reward models have known effects.
 
     Args:
-        study_dir: what `guerdon compare` wrote, finished or not.
+        study_dir: what `guerdon compare` wrote, finished or not; or a folder in which runs lie side by side.
         out: the file to write; `study_dir/report.html` without it.
 
     Returns:
@@ -388,7 +389,7 @@ def write_report(study_dir: Path, *, out: Path | None = None) -> Path:
     Raises:
         DataError: the directory holds no study.
     """
-    study = read.read_study(study_dir)
+    study = side_by_side(study_dir) if runs_of_a_folder(study_dir) else read.read_study(study_dir)
     context = _study_context(study)
     videos = choose_videos([run for run in study.runs if run.status != "missing"])
     if rows := gate_rows(study):

@@ -5,6 +5,7 @@ print(RunStage(resume=True).work(study).line)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from guerdon.comparison.report import write_single_report
 from guerdon.files.json_files import read_lines
 from guerdon.pages.table import ResultTable
 from guerdon.plan.estimate import estimate_run
+from guerdon.rl.best_policy import FOLDER
 from guerdon.rl.log import true_success
 from guerdon.settings.study import Study
 
@@ -44,7 +46,17 @@ class RunResult(NamedTuple):
         lines = [true_success(self.summary["final"])]
         if episodes := self.summary.get("episodes"):
             lines.append(", ".join(f"{count} {name}" for name, count in episodes.items()) + " episodes in training")
+        if best := self.summary.get("best"):
+            lines.append(best_policy(best))
         return "\n".join([*lines, f"wrote {self.folder} and {self.report}"])
+
+
+def best_policy(best: Mapping[str, Any]) -> str:
+    """The best policy of a run in words, from `best` of its `COMPLETE`."""
+    chosen = f"best policy: that of step {best['step']:,} ({true_success(best['evaluation'])}), in {FOLDER}"
+    if best["fresh"] is None:
+        return f"{chosen}; no fresh evaluation: {best['why']}"
+    return f"{chosen}; with fresh starts {true_success(best['fresh'])}"
 
 
 @dataclass(frozen=True)
@@ -68,6 +80,10 @@ class RunStage:
         from guerdon.rl.profile import check_iterations
 
         check_iterations(self.profile)
+        if self.resume:
+            from guerdon.rl.run import continued
+
+            study = continued(study)
         if study.text:
             from guerdon.rl.build_text import check_text
 

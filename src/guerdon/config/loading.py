@@ -44,9 +44,11 @@ from guerdon.errors import ConfigError
 from guerdon.secrets import clean_key, hide, remember
 
 __all__ = [
+    "ABSENT",
     "Tree",
     "api_key",
     "apply_overrides",
+    "differences",
     "dot_env",
     "holds",
     "load",
@@ -242,6 +244,8 @@ def to_yaml(config: BaseModel) -> str:
 
 _WRITTEN_BEFORE = (("policy", "type", "mlp"),)
 """Section, key and value that earlier files have where it was not given."""
+ABSENT = "not given"
+"""What `differences` says of a key that only the other side has."""
 _FREE = ("max_usd", "cpu_offload", "collective_timeout")
 
 
@@ -253,13 +257,40 @@ def holds(path: Path, config: BaseModel) -> bool:
     Raises:
         ConfigError: the file cannot be read.
     """
+    return not differences(path, config)
+
+
+def differences(path: Path, config: BaseModel) -> dict[str, tuple[Any, Any]]:
+    """The dotted keys in which a file that `to_yaml` wrote differs from a configuration, but for those in `_FREE`.
+
+    Args:
+        path: of the file.
+        config: the configuration.
+
+    Returns:
+        The value in the file and the value here, without secrets, `ABSENT` where there is none.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
     written = read_yaml(path).data
     here = parse_yaml(to_yaml(config), "")[0]  # without its secrets, as the file
     for section, key, default in _WRITTEN_BEFORE:
         old, new = ({} if not isinstance(one.get(section), dict) else one[section] for one in (written, here))
         if key not in new and old.get(key) == default:
             del old[key]
-    return bool(_without_free(written) == _without_free(here))
+    return _differing(_without_free(written), _without_free(here), "")
+
+
+def _differing(one: Any, other: Any, path: str) -> dict[str, tuple[Any, Any]]:
+    """The dotted keys below a path in which two plain values differ."""
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        return {} if one == other else {path: (one, other)}
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in [*one, *(key for key in other if key not in one)]:
+        below = f"{path}.{key}" if path else str(key)
+        found |= _differing(one.get(key, ABSENT), other.get(key, ABSENT), below)
+    return found
 
 
 def _without_free(value: Any) -> Any:

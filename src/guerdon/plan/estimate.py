@@ -329,7 +329,7 @@ def estimate_run(study: Study) -> dict[str, Any]:
             "bytes": int(text_bytes(size, runner.keep_checkpoints)),
         }
     length = env.max_episode_steps
-    evaluations *= length or 0
+    evaluations = (evaluations + runner.episodes_of_best) * (length or 0)
     simulate, render = SPEED.get(env.type, OTHER_SPEED)
     scored = [_frames_of(s, length or 1) for s in _used(study) if _arch(study, s) != "mlp"]
     frames = max(scored, default=0) * runner.total_steps // (length or 1)

@@ -62,6 +62,13 @@ def doing(what: str) -> Iterator[None]:
         _under_way.remove(what)
 
 
+def tell(text: str) -> None:
+    """Show a text in the line of the newest bar, from inside of one of its steps; nothing where there is no bar."""
+    bars = [one for one in tuple(_under_way) if isinstance(one, ProgressBar)]
+    if bars:
+        bars[-1].show(text)
+
+
 @contextmanager
 def heartbeat(command: str) -> Iterator[None]:
     """Where there is no terminal, write what is being done whenever no line was written for `QUIET_S`.
@@ -108,7 +115,7 @@ class ProgressBar:
     def __init__(self, total: int, *, what: str = "steps", lines: int = 0) -> None:
         self._bar: Progress | None = None
         self._total, self._what, self._lines = total, what, lines
-        self._written = 0
+        self._written = self._done = 0
         self._line = f"{what} 0/{total}"
         _under_way.append(self)
         if _animated():
@@ -127,14 +134,20 @@ class ProgressBar:
 
     def advance(self, done: int, text: str) -> None:
         """Move the bar to `done`; without a terminal, write a line each time another share of the total is done."""
+        self._done = done
+        self.show(text)
         if self._bar is not None:
-            self._bar.update(self._task, completed=done, description=hide(text))
             return
-        self._line = f"{self._what} {done}/{self._total}" + (f": {text}" if text else "")
         share = done * self._lines // max(self._total, 1)
         if share > self._written:
             self._written = share
             log_line(self._line)
+
+    def show(self, text: str) -> None:
+        """Change the text beside the bar, and in the lines of `heartbeat`."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._done, description=hide(text))
+        self._line = f"{self._what} {self._done}/{self._total}" + (f": {text}" if text else "")
 
     def write_line(self, line: str) -> None:
         """Write one line above the bar."""

@@ -24,7 +24,14 @@ from torch import Tensor
 from guerdon.compute import profiling
 from guerdon.compute.finite import DIVERGED, first_non_finite
 from guerdon.compute.optimizers import under
-from guerdon.errors import ClusterError, ConfigError, GuerdonError, NonFiniteError, TooManyFailuresError
+from guerdon.errors import (
+    ClusterError,
+    ConfigError,
+    GuerdonError,
+    NonFiniteError,
+    SimulatorError,
+    TooManyFailuresError,
+)
 from guerdon.files.atomic import write_json
 from guerdon.policies.robots.robot import RobotPolicy
 from guerdon.processes.clock import counted
@@ -32,6 +39,7 @@ from guerdon.processes.progress import ProgressBar, doing, timed
 from guerdon.rewards.failures import EVALUATION, FailureCounter, failure_rows, refuse_failures
 from guerdon.rewards.source import GroundTruth
 from guerdon.rl import checkpoint as ckpt
+from guerdon.rl.best_policy import BestPolicy
 from guerdon.rl.episode_stats import TRUTH
 from guerdon.rl.log import RunLog, open_sinks, true_success
 from guerdon.rl.parts import Parts
@@ -53,6 +61,21 @@ from guerdon.types import Failure, Metrics, Rewards, Rollout
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def acting_with(policy: RobotPolicy, weights: dict[str, Tensor]) -> Iterator[None]:
+    """Inside the block a policy has other weights."""
+    own = _copied(policy)
+    try:
+        policy.load_tensors(weights)
+        yield
+    finally:
+        policy.load_tensors(own)
+
+
+def _copied(policy: RobotPolicy) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in policy.tensors().items()}
+
+
 class PolicyAverage:
     """An exponential moving average of a policy's weights; what else it stores, such as statistics, is current.
 
@@ -65,7 +88,7 @@ class PolicyAverage:
     def __init__(self, policy: RobotPolicy, decay: float) -> None:
         self._policy, self._decay = policy, decay
         self._learned = {name for name, _ in policy.named_parameters()}
-        self._average = self._weights()
+        self._average = _copied(policy)
         if not self._learned & self._average.keys():
             raise ConfigError.about(
                 "algorithm.ema_decay", "needs a policy whose tensors have the names of its parameters: remove it"
@@ -77,7 +100,7 @@ class PolicyAverage:
         Raises:
             ConfigError: the policy stores other tensors than before.
         """
-        now, before = self._weights(), self._average
+        now, before = _copied(self._policy), self._average
         shapes = [{name: value.shape for name, value in one.items()} for one in (now, before)]
         if shapes[0] != shapes[1]:
             changed = min(name for name in now.keys() | before.keys() if shapes[0].get(name) != shapes[1].get(name))
@@ -88,15 +111,9 @@ class PolicyAverage:
         for name, value in now.items():
             self._average[name] = before[name].lerp(value, 1 - self._decay) if name in self._learned else value
 
-    @contextmanager
-    def acting(self) -> Iterator[None]:
+    def acting(self) -> AbstractContextManager[None]:
         """Inside the block the policy has the averaged weights."""
-        own = self._weights()
-        try:
-            self._policy.load_tensors(self._average)
-            yield
-        finally:
-            self._policy.load_tensors(own)
+        return acting_with(self._policy, self._average)
 
     def tensors(self) -> dict[str, Tensor]:
         """The averaged weights, by name."""
@@ -105,9 +122,6 @@ class PolicyAverage:
     def load_tensors(self, stored: Mapping[str, Tensor]) -> None:
         """Return to what `tensors` gave."""
         self._average = {name: value.to(self._average[name].device) for name, value in stored.items()}
-
-    def _weights(self) -> dict[str, Tensor]:
-        return {name: value.detach().clone() for name, value in self._policy.tensors().items()}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -142,6 +156,7 @@ class Loop:
     Attributes:
         collector, sources, learner, stats: the parts that hold state.
         average: of the policy's weights, which is evaluated and kept in its place; None: the last ones are.
+        best: keeps the best policy; None: it is not kept.
         step: environment steps, or responses, up to now: what `runner.total_steps` counts.
     """
 
@@ -161,6 +176,9 @@ class Loop:
         self._seconds: dict[str, float] = {}
         self._evaluated: tuple[int, Mapping[str, float]] | None = None
         self._before: int | None = None  # the step before an iteration after which an evaluation or `_show` is due
+        self.best: BestPolicy | None = None
+        if not study.text and study.runner.episodes_of_best:
+            self.best = BestPolicy(folder, parts.save_policy)
         try:
             self.average = None if decay is None else PolicyAverage(self.learner.policy, decay)
             notes = list(parts.notes)
@@ -169,6 +187,7 @@ class Loop:
                 offsets = self._load(found)
                 at = self.step
                 notes.insert(0, f"resumed from {found}")
+                self._go_on()
             warnings = [f"WARNING: {line}" for line in reward_warnings(study)]
             sinks = open_sinks(study.runner.logger, folder, at, group=study.name, config=study.model_dump_json())
         except GuerdonError:
@@ -183,6 +202,9 @@ class Loop:
     def run(self) -> dict[str, Any]:
         """Run to `runner.total_steps` and return the summary that is also written to `COMPLETE`.
 
+        The checkpoint of the end is from before the evaluation there, so that a longer run leaves what one of that
+        length leaves.
+
         Raises:
             TooManyFailuresError: measurements failed too often; the last checkpoint can be resumed.
             NonFiniteError: training diverged; the last checkpoint is from before.
@@ -194,11 +216,12 @@ class Loop:
                 if self._before is None:
                     self._before = self.step
                     self.iterate()
-                before = self._before
+                before, ended = self._before, self.step >= runner.total_steps
+                place = self._place() if ended else None  # a longer run may not look at the policy here
                 self._look(before)
                 self._stop_if_failing()
-                if _crossed(before, self.step, runner.checkpoint_every) or self.step >= runner.total_steps:
-                    self._save()
+                if ended or _crossed(before, self.step, runner.checkpoint_every):
+                    self._save(place)
                 self._say(self.profile.after())
             self._say(self.profile.close())
             self._stop_if_failing()
@@ -219,7 +242,7 @@ class Loop:
     def iterate(self) -> None:
         """One iteration."""
         self._seconds = {}
-        progress = self.step / self.study.runner.total_steps
+        progress = min(1.0, self.step / self.study.runner.schedule_length)
         rollout = self._collect()
         metrics = self._learn(rollout, before=True)
         ready = {name: source for name, source in self.sources.items() if source.ready}
@@ -357,6 +380,9 @@ class Loop:
         result = self._true_success()
         self.log.metrics("eval", self.step, result)
         self.log.write("timings.jsonl", {"step": self.step, "wall_time": round(self.wall_time, 3), "kind": "eval"})
+        if self.best is not None:
+            with self._averaged():
+                self.best.consider(self.step, result)
         alarm = self.stats.alarm()
         self.progress.write_line(
             f"step {self.step}: {true_success(result)}, "
@@ -392,13 +418,16 @@ class Loop:
         for name, (more, own) in {"collector": self.collector.state(), **stored}.items():
             tensors |= {f"{name}.{k}": v for k, v in more.items()}
             values[name] = own
-        return tensors, values | {
-            "step": self.step,
+        values |= {"step": self.step, "wall_time": self.wall_time, "stats": self.stats.state_dict()}
+        return tensors, values | self._place()
+
+    def _place(self) -> dict[str, Any]:
+        """The part of the state that a look at the policy changes."""
+        return {
             "before": self._before,
-            "wall_time": self.wall_time,
-            "stats": self.stats.state_dict(),
             "failures": self.failures.state_dict(),
             "offsets": self.log.offsets(),
+            "best": None if self.best is None else self.best.state(),
         }
 
     def _load(self, path: Path) -> dict[str, int]:
@@ -414,8 +443,18 @@ class Loop:
         self.failures.load_state_dict(values["failures"])
         self.step, self._wall_before = int(values["step"]), float(values["wall_time"])
         self._before = values["before"]
+        if self.best is not None:
+            self.best.restore(values.get("best"))
         offsets: dict[str, int] = values["offsets"]
         return offsets
+
+    def _go_on(self) -> None:
+        """Remove what is made again where it is due: the end, and what the report shows from the checkpoint on."""
+        (self.folder / "COMPLETE").unlink(missing_ok=True)
+        for shown in (self.folder / "films").glob("step_*"):
+            step = int(shown.stem.removeprefix("step_"))
+            if step > self.step or (step == self.step and self._before is not None):
+                shown.unlink()
 
     @property
     def _skipped(self) -> int:
@@ -423,8 +462,11 @@ class Loop:
         learning = (source.skipped_in_a_row for source in self.sources.values())
         return max(self.learner.skipped_in_a_row, *learning)
 
-    def _save(self) -> None:
+    def _save(self, place: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint; not of weights whose last update was skipped, as they may have diverged.
+
+        Args:
+            place: from which a run goes on, an earlier `_place` of this step; None: from here.
 
         Raises:
             NonFiniteError: weights are not finite, or the run would end with such weights.
@@ -441,7 +483,10 @@ class Loop:
         if self.parts.videos is not None:
             self.parts.videos.flush()
         keep = self.study.runner.keep_checkpoints
-        ckpt.save_checkpoint(self.folder / "checkpoints", self.step, *self._state(), keep=keep)
+        tensors, values = self._state()
+        ckpt.save_checkpoint(self.folder / "checkpoints", self.step, tensors, {**values, **(place or {})}, keep=keep)
+        if self.best is not None:
+            self.best.forget()
         if (saved := getattr(self.learner, "saved", None)) is not None:
             saved(keep)
         self._start = None
@@ -469,12 +514,34 @@ class Loop:
             "failures": dict(self.failures.reasons),
             "scored": self.failures.scored,
         }
+        if self.best is not None and self.best.found is not None:
+            summary["best"] = self._best(self.best)
         if self.stats.reported:
             summary["episodes"] = {**self.stats.reported, "unfinished": self.stats.unfinished}
         write_json(self.folder / "COMPLETE", summary)
         if self.study.runner.keep_checkpoints == 0:
             shutil.rmtree(self.folder / "checkpoints")
         return summary
+
+    @doing("evaluating the best policy")
+    def _best(self, best: BestPolicy) -> dict[str, Any]:
+        """Keep the policy of the best evaluation: its step, that evaluation, and what it achieves in fresh episodes.
+
+        `fresh` is None where there can be none; `why` says why.
+        """
+        best.publish()
+        policy, episodes = self.learner.policy, self.study.runner.episodes_of_best
+        kept = {**(best.state() or {}), "fresh": None}
+        if policy.sharded:
+            return {**kept, "why": "its weights are spread over several learners"}
+        try:  # the run is over: what breaks here takes nothing from it
+            with acting_with(policy, best.weights()):
+                fresh = self.collector.evaluate(policy, episodes=episodes, step=self.step, fresh=True)
+        except SimulatorError as error:
+            return {**kept, "why": str(error)}
+        if not fresh["episodes"]:
+            return {**kept, "why": "no start is left that no other episode has, or the simulator broke in all of them"}
+        return {**kept, "fresh": fresh}
 
 
 def _shown(summary: Mapping[str, Any]) -> str:

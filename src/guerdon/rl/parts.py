@@ -32,8 +32,15 @@ class Collector(Protocol[_Policy, Collected]):
     def collect(self, policy: _Policy, *, version: int = 0, warm_up: bool = False) -> Rollout[Collected]:
         """The next rollout, with the `version` of the weights; after `warm_up` ones only reward models learn."""
 
-    def evaluate(self, policy: _Policy, *, episodes: int, step: int = 0) -> dict[str, float]:
-        """True success of the policy as it is; nothing of the run changes by it."""
+    def evaluate(self, policy: _Policy, *, episodes: int, step: int = 0, fresh: bool = False) -> dict[str, float]:
+        """True success of the policy as it is; nothing of the run changes by it.
+
+        Args:
+            policy: what acts.
+            episodes: how many.
+            step: of the run.
+            fresh: robots: from starts that no other episode of the run has.
+        """
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and JSON-able values of everything that decides later rollouts."""

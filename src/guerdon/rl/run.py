@@ -1,6 +1,7 @@
-"""`guerdon run`: one run in its own folder, with the record of what made it.
+"""`guerdon run`: one run in its own folder, with the record of what made it; a run that goes on, also beyond its end.
 
-This module does not know studies of several runs.
+A run goes on with the configuration that it began with, but for the keys in `LATER`, which change nothing that it has
+done. This module does not know studies of several runs.
 
     folder, summary = run(load(Study, path), resume=True)
 """
@@ -15,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from guerdon.compute import distributed
-from guerdon.config.loading import holds, to_yaml
+from guerdon.config.loading import ABSENT, differences, to_yaml
 from guerdon.config.modules import MODULES_FOLDER, also_in
+from guerdon.config.tree import describe, read_yaml
 from guerdon.errors import ConfigError, GuerdonError
 from guerdon.files import atomic, provenance
 from guerdon.files.atomic import held
@@ -27,9 +29,15 @@ from guerdon.rl.loop import Loop
 from guerdon.rl.profile import check_iterations
 from guerdon.rl.reward_warnings import reward_warnings
 from guerdon.settings.data import run_prompts
+from guerdon.settings.runner import RunnerSettings
 from guerdon.settings.study import Study
 
 RAY_LEARNERS = "guerdon.engines.ray_learners:lead"
+_INTERVALS = ("total_steps", "schedule_steps", "eval_every", "eval_episodes", "checkpoint_every", "keep_checkpoints")
+_SHOWN = ("film_every", "film_frames", "save_video", "video_share", "video_every", "best_episodes")
+LATER = tuple(f"runner.{key}" for key in (*_INTERVALS, *_SHOWN))
+"""Keys that may change while a run goes on."""
+_MOST_SAID = 3  # changes that a message names
 
 
 def run_folder(study: Study) -> Path:
@@ -38,7 +46,7 @@ def run_folder(study: Study) -> Path:
 
 
 def run(study: Study, *, resume: bool = False, profile: int = 0) -> tuple[Path, dict[str, Any]]:
-    """Run to the end, or go on with a run that was cut off.
+    """Run to the end, go on with a run that was cut off, or with a complete one to a larger `runner.total_steps`.
 
     A folder in which nothing was recorded yet, because the run that made it failed or was killed before its first
     step, is taken over.
@@ -52,7 +60,7 @@ def run(study: Study, *, resume: bool = False, profile: int = 0) -> tuple[Path, 
         The run's folder and its summary.
 
     Raises:
-        ConfigError: the folder is taken, or holds another configuration; or a language model has no prompts.
+        ConfigError: the folder is taken, or holds a run with another past; or a language model has no prompts.
         GuerdonError: whatever stopped the run; it is also written to `FAILED.json`.
     """
     check_iterations(profile)
@@ -62,14 +70,16 @@ def run(study: Study, *, resume: bool = False, profile: int = 0) -> tuple[Path, 
     distributed.check_offload(study.policy, learners)
     folder = run_folder(study)
     busy = f"{folder} is in use by another run; wait for its end, or choose another runner.logger.experiment_name"
-    kept = resume and _is_complete(folder)  # and nothing of it is written
+    kept = resume and _at_end(study, folder)  # and nothing of it is written
     with nullcontext() if kept else held(folder, busy=busy):
-        _check_folder(study, folder, resume=resume)
-        if _is_complete(folder):
+        _check_folder(folder, resume=resume)
+        study = continued(study)
+        if _at_end(study, folder):
             if profile:
                 log_line(f"no profile: {folder} is complete; choose another runner.logger.experiment_name")
             return folder, json.loads((folder / "COMPLETE").read_bytes())
-        atomic.write_text(folder / "config.yaml", to_yaml(study))
+        if not _begun(folder):
+            atomic.write_text(folder / "config.yaml", to_yaml(study))
         (folder / "FAILED.json").unlink(missing_ok=True)
         with _failure_noted(folder), also_in(modules_of(folder) if resume else None):
             if study.engine == "local" or learners == 1:
@@ -91,26 +101,83 @@ def modules_of(folder: Path) -> str | None:
     return found if isinstance(found, str) and Path(found).is_dir() else None
 
 
-def _check_folder(study: Study, folder: Path, *, resume: bool) -> None:
-    """Refuse a folder with another run, or with this one where it is not to be resumed."""
-    config = folder / "config.yaml"
-    if not config.exists():
+def _check_folder(folder: Path, *, resume: bool) -> None:
+    """Refuse a folder with a run that is not to be resumed."""
+    if resume or not (folder / "config.yaml").exists() or not (_begun(folder) or _recorded(folder)):
         return
-    begun = _begun(folder)
-    if not resume and (begun or _recorded(folder)):
-        raise ConfigError(
-            f"{folder} already holds a run; go on with it by --resume, or choose another runner.logger.experiment_name"
+    longer = 2 * _planned(folder).total_steps
+    raise ConfigError(
+        f"{folder} already holds a run; go on with it by --resume, to a larger length by --resume "
+        f"runner.total_steps={longer}, or choose another runner.logger.experiment_name"
+    )
+
+
+def continued(study: Study) -> Study:
+    """The configuration with which the run in its folder goes on; where there is none, as it is.
+
+    Schedules go over what they began with, unless `runner.schedule_steps` is given.
+
+    Raises:
+        ConfigError: the run has another past, no checkpoint is left, or the learning rate would be 0.
+    """
+    folder = run_folder(study)
+    config = folder / "config.yaml"
+    if not config.exists() or not _begun(folder):
+        return study
+    _check_past(study, config)
+    runner, before = study.runner, _planned(folder)
+    length = before.schedule_length
+    if runner.total_steps != before.total_steps:
+        _check_steps(folder, runner.total_steps)
+    if not study.schedules or runner.schedule_steps is not None or length == runner.total_steps:
+        return study
+    study = study.model_copy(update={"runner": runner.model_copy(update={"schedule_steps": length})})
+    study.check_rate()
+    if runner.total_steps > length:
+        log_line(
+            f"{', '.join(study.schedules)}: as it was at step {length} from there on, where the run began with that "
+            f"length; runner.schedule_steps={runner.total_steps} goes on changing it"
         )
-    if begun and not holds(config, study):
-        raise ConfigError(
-            f"{folder} was started with another configuration ({config}); a run is resumed with the one it began "
-            "with. Choose another runner.logger.experiment_name for the new one"
+    return study
+
+
+def _check_past(study: Study, config: Path) -> None:
+    """Refuse a change of what decided the past of a run."""
+    changed = {key: values for key, values in differences(config, study).items() if key not in LATER}
+    if not changed:
+        return
+    said = [f"{key} is {_shown(here)}, and was {_shown(before)}" for key, (before, here) in changed.items()]
+    raise ConfigError(
+        f"{'; '.join(said[:_MOST_SAID])}: {config.parent} was started with another configuration, and a run goes on "
+        f"with the one it began with, but for {', '.join(LATER)}. Choose another runner.logger.experiment_name for the "
+        "new one",
+        key=next(iter(changed)),
+    )
+
+
+def _shown(value: Any) -> str:
+    return ABSENT if value == ABSENT else describe(value)
+
+
+def _check_steps(folder: Path, steps: int) -> None:
+    """Refuse a length that a run is beyond, and a complete run that kept no checkpoint."""
+    checkpoints = sorted((folder / "checkpoints").glob("step_*"))
+    if not checkpoints:
+        raise ConfigError.about(
+            "runner.total_steps",
+            f": {folder} is complete and kept no checkpoint (runner.keep_checkpoints 0), so that it cannot go on; "
+            f"start another run from its policy: policy.checkpoint={folder}/policy",
         )
+    done = int(checkpoints[-1].name.removeprefix("step_"))
+    if steps < done:
+        raise ConfigError.about("runner.total_steps", f"{steps}: {folder} has taken {done} steps already")
 
 
 def _loop(study: Study, folder: Path, *, resume: bool, profile: int) -> Loop:
     """The loop of a run, and the record of what made it: of a run that is refused there is none."""
     loop = Loop(study, folder, resume=resume, profile=profile)
+    if resume:
+        atomic.write_text(folder / "config.yaml", to_yaml(study))
     if not _begun(folder) or not (folder / "run.json").exists():
         atomic.write_json(folder / "run.json", _card(study))
     return loop
@@ -141,9 +208,17 @@ def _card(study: Study) -> dict[str, Any]:
     return card | ({"warnings": warnings} if warnings else {})
 
 
-def _is_complete(folder: Path) -> bool:
-    """Whether a run ended there."""
-    return (folder / "COMPLETE").is_file() and (folder / "config.yaml").is_file()
+def _at_end(study: Study, folder: Path) -> bool:
+    """Whether a run ended there that is as long as this one."""
+    if not (folder / "COMPLETE").is_file() or not (folder / "config.yaml").is_file():
+        return False
+    return study.runner.total_steps <= _planned(folder).total_steps
+
+
+def _planned(folder: Path) -> RunnerSettings:
+    """The lengths that a run was last started with, from the section `runner` of its configuration."""
+    given = read_yaml(folder / "config.yaml").data.get("runner") or {}
+    return RunnerSettings(**{key: given[key] for key in ("total_steps", "schedule_steps") if key in given})
 
 
 def _begun(folder: Path) -> bool:

@@ -140,7 +140,7 @@ class _SharedSettings(Settings):
         None, "clip_ratio_c", gt=1, description="dual clip (1912.09729): bound for negative advantages"
     )
     entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus")
-    lr_schedule: Schedule = Field("constant", description="how the learning rate falls to 0 over runner.total_steps")
+    lr_schedule: Schedule = Field("constant", description="how the learning rate falls to 0 over runner.schedule_steps")
 
     @model_validator(mode="after")
     def _own_estimator(self) -> Self:

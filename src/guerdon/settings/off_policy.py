@@ -165,7 +165,7 @@ class DQNSettings(ReplayAlgorithmSettings):
     type: Literal["dqn"] = Field("dqn", description="robots and games with discrete actions, off-policy")
     learning_rate: float = Field(1e-3, ge=0, description="of Adam; with pictures 1e-4 is usual")
     exploration_fraction: float = Field(
-        0.1, gt=0, le=1, description="share of the run over which the share of random actions falls from 1"
+        0.1, gt=0, le=1, description="share of runner.schedule_steps over which that of random actions falls from 1"
     )
     exploration_final_eps: float = Field(0.05, ge=0, le=1, description="share of random actions from then on")
 

@@ -169,7 +169,7 @@ class _RewardModelSection(Settings):
 
     rm_coef: float = Field(5.0, gt=0, description="weight of its advantage")
     verifier_coef: float = Field(5.0, ge=0, description="weight of the outcome's advantage; 0: none")
-    rm_coef_schedule: WeightSchedule = Field("constant", description="how rm_coef changes over the run")
+    rm_coef_schedule: WeightSchedule = Field("constant", description="how rm_coef changes over runner.schedule_steps")
 
     def source_keys(self) -> dict[str, Any]:
         """The keys of the source, but for its weight and discount."""

@@ -89,7 +89,9 @@ class _Source(Settings):
         description="weight of this source in the advantage; of a robot's only source, whose advantages are "
         "normalised, it changes nothing, which the run says at its start",
     )
-    reward_weight_schedule: WeightSchedule = Field("constant", description="how reward_weight changes over the run")
+    reward_weight_schedule: WeightSchedule = Field(
+        "constant", description="how reward_weight changes over runner.schedule_steps"
+    )
     adaptive_weight: ShareSettings | None = Field(
         None, description="learn the weight: it starts as reward_weight and keeps the source's share of the signal"
     )

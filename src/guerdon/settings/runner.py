@@ -6,6 +6,7 @@ RunnerSettings(total_steps=20_000, logger=LoggerSettings(log_path="runs", wandb=
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -38,11 +39,25 @@ class LoggerSettings(Settings):
 class RunnerSettings(Settings):
     """`runner`: how long, how often, from where."""
 
+    left_out: ClassVar[frozenset[str]] = frozenset({"schedule_steps", "best_episodes"})  # so that earlier runs resume
     logger: LoggerSettings = Field(LoggerSettings(), description="where a run writes")
     seed: Seed = Field(0, description="of weights, exploration and every reset")
     total_steps: int = Field(100_000, ge=1, description="environment steps, all copies together")
+    schedule_steps: int | None = Field(
+        None,
+        ge=1,
+        description="environment steps over which schedules go: algorithm.lr_schedule, reward_weight_schedule, the "
+        "exploration of dqn; from then on they keep their last value. null: total_steps, of a run that goes on "
+        "those that it began with",
+    )
     eval_every: int = Field(10_000, ge=1, description="environment steps between evaluations of the policy")
     eval_episodes: int = Field(20, ge=1, description="episodes per evaluation, rounded up to a multiple of num_envs")
+    best_episodes: int | None = Field(
+        None,
+        ge=0,
+        description="robots: fresh episodes, from starts that no other ones have, over which the policy of the best "
+        "evaluation is evaluated at the end; it is kept in policy_best/. null: eval_episodes; 0: it is not kept",
+    )
     checkpoint_every: int = Field(50_000, ge=1, description="environment steps between checkpoints")
     keep_checkpoints: int = Field(2, ge=0, description="newest checkpoints kept; 0: none once the run is complete")
     save_reward_models: bool = Field(True, description="write reward models that were refitted during the run")
@@ -75,3 +90,13 @@ class RunnerSettings(Settings):
         description="updates between the weights that collect a rollout and those that learn from it: so many rollouts "
         "are collected ahead, while the learner updates; 0: rollouts and updates take turns",
     )
+
+    @property
+    def schedule_length(self) -> int:
+        """Environment steps over which schedules go."""
+        return self.schedule_steps or self.total_steps
+
+    @property
+    def episodes_of_best(self) -> int:
+        """Fresh episodes of the best policy; 0: it is not kept."""
+        return self.eval_episodes if self.best_episodes is None else self.best_episodes

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
@@ -38,7 +39,7 @@ from guerdon.settings.policy import (
 from guerdon.settings.reward import RewardModelSection, RewardSettings, check_truth
 from guerdon.settings.reward_models import judging_text, relative
 from guerdon.settings.reward_source import RobotSource, RunSource, TextSource
-from guerdon.settings.runner import RunnerSettings
+from guerdon.settings.runner import LoggerSettings, RunnerSettings
 from guerdon.settings.search import SearchSettings
 from guerdon.settings.text_policy import (
     NAME_A_MODEL,
@@ -262,6 +263,40 @@ class Study(Settings):
         return readers
 
     @property
+    def schedules(self) -> list[str]:
+        """The keys of a run by which something changes over `runner.schedule_steps`."""
+        sources: Mapping[str, Any] = self.text_sources if self.text else {}
+        if not self.text and self.reward.use_reward_model:
+            sources = self.robot_sources
+        followed = [] if self.fixed_rate else ["algorithm.lr_schedule"]
+        followed += ["algorithm.exploration_fraction"] if self.algorithm.type == "dqn" else []
+        short = None if self.reward_model is None else self.reward_model.source_name
+        for name, source in sources.items():
+            if source.reward_weight_schedule != "constant":
+                key = f"reward.sources.{name}.reward_weight_schedule"
+                followed.append("reward_model.rm_coef_schedule" if name == short else key)
+        return followed
+
+    @property
+    def fixed_rate(self) -> bool:
+        """Whether the learning rate of the policy is the same in the whole run."""
+        return getattr(self.algorithm, "lr_schedule", "constant") == "constant"
+
+    def check_rate(self) -> None:
+        """Refuse a run whose learning rate is 0 before its end.
+
+        Raises:
+            ConfigError: with the key that says how long it falls.
+        """
+        length, steps = self.runner.schedule_length, self.runner.total_steps
+        if not self.fixed_rate and length < steps:
+            raise ConfigError.about(
+                "runner.schedule_steps",
+                f"{length}: algorithm.lr_schedule ends there with a learning rate of 0, and nothing would be learned "
+                f"up to runner.total_steps {steps}: set schedule_steps to {steps} or more",
+            )
+
+    @property
     def image_models(self) -> dict[str, ImageTrainSettings]:
         """The reward models of a robot study that look at frames."""
         return {k: m for k, m in self.train.items() if isinstance(m, ResNetTrainSettings | ProgressTrainSettings)}
@@ -345,6 +380,11 @@ class Study(Settings):
             given = {key for key in rule.keys if _given(self, key, stored=rule.stored)}
             if given and rule.idle(self):
                 refuse(given, rule.why.format(self))
+        return self
+
+    @model_validator(mode="after")
+    def _rate_lasts(self) -> Self:
+        self.check_rate()
         return self
 
     @model_validator(mode="after")
@@ -714,6 +754,8 @@ IDLE = (
     ),
     Rule(("runner.save_video",), lambda s: s.text, "policy.type text, which shows nothing", stored=True),
     Rule(("runner.film_frames",), lambda s: s.text, "policy.type text"),
+    Rule(("runner.best_episodes",), lambda s: s.text, "policy.type text"),
+    Rule(("runner.schedule_steps",), lambda s: not s.schedules, "without a schedule"),
     Rule(
         ("sft.mistakes",),
         lambda s: s.data is not None and s.data.type != "generated",
@@ -727,12 +769,13 @@ _PYTHON_FILE = re.compile(r"(?:.*/)?(?P<module>\w+)\.py(?::(?P<name>\w+))?")
 _ENVIRONMENT_ID = re.compile(r"(?:(?=.*-v\d+$)(?:.+[:/])?|[\w.]+:)([^:/]+)")
 
 
-def read_study_file(path: Path, overrides: Sequence[str] = ()) -> Study:
+def read_study_file(path: Path, overrides: Sequence[str] = (), *, resume: bool = False) -> Study:
     """A study file; or the study of a Gymnasium id or an environment class, with the environment's own reward.
 
     Args:
         path: of the file, the id, or `module:Class`.
         overrides: dotted: `runner.seed=3`.
+        resume: the run of an id goes on as it was begun, but for the overrides.
 
     Raises:
         ConfigError: anything wrong in it, with file and line.
@@ -745,4 +788,33 @@ def read_study_file(path: Path, overrides: Sequence[str] = ()) -> Study:
     if named is None or path.is_file():
         return load(Study, path, overrides)
     words = [f"env.task={path}", "env.type=gymnasium", "env.native_reward=dense", f"work_dir=runs/{named[1]}"]
-    return load(Study, None, [*words, *overrides], origin=str(path))
+    words.append("runner.best_episodes=100")
+    study = load(Study, None, [*words, *overrides], origin=str(path))
+    if "experiment_name" not in study.runner.logger.model_fields_set:
+        words.append(f"runner.logger.experiment_name={_folder_of_id(study)}")
+        study = load(Study, None, [*words, *overrides], origin=str(path))
+    begun = study.runner.logger.folder / "config.yaml"
+    return load(Study, begun, overrides) if resume and begun.is_file() else study
+
+
+def _folder_of_id(study: Study) -> str:
+    """The folder of a run of an id: its algorithm and its seed; that of an earlier version where it has the same."""
+    name, earlier = _algorithm_and_seed(study), LoggerSettings().experiment_name
+    folder = Path(study.runner.logger.log_path)
+    begun = folder / earlier / "config.yaml"
+    if (folder / name).exists() or not begun.is_file():
+        return name
+    with suppress(ConfigError):  # of a version that had other keys
+        if _algorithm_and_seed(load(Study, begun)) == name:
+            return earlier
+    return name
+
+
+def _algorithm_and_seed(study: Study) -> str:
+    """`ppo-seed0`."""
+    algorithm = study.algorithm
+    name: str = algorithm.type
+    if isinstance(algorithm, ControlAlgorithmSettings):
+        name = algorithm.loss if algorithm.adv_estimator == "gae" else algorithm.adv_estimator
+    readable = re.sub(r"[^\w-]+", "_", name)  # a part of a user's own has the name of its module
+    return f"{readable}-seed{study.runner.seed}"

@@ -1,0 +1,57 @@
+"""Runs that lie side by side: arms and seeds from the names of their folders, and what makes them less comparable."""
+
+import json
+
+import pytest
+from synthetic_study import rising, write_run
+
+from guerdon.comparison.report import write_report
+from guerdon.comparison.results import comparison_rows
+from guerdon.comparison.side_by_side import runs_of_a_folder, side_by_side
+from guerdon.errors import DataError
+
+
+def run(folder, name, seed, final, **algorithm):
+    config = {"runner": {"seed": seed, "total_steps": 80_000}, "algorithm": {"gamma": 0.99, **algorithm}}
+    write_run(folder / name, success=rising(final), config=config)
+    (folder / name / "run.json").write_text(json.dumps({"task": "CartPole-v1", "seed": seed}))
+
+
+def test_algorithms_are_compared_by_seed(tmp_path):
+    for seed in range(3):
+        run(tmp_path, f"ppo-seed{seed}", seed, 0.2 + 0.01 * seed)
+        run(tmp_path, f"dqn-seed{seed}", seed, 0.8 + 0.02 * seed)
+    run(tmp_path, "mine", 0, 0.5)
+    (tmp_path / "notes").mkdir()
+    study = side_by_side(tmp_path)
+    assert (study.name, study.baseline, study.seeds, list(study.arms)) == (
+        "CartPole-v1", "ppo", (0, 1, 2), ["dqn", "mine", "ppo"],
+    )  # fmt: skip
+    rows = {row.arm: row for row in comparison_rows(study)}
+    assert {arm: row.n_runs for arm, row in rows.items()} == {"ppo": 3, "dqn": 3, "mine": 1}
+    assert rows["dqn"].conclusion == "better"
+    assert rows["dqn"].difference.interval.estimate == pytest.approx(0.61)
+    assert not study.notes
+    assert "dqn beats ppo" in write_report(tmp_path).read_text()
+
+
+def test_what_makes_runs_less_comparable_is_said(tmp_path):
+    run(tmp_path, "ppo-seed0", 0, 0.2)
+    run(tmp_path, "ppo-seed1", 1, 0.2, gamma=0.9)
+    path = tmp_path / "ppo-seed1" / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:12]))
+    notes = side_by_side(tmp_path).notes
+    assert len(notes) == 2
+    assert "different lengths" in notes[0]
+    assert "The runs of ppo differ in algorithm.gamma, not" in notes[1]
+
+
+def test_what_is_no_folder_of_runs(tmp_path):
+    with pytest.raises(DataError, match="no runs"):
+        side_by_side(tmp_path)
+    run(tmp_path, "ppo-seed0", 0, 0.2)
+    run(tmp_path, "ppo", 0, 0.2)
+    with pytest.raises(DataError, match="ppo and ppo-seed0 have the same name"):
+        side_by_side(tmp_path)
+    (tmp_path / "study.json").write_text("{}")
+    assert runs_of_a_folder(tmp_path) == []
