@@ -112,8 +112,9 @@ class Page:
 
     def pixels(self, selector):
         """An element as the screen shows it, in RGB."""
-        box = f"(({{x, y, width, height}}) => ({{x, y, width, height}}))(document.querySelector('{selector}').getBoundingClientRect())"
-        shot = self.call("Page.captureScreenshot", format="png", clip={**self.js(box), "scale": 1})
+        box = self.js(f"document.querySelector('{selector}').getBoundingClientRect().toJSON()")
+        clip = {name: box[name] for name in ("x", "y", "width", "height")} | {"scale": 1}
+        shot = self.call("Page.captureScreenshot", format="png", clip=clip)
         return Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
 
     def picture(self, path, dark=False):

@@ -47,9 +47,9 @@ def _no_error(tab):
     tab.call("Page.navigate", url="about:blank")
 
 
-def shows(kind, n=8, text="It is {}."):
+def shows(kind, n=8, text="It is %k."):
     """What n items of a kind show."""
-    texts = [text.format(k) for k in range(n)]
+    texts = [text.replace("%k", str(k)) for k in range(n)]
     if kind == "responses":
         return [{"prompt": f"What is {k}?", "response": texts[k], **NO_REFERENCE} for k in range(n)]
     if kind == "pairs":
@@ -174,9 +174,8 @@ def test_the_row_on_screen_is_the_one_drawn_and_the_one_marked(tab):
         tab.open(server.address)
         row_on_screen(tab, 0)
         rows, seen = [0], []
-        for name, by, shift in (
-            [("ArrowRight", 1, 0)] * 3 + [("ArrowRight", 10, SHIFT)] * 3 + [("ArrowLeft", -1, 0)] * 2
-        ):
+        moves = [*[("ArrowRight", 1, 0)] * 3, *[("ArrowRight", 10, SHIFT)] * 3, *[("ArrowLeft", -1, 0)] * 2]
+        for name, by, shift in moves:
             press(tab, name, modifiers=shift)
             rows.append(rows[-1] + by)
             row_on_screen(tab, rows[-1])
@@ -192,9 +191,7 @@ def test_the_row_on_screen_is_the_one_drawn_and_the_one_marked(tab):
         assert read_stripes(tab) == 39
         press(tab, *["ArrowRight"] * 3, "m")
         assert "row 39 of 0 to 39, 1.30 s; moment of success: row 39" in tab.js("document.getElementById('row').value")
-        tab.js(
-            "{ const bar = document.getElementById('scrub'); bar.value = 7; bar.dispatchEvent(new Event('input')); }"
-        )
+        tab.js("window.bar = document.getElementById('scrub'); bar.value = 7; bar.dispatchEvent(new Event('input'))")
         row_on_screen(tab, 7)
         press(tab, "s")
         at(tab, 5)
@@ -250,9 +247,8 @@ def test_a_refused_judgement_is_said(tab):
         server.status = 409
         press(tab, "y")
         tab.wait("!document.getElementById('refused').hidden")
-        assert "right: rows.jsonl: this row has changed <b>" in tab.js(
-            "document.querySelector('#refused li').textContent"
-        )
+        said = tab.js("document.querySelector('#refused li').textContent")
+        assert said == "Not stored: right: rows.jsonl: this row has changed <b>"
         tab.js("document.getElementById('dismiss').click()")
         assert tab.js("document.getElementById('refused').hidden")
 
@@ -261,41 +257,26 @@ FORMULAS = "Array.from(document.querySelectorAll('#item math'), (e) => e.textCon
 
 
 def test_formulas_are_mathml_and_what_would_say_something_else_stays_as_it_is(tab):
-    source = (
-        "Then $x^2$, \\(\\frac{1}{2}\\) and \\[\\boxed{42}\\] cost $5 and $6, `echo $A$`, $\\phantom{x}$, $\\cancel{y}$, "
-        '$\\frac{1}{$ \\$3 $\\char"202E z$ ```\n$b$\n``` $$a\\\\b$$'
-    )
-    with stub("responses", shows("responses", 2, text=source.replace("{", "{{").replace("}", "}}"))) as server:
+    stay = [
+        "cost $5 and $6, `echo $A$`", r"$\phantom{x}$", r"$\cancel{y}$", r"$\frac{1}{$", r"\$3", "```\n$b$\n```",
+        r"$\char" + '"202E z$', r"$\href{x}{y}$", "$" + "{" * 900 + "}" * 900 + "$", "$" + "a" * 3000 + "$",
+    ]  # fmt: skip
+    source = r"Then $x^2$, \(\frac{1}{2}\) and \[\boxed{42}\] then $$a\\b$$ then " + "\nand ".join(stay)
+    with stub("responses", shows("responses", 2, text=source)) as server:
         tab.open(server.address)
-        tab.wait(f"{FORMULAS}.length === 4")
+        tab.wait(f"{FORMULAS}.length === 4 && jobs.length === 0 && !isBusy")
         assert tab.js(FORMULAS)[:3] == ["x2", "12", "42"]
         assert tab.js("document.querySelectorAll('math .boxed').length") == 1
         text = tab.js("document.querySelector('#item .said:last-child').textContent")
-        for kept in (
-            "cost $5 and $6, `echo $A$`",
-            "$\\phantom{x}$",
-            "$\\cancel{y}$",
-            "$\\frac{1}{$",
-            "$b$",
-            '$\\char"202E z$',
-        ):
-            assert kept in text, kept
+        assert [one for one in stay if one not in text] == []
         tab.js("document.getElementById('formulas').click()")
         assert tab.js(FORMULAS) == []
         assert tab.js("document.querySelector('#item .said:last-child').textContent") == source
 
 
 def test_a_formula_that_takes_long_stays_as_it_is(tab):
-    slow = (
-        "$"
-        + "".join(f"\\def\\{b}{{{('\\' + a) * 9}}}" for a, b in zip("xabc", "abcd", strict=True)).replace(
-            "\\x", "xyz" * 60
-        )
-        + "\\d$"
-    )
-    with stub(
-        "responses", shows("responses", 2, text=slow.replace("{", "{{").replace("}", "}}") + " and $x$")
-    ) as server:
+    slow = r"$\def\a{" + "x" * 1000 + "}" + r"\a" * 400 + "$"
+    with stub("responses", shows("responses", 2, text=f"{slow} and $x$")) as server:
         tab.open(server.address)
         tab.wait(f"{FORMULAS}.length === 1")
         assert tab.js(FORMULAS) == ["x"]
@@ -330,17 +311,16 @@ def test_hostile_text_is_text_in_every_field(tab, kind):
         assert tab.js("document.getElementById('summary-view').textContent").count("<script>document") == 4
         press(tab, "Escape")
         tab.js("new Promise((done) => setTimeout(done, 300))")  # formulas were made
-        assert (
-            tab.js("document.querySelectorAll('img, iframe, object, a[href], script:not([src^=static])').length") == 0
-        )
-        assert tab.js("document.querySelectorAll('[style], [href]:not(link), [xlink\\\\:href]').length") == 0
+        for forbidden in ("img, iframe, object, a[href]", "script:not([src^=static])", "[style], [onerror]"):
+            assert tab.js(f"document.querySelectorAll('{forbidden}').length") == 0, forbidden
         press(tab, "u")
         at(tab, 1)
 
 
 CONTRAST = """
 (() => {
-  const paint = Object.assign(document.createElement("canvas"), { width: 1, height: 1 }).getContext("2d", { willReadFrequently: true });
+  const canvas = Object.assign(document.createElement("canvas"), { width: 1, height: 1 });
+  const paint = canvas.getContext("2d", { willReadFrequently: true });
   const over = (colours) => {
     paint.clearRect(0, 0, 1, 1);
     for (const one of colours) { paint.fillStyle = one; paint.fillRect(0, 0, 1, 1); }
@@ -357,7 +337,7 @@ CONTRAST = """
     for (let up = one; up; up = up.parentElement) grounds.unshift(getComputedStyle(up).backgroundColor);
     const [a, b] = [over(grounds), over([...grounds, getComputedStyle(one).color])].map(light).sort((x, y) => y - x);
     const ratio = (a + 0.05) / (b + 0.05);
-    if (ratio < 4.5) low[`${one.tagName}.${one.className}#${one.id} ${one.textContent.trim().slice(0, 20)}`] = ratio.toFixed(2);
+    if (ratio < 4.5) low[`${one.tagName}#${one.id} ${one.textContent.trim().slice(0, 20)}`] = ratio.toFixed(2);
   }
   return low;
 })()
@@ -370,7 +350,7 @@ FOCUSED = """(() => { const one = document.activeElement;
 
 @pytest.mark.parametrize("kind", ["responses", "pairs", "steps", "episodes"])
 def test_it_fits_a_narrow_window_is_readable_and_has_every_control_by_tab(tab, kind):
-    text = "A long word: " + "x" * 300 + " and $x^2" + "+y_{{12}}" * 40 + "$ {}"
+    text = "A long word: " + "x" * 300 + " and $x^2" + "+y_{12}" * 40 + "$ %k"
     guideline = {"text": "Judge the last line. " * 9, "hash": "0"}
     with stub(kind, shows(kind, text=text), guideline=guideline) as server:
         server.tables = [{"title": "People", "columns": ["person", "judgements"], "rows": [["ann", "3"]]}]
@@ -385,11 +365,9 @@ def test_it_fits_a_narrow_window_is_readable_and_has_every_control_by_tab(tab, k
             assert tab.js("document.getElementById('help-view').scrollWidth <= 420")
             assert tab.js(CONTRAST) == {}
             press(tab, "?")
-            ground, ink = tab.js(
-                "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
-            )
-            light = [sum(map(int, re.findall(r"\d+", one)[:3])) for one in (ground, ink)]
-            assert (light[0] < light[1]) == dark
+            colours = "(({ backgroundColor, color }) => [backgroundColor, color])(getComputedStyle(document.body))"
+            ground, ink = [sum(map(int, re.findall(r"\d+", one)[:3])) for one in tab.js(colours)]
+            assert (ground < ink) == dark
         tab.js("document.activeElement.blur()")
         reached = set()
         for _ in range(40):
