@@ -18,6 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from guerdon import __version__
+from guerdon.annotate.command import annotate
 from guerdon.auditing.command import audit
 from guerdon.errors import ConfigError, MissingDependencyError, StudyError, needs_train, place_of
 from guerdon.network.hub import use_token
@@ -52,7 +53,11 @@ class _Verb(TyperCommand):
         check_start()
         use_token()
         ctx.params |= {name: _expanded(value) for name, value in ctx.params.items() if isinstance(value, Path)}
-        with nullcontext() if ctx.info_name == "serve" or ctx.params.get("watch") else heartbeat(str(ctx.info_name)):
+        with (
+            nullcontext()
+            if ctx.info_name in ("serve", "annotate") or ctx.params.get("watch")
+            else heartbeat(str(ctx.info_name))
+        ):
             try:
                 status = super().invoke(ctx)
             except StudyError as error:
@@ -337,6 +342,7 @@ def compare(
 
 
 app.command()(audit)
+app.command()(annotate)
 
 
 @app.command("read")

@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.applications import Starlette
@@ -19,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from guerdon.annotate.figures import figures, tables
 from guerdon.annotate.judgements import SKIP, KeyConflictError, NoSuchItemError, NotHandedError
 from guerdon.annotate.page import page_files
 from guerdon.annotate.session import Session
@@ -115,11 +115,6 @@ def build_app(session: Session, load: AnnotateLoad, *, host: str, tokens: Mappin
 
         return answer
 
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        yield
-        session.films_close()
-
     routes = [
         *(Route(path, file_of(path), methods=["GET"]) for path in files),
         Route("/api/setup", api.setup, methods=["GET"]),
@@ -129,7 +124,7 @@ def build_app(session: Session, load: AnnotateLoad, *, host: str, tokens: Mappin
         Route("/api/summary", api.summary, methods=["GET"]),
     ]
     handlers: Any = {RefusedError: _refused, HTTPException: _http_error, Exception: _fault}
-    app: ASGIApp = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
+    app: ASGIApp = Starlette(routes=routes, exception_handlers=handlers)
     app = RequestMiddleware(app, host=host, limits=LIMITS, load=load, tokens=tokens, public=("/", "/static/"))
     return _WithHeaders(app)
 
@@ -221,8 +216,8 @@ class _Api:
     async def summary(self, request: Request) -> _Json:
         """Figures about the judgements so far."""
         async with self._lock:
-            tables = await asyncio.to_thread(self.session.tables, _person(request))
-        return _Json({"tables": tables})
+            found = await asyncio.to_thread(figures, self.session, _person(request) if self.session.tokens else None)
+        return _Json({"tables": tables(found)})
 
 
 def _person(request: Request) -> str:

@@ -442,8 +442,7 @@ _DRAW_COLUMNS = ("draw", "draw_probability", "pool")
 
 
 def _draws_of(records: Sequence[Record]) -> Draws | None:
-    """How the rows were drawn, where they have the columns of `guerdon annotate`; a row that was not in the pool has
-    nulls.
+    """How the rows were drawn, where they have the columns of `guerdon annotate`; nulls: it was not in the pool.
 
     Raises:
         DataError: what stands there is no draw.
