@@ -6,6 +6,7 @@ guerdon annotate rollouts.jsonl --people ann,bo
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ import typer
 
 from guerdon.errors import ConfigError, needs
 from guerdon.processes.process import shown
+from guerdon.processes.progress import heartbeat
 from guerdon.secrets import hide
 
 if TYPE_CHECKING:
@@ -60,17 +62,19 @@ def annotate(
 ) -> None:
     """Let people judge episodes, responses, pairs or steps in the browser, and write labels. Run again, it goes on."""
     with needs("guerdon annotate needs {name}: pip install 'guerdon[serve]'", ModuleNotFoundError):
-        from guerdon.annotate.session import Wanted, names_of_people, open_session
+        from guerdon.annotate.session import AnnotateSettings, names_of_people, open_session
 
     if show not in (None, "reference"):
         raise ConfigError(f"--show {show}: only the reference answer can be shown, --show reference")
-    wanted = Wanted(
+    wanted = AnnotateSettings(
         data, output or folder_of(data), kind, columns, choose, random_share, seed, overlap, scale, rows, finding,
         tuple(model or ()), names_of_people(people), show is not None, guideline,
     )  # fmt: skip
     if only_export and not (wanted.out / "setup.json").is_file():
         raise ConfigError(f"--export: there are no judgements in {wanted.out}; name their folder, -o OUT")
-    with open_session(wanted) as session:
+    with ExitStack() as stack:
+        with heartbeat("annotate"):
+            session = stack.enter_context(open_session(wanted))
         if not only_export:
             from guerdon.annotate.server import serve
 

@@ -22,7 +22,7 @@ CHOICES = ("random", "uncertain", "disagreement")
 LEAST = 0.01  # value of an item of which nothing is expected
 
 
-class Drawn(NamedTuple):
+class DrawnOrder(NamedTuple):
     """An order of items.
 
     Attributes:
@@ -34,7 +34,7 @@ class Drawn(NamedTuple):
     probabilities: Numbers
 
 
-def draw_order(useful_N: Numbers, *, share: float, rng: np.random.Generator) -> Drawn:
+def draw_order(useful_N: Numbers, *, share: float, rng: np.random.Generator) -> DrawnOrder:
     """Draw all items, one after the other.
 
     A draw is uniform with probability s, and else by the values: the order in which exponential times with these rates
@@ -58,7 +58,7 @@ def draw_order(useful_N: Numbers, *, share: float, rng: np.random.Generator) -> 
         taken[places[draw]] = True
     drawn = useful_N[places]
     left = np.cumsum(drawn[::-1])[::-1]
-    return Drawn(places, share / np.arange(n, 0, -1) + (1 - share) * drawn / left)
+    return DrawnOrder(places, share / np.arange(n, 0, -1) + (1 - share) * drawn / left)
 
 
 def usefulness(choose: str, items: Items, models: dict[str, tuple[Numbers, Numbers]]) -> Numbers:

@@ -1,6 +1,6 @@
 """One folder of judgements: what was asked for when it was begun, its items in their order, and who judges.
 
-with open_session(Wanted("rollouts.jsonl", out=Path("rollouts.labels"))) as session:
+with open_session(AnnotateSettings("rollouts.jsonl", out=Path("rollouts.labels"))) as session:
     session.words, session.setup_for("")
 """
 
@@ -37,7 +37,7 @@ _FIXED = ("kind", "choose", "random_share", "seed", "overlap", "scale", "rows", 
 
 
 @dataclass(frozen=True)
-class Wanted:
+class AnnotateSettings:
     """What `guerdon annotate` is asked for; None: as the folder was begun, or the default.
 
     Attributes:
@@ -179,7 +179,7 @@ def names_of_people(given: str | None) -> tuple[str, ...]:
 
 
 @contextmanager
-def open_session(wanted: Wanted) -> Iterator[Session]:
+def open_session(wanted: AnnotateSettings) -> Iterator[Session]:
     """Begin a folder of judgements, or go on with it; no other process can meanwhile.
 
     Raises:
@@ -211,7 +211,7 @@ def open_session(wanted: Wanted) -> Iterator[Session]:
         yield Session(wanted.out, items, setup, judgements, models, tokens, guideline, wanted.reference, films)
 
 
-def _stored_setup(wanted: Wanted) -> dict[str, Any] | None:
+def _stored_setup(wanted: AnnotateSettings) -> dict[str, Any] | None:
     """What the folder was begun with; None: it was not.
 
     Raises:
@@ -242,12 +242,12 @@ def _stored_setup(wanted: Wanted) -> dict[str, Any] | None:
     return setup
 
 
-def _or_default(wanted: Wanted, name: str) -> Any:
+def _or_default(wanted: AnnotateSettings, name: str) -> Any:
     given = getattr(wanted, name)
     return _DEFAULTS[name] if given is None else given
 
 
-def _begun(wanted: Wanted, items: Items) -> dict[str, Any]:
+def _begun(wanted: AnnotateSettings, items: Items) -> dict[str, Any]:
     """Begin a folder; where that is refused, nothing of it stays."""
     is_new = all(one.name == ".lock" for one in wanted.out.iterdir())
     try:
@@ -258,7 +258,7 @@ def _begun(wanted: Wanted, items: Items) -> dict[str, Any]:
         raise
 
 
-def _begin(wanted: Wanted, items: Items) -> dict[str, Any]:
+def _begin(wanted: AnnotateSettings, items: Items) -> dict[str, Any]:
     """Draw the order of the items, and write what the folder is begun with.
 
     Raises:
@@ -317,7 +317,7 @@ def _scored(model: str, data: str, items: Items) -> tuple[Numbers, Numbers]:
         getattr(loaded, "close", lambda: None)()
 
 
-def _pool(wanted: Wanted, items: Items) -> Flags:
+def _pool(wanted: AnnotateSettings, items: Items) -> Flags:
     """Which items are asked.
 
     Raises:
@@ -355,7 +355,7 @@ def _numbers(given: str) -> set[int]:
     return found
 
 
-def _rows_of(finding: str, wanted: Wanted, items: Items) -> set[int]:
+def _rows_of(finding: str, wanted: AnnotateSettings, items: Items) -> set[int]:
     """The rows of a finding of an audit of the data; of episodes their numbers.
 
     Raises:
@@ -375,7 +375,7 @@ def _rows_of(finding: str, wanted: Wanted, items: Items) -> set[int]:
     return set(map(int, rows))
 
 
-def _tokens(wanted: Wanted, setup: Mapping[str, Any]) -> dict[str, str]:
+def _tokens(wanted: AnnotateSettings, setup: Mapping[str, Any]) -> dict[str, str]:
     """Person by token: those of the folder, and new ones of people that are new.
 
     Raises:
