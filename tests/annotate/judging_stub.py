@@ -21,12 +21,30 @@ POLICY = (
 )
 
 
-def striped(row):
-    """A picture that says its row: eight stripes, black or white, the first of the lowest bit."""
-    stripes = np.array([255 * (row >> bit & 1) for bit in range(8)], np.uint8)
+def stripes(row, size):
+    """A frame of a height and width that says its row: eight stripes, black or white, the first of the lowest bit."""
+    height, width = size
+    shades = np.array([255 * (row >> bit & 1) for bit in range(8)], np.uint8)
+    return np.broadcast_to(shades.repeat(width // 8)[None, :, None], (height, width, 3)).copy()
+
+
+def jpeg(frame):
     with io.BytesIO() as file:
-        Image.fromarray(np.broadcast_to(stripes.repeat(40), (240, 320))).save(file, "JPEG")
+        Image.fromarray(frame).save(file, "JPEG")
         return file.getvalue()
+
+
+def row_on_screen(tab, row):
+    """Wait until the page says that this row is drawn."""
+    tab.wait(f"document.getElementById('row').dataset.row === '{row}'")
+
+
+def read_stripes(tab, camera=0):
+    """The number that the picture of a camera on the page says."""
+    script = f"""(canvas => [...Array(8).keys()].map((bit) =>
+        canvas.getContext('2d').getImageData((bit + 0.5) * canvas.width / 8, canvas.height / 2, 1, 1).data[0] > 127))
+        (document.querySelectorAll('canvas')[{camera}])"""
+    return sum(1 << bit for bit, is_white in enumerate(tab.js(script)) if is_white)
 
 
 class Stub(LocalServer):
@@ -114,7 +132,8 @@ class Handler(QuietHandler):
         elif where.path.startswith("/api/frames/") and stub.frame_error:
             self.answer({"error": {"message": stub.frame_error}}, status=422)
         elif where.path.startswith("/api/frames/"):
-            self.answer(striped(int(unquote(where.path.rpartition("/")[2]))), "image/jpeg")
+            row = int(unquote(where.path.rpartition("/")[2]))
+            self.answer(jpeg(stripes(row, (240, 320))), "image/jpeg")
         else:
             self.answer({"error": {"message": "no such page"}}, status=404)
 

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from judging_stub import stub
+from judging_stub import read_stripes, row_on_screen, stub
 
 import chromium
 
@@ -67,18 +67,6 @@ def press(tab, *names, code=0, **more):
 
 def at(tab, item):
     tab.wait(f"{ITEM} === '{item}'")
-
-
-def row_on_screen(tab, row):
-    tab.wait(f"document.getElementById('row').dataset.row === '{row}'")
-
-
-def read_stripes(tab, camera=0):
-    """The number that the picture of a camera says."""
-    script = f"""(canvas => [...Array(8).keys()].map((bit) =>
-        canvas.getContext('2d').getImageData((bit + 0.5) * canvas.width / 8, canvas.height / 2, 1, 1).data[0] > 127))
-        (document.querySelectorAll('canvas')[{camera}])"""
-    return sum(1 << bit for bit, is_white in enumerate(tab.js(script)) if is_white)
 
 
 def stored(tab, server, count):

@@ -2,7 +2,7 @@
 // People judge items. Texts and pictures come from the server and are shown by texts.js; a judgement is kept here until it is confirmed.
 const AHEAD = 6; // items in hand
 const WAIT = 15000, AGAIN = 1000, POLL = 5000; // milliseconds: for an answer, until a server that was away is asked again, until others may be done
-const PARALLEL = 4, FIRST = 40, FORWARD = 400, PICTURES = 4000; // pictures: at once, rows of the next items, rows beyond the one on screen, kept
+const PARALLEL = 3, FIRST = 40, FORWARD = 400, PICTURES = 4000; // pictures: at once, rows of the next items, rows beyond the one on screen, kept
 const KEYS = { success: "s", failure: "f", cannot_tell: "u", discard: "d", right: "y", wrong: "n", first: "1", second: "2", equal: "e" };
 const QUESTIONS = { responses: "Is the response right?", pairs: "Which response is better?", steps: "Which step is the first wrong one?" };
 const NO_MOMENT = "no moment is marked: success from the last row";
@@ -66,8 +66,12 @@ function keep(body) {
 }
 
 function restored() {
-  const names = Object.keys(localStorage).filter((name) => name.startsWith(storage())).sort();
-  return names.map((name) => ({ name, body: JSON.parse(localStorage.getItem(name)) }));
+  try {
+    const names = Object.keys(localStorage).filter((name) => name.startsWith(storage())).sort();
+    return names.map((name) => ({ name, body: JSON.parse(localStorage.getItem(name)) }));
+  } catch {
+    return []; // a browser that allows no storage
+  }
 }
 
 const deliver = () => (sending ??= send().finally(() => { sending = null; }));
@@ -87,7 +91,7 @@ async function send() {
       $("refused").firstElementChild.append(said(element("li"), `Not stored: ${labelOf(body.judgement ?? "taking back")}: ${error.message}`));
     }
     pending.shift();
-    localStorage.removeItem(name);
+    if (isStored) localStorage.removeItem(name);
   }
 }
 window.addEventListener("beforeunload", (event) => { if (pending.length && !isStored) event.preventDefault(); });
@@ -126,14 +130,22 @@ function show(entry, text = "") {
   current = entry;
   $("note").value = entry?.note ?? "";
   for (const button of [...$("judgements").children, $("skip")]) button.disabled = !entry;
-  $("item").replaceChildren(...(entry ? VIEWS[entry.kind](entry) : [element("p", text, { className: "lead" })]));
+  $("item").replaceChildren(element("p", text, { className: "lead" }));
+  if (entry) view(entry);
   tell(entry ? text : "");
   window.scrollTo(0, 0);
   root.dataset.item = entry?.item ?? "";
   clock.restart();
-  if (entry?.kind === "steps") choose(0, entry.step);
-  draw();
   prepare();
+}
+
+function view(entry) {
+  $("item").replaceChildren(...VIEWS[entry.kind](entry));
+  if (entry.kind === "steps") choose(0, entry.step);
+  if (entry.kind !== "episodes") return;
+  entry.shown = null;
+  readout(entry);
+  draw();
 }
 
 function judge(word) {
@@ -232,7 +244,7 @@ function choose(by, to = current.step === null ? (by > 0 ? 0 : current.show.step
 // ---- the rows of an episode, as pictures: the row on screen is the one that was drawn last
 const pictures = new Map();
 function picture(item, camera, row) {
-  const name = [item, camera, row].map(encodeURIComponent).join("/");
+  const name = [item, camera, row].map((part) => encodeURIComponent(String(part).toWellFormed())).join("/");
   if (!pictures.has(name)) {
     const found = call(`api/frames/${name}`).then((answer) => answer.blob().catch(() => { throw new Away(AWAY); }));
     found.catch(() => pictures.delete(name));
@@ -335,7 +347,10 @@ function loadAhead() {
 
 function prepare() {
   loadAhead();
-  for (const { show: shown } of queue.slice(0, 2)) for (const text of Object.values(shown).flat(2)) if (typeof text === "string") put(element("div"), text);
+  for (const entry of queue.slice(0, 2)) {
+    if (!entry.prepared) for (const text of Object.values(entry.show).flat(2)) if (typeof text === "string") put(element("div"), text);
+    entry.prepared = true;
+  }
 }
 
 // ---- mathematics: Temml makes MathML in a worker, which is ended after a second; only what is listed here is built of it
@@ -353,9 +368,9 @@ function* parts(text) {
     if (!close) continue;
     if (!(ends[close] >= from)) ends[close] = text.includes(close, from) ? text.indexOf(close, from) : Infinity;
     const end = ends[close], source = end - from <= LONGEST ? text.slice(from, end) : "";
-    const isCode = close[0] === "`", isOpen = found[0] === "$" && (/^\s|\s$|\n\s*\n|\\$/.test(source) || /\d/.test(text[end + 1] ?? ""));
+    const isCode = close[0] === "`", isMoney = close === "$" && (/^\s|\s$|\n\s*\n|\\$/.test(source) || /\d/.test(text[end + 1] ?? ""));
     if (isCode && end < Infinity) opening.lastIndex = end + close.length;
-    if (isCode || isOpen || !source.trim() || UNPRINTABLE.test(source.replace(/\r/g, ""))) continue;
+    if (isCode || isMoney || !source.trim() || UNPRINTABLE.test(source.replace(/\r/g, ""))) continue;
     opening.lastIndex = end + close.length;
     yield [text.slice(start, found.index), source, text.slice(found.index, opening.lastIndex), /\$\$|\\\[/.test(found[0])];
     start = opening.lastIndex;
@@ -506,7 +521,7 @@ for (const [name, act] of Object.entries({ undo, skip: acts.k, help, summary }))
 for (const button of document.querySelectorAll("dialog .close")) button.onclick = () => button.closest("dialog").close();
 document.addEventListener("click", (event) => { if (event.detail) document.activeElement?.closest("button")?.blur(); }); // of a mouse: the next Space is not for this button
 $("dismiss").onclick = () => { $("refused").hidden = true; $("refused").firstElementChild.replaceChildren(); };
-$("formulas").onchange = () => { if (current) { $("item").replaceChildren(...VIEWS[current.kind](current)); if (current.kind === "steps") choose(0, current.step); draw(); } };
+$("formulas").onchange = () => { if (current) view(current); };
 
 async function open() {
   while (!setup) {
