@@ -11,7 +11,7 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 from annotated import annotating
-from judged import lines, log_of
+from judged import judging, lines, log_of
 from typer.testing import CliRunner
 
 
@@ -68,7 +68,7 @@ def test_what_is_refused(tmp_path):
 
 
 def many_clients(folder, data, *, clients, each, kills):
-    """Clients that judge, and repeat what was not answered, while the process is killed: the answers and their times."""
+    """Clients that judge, and repeat what was not answered, while the process is killed: answers and their times."""
     names = [f"p{k}" for k in range(clients)]
     words = ("--people", ",".join(names), "--overlap", "0", "--port")
     times, acknowledged, failures = [], [], []
