@@ -14,6 +14,8 @@ from annotated import annotating
 from judged import judging, lines, log_of
 from typer.testing import CliRunner
 
+from guerdon.cli import app
+
 
 def guerdon(folder, *words):
     """The command in this process: exit status and what it says."""
