@@ -30,7 +30,7 @@ from guerdon.episodes.solution_files import solution_of, solutions_in
 from guerdon.episodes.solution_formats import NoLabelsError, from_roles
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError, DataError, did_you_mean
-from guerdon.evaluation.by_path import kind_of
+from guerdon.evaluation.by_path import FIRST_ROWS, kind_of_rows
 from guerdon.models.scores import episode_value, score_episodes, score_solutions, solution_value
 from guerdon.reading.chats import ChatError
 from guerdon.reading.reader import Record, read
@@ -188,7 +188,7 @@ def read_items(data: str, kind: str | None, *, columns: _Columns = None, seed: i
 def _kind_of(data: str, columns: _Columns) -> Kind:
     """What rows are judged as; of a log its responses."""
     try:
-        return _BY_DATA[kind_of(data, columns)]
+        return _BY_DATA[kind_of_rows(read(data, columns=columns, first=FIRST_ROWS))]
     except DataError:
         return "responses"
 
