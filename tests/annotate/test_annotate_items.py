@@ -126,6 +126,7 @@ def test_rows_and_findings(tmp_path):
     with judging(data, tmp_path / "out", rows="3,5-7") as (session, people):
         assert sorted(session.items.rows[ask.place] for ask in session.judgements.asks) == [3, 5, 6, 7]
         assert people[""].get("/api/setup").json()["choose"] == "rows"
+        assert "about the rows 3,5-7 alone" in people[""].get("/api/summary").json()["tables"][0]["note"]
     with (
         pytest.raises(ConfigError, match=r"--rows 3: .* was begun with 3,5-7"),
         judging(data, tmp_path / "out", rows="3"),
@@ -153,6 +154,8 @@ def test_a_folder_is_of_one_data_set_and_one_kind(tmp_path):
         with pytest.raises(ConfigError, match=said), judging(data, out, **wanted):
             pass
     with pytest.raises(ConfigError, match="has judgements of"), judging(pairs_of(tmp_path / "pairs.jsonl"), out):
+        pass
+    with pytest.raises(ConfigError, match="is inside of"), judging(tmp_path, tmp_path / "out"):
         pass
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")

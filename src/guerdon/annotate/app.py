@@ -120,7 +120,7 @@ def build_app(session: Session, load: AnnotateLoad, *, host: str, tokens: Mappin
         Route("/api/setup", api.setup, methods=["GET"]),
         Route("/api/next", api.next, methods=["GET"]),
         Route("/api/judgements", api.judge, methods=["POST"]),
-        Route("/api/frames/{item}/{camera}/{row:int}", api.frame, methods=["GET"]),
+        Route("/api/frames/{item}/{camera:path}/{row:int}", api.frame, methods=["GET"]),
         Route("/api/summary", api.summary, methods=["GET"]),
     ]
     handlers: Any = {RefusedError: _refused, HTTPException: _http_error, Exception: _fault}

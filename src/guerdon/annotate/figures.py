@@ -253,15 +253,15 @@ def _mean_table(record: Mapping[str, Any]) -> dict[str, Any]:
     draws = mean["draws"]
     note = f"About {draws['pool']} items, of which {draws['made']} were drawn"
     note += f", {draws['without_value']} of them without a value." if draws["without_value"] else "."
-    if record["rows"] or record["finding"]:
-        which = f"the rows {record['rows']}" if record["rows"] else f"the rows of {record['finding']}"
-        note += f" They are {which}: the figures are about these alone."
     return {"title": "Mean label", "note": note, "columns": ["", "mean"], "rows": rows}
 
 
 def _counts(record: Mapping[str, Any]) -> str:
     """What became of the items, in words."""
     parts = [f"{record['labels']} of {record['items']} items have a label"]
+    if record["rows"] or record["finding"]:
+        which = record["rows"] or f"of the finding {record['finding']}"
+        parts[0] += f"; all figures are about the rows {which} alone"
     named = {
         "cannot_tell": "could not be told", "no_consensus": "have no majority", "taken_back": "judgements taken back",
         "skipped": "skipped",

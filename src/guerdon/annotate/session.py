@@ -186,6 +186,8 @@ def open_session(wanted: AnnotateSettings) -> Iterator[Session]:
         DataError: the data or the folder cannot be read, or there is nothing to judge.
         InUseError: another process works on the folder.
     """
+    if Path(wanted.data).is_dir() and wanted.out.resolve().is_relative_to(Path(wanted.data).resolve()):
+        raise ConfigError(f"-o {wanted.out} is inside of {wanted.data}: name a folder outside, such as ../NAME.labels")
     setup = _stored_setup(wanted)
     kind = wanted.kind or (setup or {}).get("kind")
     columns = wanted.columns if wanted.columns is not None else (setup or {}).get("columns")
