@@ -1,7 +1,7 @@
 """Bias and coverage of the mean label of a log whose rows people label in part, as `guerdon annotate` draws them.
 
-Of each of 2,000 simulated logs of 400 rows, 20 or 60 are drawn at random or where the judge is uncertain. The mean of all
-labels is estimated by the labels alone and by the judge's scores that the labels correct, each with and without the
+Of each of 2,000 simulated logs of 400 rows, 20 or 60 are drawn at random or where the judge is uncertain. The mean of
+all labels is estimated by the labels alone and by the judge's scores that the labels correct, each with and without the
 weights of the draws (R_LURE, 2101.11665). The judge is a probability that is too sure of itself.
 
     python benchmarks/annotate_means.py

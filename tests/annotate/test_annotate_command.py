@@ -73,7 +73,7 @@ def test_what_is_refused_is_a_line(tmp_path):
 
 
 def many_clients(folder, data, *, clients, each, kills):
-    """Clients that judge, and repeat what was not answered, while the process is killed: what they were told, how soon."""
+    """Clients that judge, and repeat what was not answered, while the process is killed: the answers and their times."""
     names = [f"p{k}" for k in range(clients)]
     words = ("--people", ",".join(names), "--overlap", "0", "--port")
     times, acknowledged, failures = [], [], []

@@ -215,8 +215,7 @@ class _Api:
 
     async def summary(self, request: Request) -> _Json:
         """Figures about the judgements so far."""
-        async with self._lock:
-            found = await asyncio.to_thread(figures, self.session, _person(request) if self.session.tokens else None)
+        found = await asyncio.to_thread(figures, self.session, _person(request) if self.session.tokens else None)
         return _Json({"tables": tables(found)})
 
 

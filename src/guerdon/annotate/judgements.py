@@ -211,12 +211,15 @@ class Judgements:
             self._handed_log.append({"person": person, "items": new})
             self._take(person, new)
         found += new
-        found += list(self._later[person])[: count - len(found)]
+        found += self._skipped(person, count - len(found), now)
         for ticket in found:
-            number = self.number_of(ticket)
-            assert number is not None
-            self._holders.setdefault(number, {})[person] = now + HELD_S
+            self._holders.setdefault(self._number[ticket.removesuffix(_AGAIN)], {})[person] = now + HELD_S
         return found
+
+    def _skipped(self, person: str, count: int, now: float) -> list[str]:
+        """Names of items that a person has skipped and that still lack a judgement."""
+        found = [(ticket, self.number_of(ticket)) for ticket in self._later[person]]
+        return [one for one, k in found if k is not None and self._wanted(k, person, now) > 0][:count]
 
     def _take(self, person: str, tickets: Sequence[str]) -> None:
         """Items that a person gets into their hands."""

@@ -28,12 +28,11 @@ from guerdon.auditing.logs import read_log
 from guerdon.auditing.rows import Flags, Numbers
 from guerdon.errors import ConfigError, DataError, GuerdonError, did_you_mean
 from guerdon.files import atomic
-from guerdon.files.json_files import json_line
-from guerdon.reading.containers import file_rows
+from guerdon.files.json_files import json_line, read_lines
 
 SETUP, ITEMS, TOKENS = "setup.json", "items.jsonl", "tokens.json"
 MOST_ROWS = 10_000_000  # the largest number of a row that --rows takes
-_FIXED = ("kind", "choose", "random_share", "seed", "overlap", "scale", "rows", "finding", "models")
+_FIXED = ("kind", "columns", "choose", "random_share", "seed", "overlap", "scale", "rows", "finding", "models")
 
 
 @dataclass(frozen=True)
@@ -417,9 +416,10 @@ def _asks(folder: Path, setup: Mapping[str, Any], items: Items) -> tuple[Sequenc
     place_of = {name: place for place, name in enumerate(items.ids)}
     models = {name: np.full(len(items), np.nan) for name in setup["models"]}
     asks = []
-    for where, row in file_rows(folder / ITEMS):
-        if not isinstance(row, Mapping):
-            raise DataError("this is no item", where=f"{folder / ITEMS}:{where}")
+    rows, broken = read_lines(folder / ITEMS)
+    if broken:
+        raise DataError(f"{broken} of its lines are no JSON; restore it from a copy", where=folder / ITEMS)
+    for row in rows:
         place = place_of.get(row["item"])
         for name, value in row.get("values", {}).items() if place is not None else ():
             models[name][place] = np.nan if value is None else value

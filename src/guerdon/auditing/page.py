@@ -10,6 +10,7 @@ import gzip
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -217,6 +218,8 @@ def write_page(
     }  # fmt: skip
     videos = {} if log is None else episode_videos(log, out)
     context["media"] = bool(videos)
+    can_be_judged = log is not None and not run and (rows.texts is not None or (log / "meta" / "info.json").is_file())
+    context["judged_as"] = shlex.quote(str(log)) if can_be_judged else ""
     head, tail = render("audit.html.j2", context, TEMPLATES, SCRIPTS).split(_BLOCKS)
     blocks = browser_blocks(rows, audit, None if second is None else second.reward_N, videos)
     atomic.write_bytes(out, b"".join([_encoded(head), *blocks, _encoded(tail)]))

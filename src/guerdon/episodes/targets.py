@@ -48,7 +48,8 @@ def no_labels(skipped: int, needs: str, unseen: str = "") -> str:
         )
     return (
         f"none of {skipped} episodes has {needs}: recordings of your own need to say which of them succeeded; "
-        '"Outcomes for your own recordings" in docs/data.md shows how to add that'
+        "guerdon annotate lets people say it in the browser "
+        '("Outcomes for your own recordings" in docs/data.md)'
     )
 
 
