@@ -94,7 +94,8 @@ class Person:
 
     def post(self, **content):
         self.keys += 1
-        return self.request("POST", "/api/judgements", json={"key": f"key-{id(self)}-{self.keys}", **content})
+        body = json.dumps({"key": f"key-{id(self)}-{self.keys}", **content})
+        return self.request("POST", "/api/judgements", content=body)
 
     def judge(self, item, word, **more):
         answer = self.post(item=item, judgement=word, **more)

@@ -102,9 +102,9 @@ def test_each_person_has_a_token_that_stays(log, tmp_path):
     with judging(log, tmp_path, people=("ann", "bo"), overlap=1.0) as (session, people):
         tokens, ann = dict(session.tokens), people["ann"]
         assert ann.get("/api/setup").json()["person"] == "ann"
-        for headers in ({"authorization": ""}, {"authorization": "Bearer wrong"}):
+        for headers in ({"Authorization": ""}, {"Authorization": "Bearer wrong"}):
             assert ann.get("/api/next", headers=headers).status_code == 401
-        assert ann.get("/", headers={"authorization": ""}).status_code == 200
+        assert ann.get("/", headers={"Authorization": ""}).status_code == 200
         item = ann.next(1)[0]["item"]
         ann.judge(item, "right")
         assert people["bo"].post(item=item, judgement="right").json()["error"]["code"] == "not_handed"
@@ -151,7 +151,7 @@ def test_a_full_disk_keeps_what_was_there(log, tmp_path, monkeypatch):
 def hostile_data(kind, path):
     text = " ".join(HOSTILE)
     if kind == "pairs":
-        return lines(path, [{"prompt": text, "chosen": f"{text} 1", "rejected": f"{text} 2"}] * 2)
+        return lines(path, [{"prompt": text, "chosen": f"1 {text}", "rejected": f"2 {text}"}] * 2)
     if kind == "steps":
         row = {"id": "1", "generator": "g", "problem": text, "steps": [text, text], "label": -1}
         return lines(path, [{**row, "final_answer_correct": True}] * 2)

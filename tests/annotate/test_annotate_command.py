@@ -3,7 +3,6 @@
 import json
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -12,14 +11,18 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 from annotated import annotating
-from judged import lines, log_of
+from judged import judging, lines, log_of
+from typer.testing import CliRunner
 
-from child import environment
+from guerdon.cli import app
 
 
 def guerdon(folder, *words):
-    command = [sys.executable, "-m", "guerdon", "annotate", *map(str, words)]
-    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=120)
+    """The command in this process: exit status and what it says."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        done = CliRunner().invoke(app, ["annotate", *map(str, words)])
+    return getattr(done.exception, "exit_code", done.exit_code), f"{done.output}{done.exception or ''}"
 
 
 def judge(url, headers, client, number):
@@ -30,50 +33,44 @@ def judge(url, headers, client, number):
     return content
 
 
-def test_it_judges_ends_goes_on_and_exports(tmp_path):
+def test_it_judges_ends_and_exports(tmp_path):
     data = log_of(tmp_path / "log.jsonl", 8)
-    with httpx.Client(timeout=30) as client, annotating(tmp_path, data, "--port", "0") as running:
-        kept = judge(running.url, {}, client, 0)
+    with httpx.Client(timeout=60) as client, annotating(tmp_path, data, "--port", "0") as running:
+        judge(running.url, {}, client, 0)
         out = running.end(signal.SIGINT)
         assert running.process.returncode == 0, running.said
         assert "1 of 8 items have a label" in out
         assert out.splitlines()[-1] == "wrote log.jsonl.labels/labels.jsonl"
     summary = json.loads((tmp_path / "log.jsonl.labels" / "summary.json").read_text())
     assert summary["people"][0]["judgements"] == 1
-    people = ("--people", "ann,bo")
-    refused = guerdon(tmp_path, data, *people)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert "was begun by one person" in refused.stderr
-    with httpx.Client(timeout=30) as client, annotating(tmp_path, data, "--port", "0") as running:
-        answer = client.post(f"{running.url}/api/judgements", json=kept)
-        assert answer.json()["done"] == 1
-        second = guerdon(tmp_path, data, "--export")
-        assert (second.returncode, "another guerdon annotate works on" in second.stderr) == (6, True)
-        running.end(signal.SIGKILL)
-    exported = guerdon(tmp_path, data, "--export")
-    assert exported.returncode == 0, exported.stderr
-    assert "wrote log.jsonl.labels/labels.jsonl" in exported.stdout
+    status, said = guerdon(tmp_path, data, "--people", "ann,bo")
+    assert (status, "was begun by one person" in said) == (2, True)
+    with judging(data, tmp_path / "log.jsonl.labels"):
+        status, said = guerdon(tmp_path, data, "--export")
+    assert (status, "another guerdon annotate works on" in said) == (6, True)
+    status, said = guerdon(tmp_path, data, "--export")
+    assert (status, "wrote log.jsonl.labels/labels.jsonl" in said) == (0, True), said
 
 
-def test_what_is_refused_is_a_line(tmp_path):
+def test_what_is_refused(tmp_path):
     data = log_of(tmp_path / "log.jsonl", 8)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        for words, said in (
+        for words, wanted in (
             (("--port", port), f"cannot listen on 127.0.0.1:{port}"),
             (("--host", "0.0.0.0"), "name those who judge, --people ann,bo"),
             (("--people", "ann,ann"), "ann comes twice"),
             (("--show", "truth"), "only the reference answer can be shown"),
             (("--export", "-o", "nothing"), "there are no judgements in nothing"),
         ):
-            done = guerdon(tmp_path, data, *words)
-            assert (done.returncode, said in done.stderr, done.stderr.count("\n")) == (2, True, 1), done.stderr
+            status, said = guerdon(tmp_path, data, *words)
+            assert (status, wanted in said) == (2, True), said
 
 
 def many_clients(folder, data, *, clients, each, kills):
-    """Clients that judge, and repeat what was not answered, while the process is killed: the answers and their times."""
+    """Clients that judge, and repeat what was not answered, while the process is killed: answers and their times."""
     names = [f"p{k}" for k in range(clients)]
     words = ("--people", ",".join(names), "--overlap", "0", "--port")
     times, acknowledged, failures = [], [], []

@@ -14,9 +14,8 @@ import uvicorn
 from guerdon.annotate.app import LIMITS, AnnotateLoad, build_app
 from guerdon.annotate.session import Session
 from guerdon.errors import ConfigError
-from guerdon.serve.lifecycle import say
 from guerdon.serve.logs import log_to_stderr
-from guerdon.serve.protocol import address, listen, server_config
+from guerdon.serve.protocol import address, listen, say, server_config
 
 
 class _Server(uvicorn.Server):

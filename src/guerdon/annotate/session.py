@@ -23,7 +23,6 @@ from guerdon.annotate.draws import CHOICES, draw_order, draw_twice, usefulness
 from guerdon.annotate.films import Films
 from guerdon.annotate.items import Items, read_items
 from guerdon.annotate.judgements import Ask, Judgement, Judgements, words_of
-from guerdon.auditing.checks import NAMES, audit
 from guerdon.auditing.logs import read_log
 from guerdon.auditing.rows import Flags, Numbers
 from guerdon.errors import ConfigError, DataError, GuerdonError, did_you_mean
@@ -360,6 +359,8 @@ def _rows_of(finding: str, wanted: AnnotateSettings, items: Items) -> set[int]:
     Raises:
         ConfigError: there is no such check, or it found nothing.
     """
+    from guerdon.auditing.checks import NAMES, audit
+
     if finding not in NAMES:
         raise ConfigError(f"--finding {finding}: no check has this name{did_you_mean(finding, NAMES)}")
     log = read_log(Path(wanted.data), columns=wanted.columns)

@@ -23,7 +23,7 @@ from fastapi import FastAPI
 
 from guerdon.errors import GuerdonError
 from guerdon.processes.progress import doing, heartbeat
-from guerdon.serve.protocol import address, listen, server_config
+from guerdon.serve.protocol import address, listen, say, server_config
 from guerdon.serve.served_models import ServedModels
 from guerdon.settings.serve import ServeSettings
 
@@ -113,12 +113,6 @@ def serve(models: ServedModels, app: FastAPI, settings: ServeSettings, notes: Se
     server.run(sockets=[listen(settings.host, settings.port)])
     if server.failed is not None:
         raise server.failed
-
-
-def say(line: str) -> None:
-    """Print one line for the operator."""
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
 
 
 def say_served(models: Iterable[str], *addresses: str) -> None:

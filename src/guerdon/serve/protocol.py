@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,12 @@ from guerdon.settings.serve import LimitSettings
 
 MOST_HEADERS = 128
 MOST_WAITING = 8  # pipelined requests behind the one that is being answered
+
+
+def say(line: str) -> None:
+    """Print one line for the operator."""
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
 
 
 def address(host: str, port: int) -> str:
