@@ -24,6 +24,7 @@ pytestmark = [
 ]
 ITEM = "document.documentElement.dataset.item"
 NOTHING_LEFT = "document.getElementById('item').textContent.startsWith('Nothing is left')"
+OTHERS = "document.getElementById('item').textContent.startsWith('Others are judging')"
 KEYS = {"episodes": "sfsud", "responses": "ynyu", "pairs": "12eu", "steps": "xyxu"}
 WORDS = {
     "episodes": ["success", "failure", "cannot_tell", "discard"], "responses": ["right", "wrong", "cannot_tell"],
@@ -91,7 +92,7 @@ def judgements(out):
 def judge_all(tab, kind, count=1000, milliseconds=None):
     """Judge by keyboard until nothing is left, or so many; with a skip and an undo."""
     for k in range(count):
-        tab.wait(f"{ITEM} || {NOTHING_LEFT}")
+        tab.wait(f"{ITEM} || {NOTHING_LEFT} || {OTHERS}")
         item = tab.js(ITEM)
         if not item:
             return
@@ -177,7 +178,9 @@ def test_two_people_judge_fifty_items_by_keyboard(tmp_path, kind):
             for _ in range(3):
                 judge_all(ann, kind, 4, milliseconds)
                 judge_all(bo, kind, 3, milliseconds)
+            ann.js("window.isBefore = true")
             ann.call("Page.reload")
+            ann.wait_for_reload("window.isBefore === undefined && document.documentElement?.dataset.ready")
             judge_all(ann, kind, 3)
             process.send_signal(signal.SIGTERM)
             process.wait(30)
@@ -192,6 +195,8 @@ def test_two_people_judge_fifty_items_by_keyboard(tmp_path, kind):
             judge_all(bo, kind, 1000)
             ann.open(f"{addresses[0].replace('#', '?again#')}")
             judge_all(ann, kind)
+            for tab in (ann, bo):
+                tab.wait(NOTHING_LEFT)
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
     found = judgements(out)
