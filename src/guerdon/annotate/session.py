@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from guerdon.annotate.draws import CHOICES, draw_order, draw_twice, usefulness
-from guerdon.annotate.films import Films
 from guerdon.annotate.items import Items, read_items
 from guerdon.annotate.judgements import Ask, Judgement, Judgements, words_of
+from guerdon.annotate.pictures import EpisodePictures
 from guerdon.auditing.logs import read_log
 from guerdon.auditing.rows import Flags, Numbers
 from guerdon.errors import ConfigError, DataError, GuerdonError, did_you_mean
@@ -89,7 +89,7 @@ class Session:
         tokens: person by token; empty: there is one person.
         guideline: text and hash of it.
         reference: the reference answer is shown.
-        films: of episodes.
+        pictures: of episodes.
     """
 
     folder: Path
@@ -100,7 +100,7 @@ class Session:
     tokens: dict[str, str]
     guideline: Mapping[str, str] | None = None
     reference: bool = False
-    films: Films | None = None
+    pictures: EpisodePictures | None = None
     _problems: dict[int, str] = field(default_factory=dict)
 
     @property
@@ -152,10 +152,10 @@ class Session:
         """
         number = self.judgements.number_of(ticket)
         place = None if number is None else self.judgements.asks[number].place
-        if place is None or self.films is None:
+        if place is None or self.pictures is None:
             return None
         try:
-            return self.films.picture(self.items.entries[place], camera, row)
+            return self.pictures.picture(self.items.entries[place], camera, row)
         except DataError as error:
             self._problems[place] = str(error)
             raise
@@ -203,10 +203,10 @@ def open_session(wanted: AnnotateSettings) -> Iterator[Session]:
         people = list(tokens.values()) or [""]
         judgements = Judgements(wanted.out, items.kind, asks, people, stored=stored)
         stack.callback(judgements.close)
-        films = Films(Path(wanted.data)) if items.kind == "episodes" else None
-        if films is not None:
-            stack.callback(films.close)
-        yield Session(wanted.out, items, setup, judgements, models, tokens, guideline, wanted.reference, films)
+        pictures = EpisodePictures(Path(wanted.data)) if items.kind == "episodes" else None
+        if pictures is not None:
+            stack.callback(pictures.close)
+        yield Session(wanted.out, items, setup, judgements, models, tokens, guideline, wanted.reference, pictures)
 
 
 def _stored_setup(wanted: AnnotateSettings) -> dict[str, Any] | None:

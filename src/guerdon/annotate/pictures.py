@@ -1,10 +1,10 @@
 """The pictures of episodes: each row of each camera as a JPEG, decoded as training reads it and kept for a while.
 
-A film is decoded from the row that is asked for to its end, in a thread of its own, so that the first picture is there
+A video is decoded from the row that is asked for to its end, in a thread of its own, so that the first picture is there
 soon and the next ones are there before they are asked for.
 
-    films = Films(Path("episodes"))
-    data = films.picture(entry, "front", 41)
+    pictures = EpisodePictures(Path("episodes"))
+    data = pictures.picture(entry, "front", 41)
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KEPT = 96 << 20  # bytes of all pictures that are kept
 NEAR = 60  # rows that are waited for rather than begun anew
 
 
-class Films:
+class EpisodePictures:
     """The pictures of a data set.
 
     Args:
@@ -37,7 +37,7 @@ class Films:
     def __init__(self, root: Path) -> None:
         self._root, self._info = root, load_info(root)
         self._keys = cameras_of(root, self._info)
-        self._films: OrderedDict[tuple[int, str], _Film] = OrderedDict()
+        self._cameras: OrderedDict[tuple[int, str], _CameraPictures] = OrderedDict()
         self._lock = threading.Lock()
 
     def picture(self, entry: Entry, camera: str, row: int) -> bytes | None:
@@ -50,20 +50,20 @@ class Films:
         if key is None or not 0 <= row < entry.length:
             return None
         with self._lock:
-            film = self._films.setdefault((entry.index, camera), _Film(self._root, entry, key))
-            self._films.move_to_end((entry.index, camera))
-            while len(self._films) > 1 and sum(one.size for one in self._films.values()) > KEPT:
-                self._films.popitem(last=False)[1].stop()
-        return film.picture(row)
+            camera_pictures = self._cameras.setdefault((entry.index, camera), _CameraPictures(self._root, entry, key))
+            self._cameras.move_to_end((entry.index, camera))
+            while len(self._cameras) > 1 and sum(one.size for one in self._cameras.values()) > KEPT:
+                self._cameras.popitem(last=False)[1].stop()
+        return camera_pictures.picture(row)
 
     def close(self) -> None:
         """End the threads."""
         with self._lock:
-            for film in self._films.values():
-                film.stop()
+            for one in self._cameras.values():
+                one.stop()
 
 
-class _Film:
+class _CameraPictures:
     """The pictures of one camera of one episode.
 
     Attributes:
@@ -102,7 +102,7 @@ class _Film:
     def _begin(self, row: int) -> None:
         self._run += 1
         self._at, self._why = row, None
-        threading.Thread(target=self._decode, args=(row, self._run), daemon=True, name="guerdon-film").start()
+        threading.Thread(target=self._decode, args=(row, self._run), daemon=True, name="guerdon-pictures").start()
 
     def _decode(self, start: int, run: int) -> None:
         """Decode from a row on, until there is a picture of each or another thread has begun."""
