@@ -83,7 +83,7 @@ def annotate_pages(folder: Path) -> None:
             take(address, (1100, 800), folder)
             server.terminate()
         with Image.open(folder / "part.png") as picture:
-            save(picture.convert("RGB"), IMAGES / f"annotate-{kind}.png")
+            save(picture.convert("RGB"), IMAGES / f"annotate_{kind}.png")
 
 
 def photograph(page: str, sections: tuple[str, ...], size: tuple[int, int], target: Path, folder: Path) -> None:
