@@ -77,13 +77,13 @@ def annotate_pages(folder: Path) -> None:
     for kind in ("episodes", *ROWS):
         data = folder / kind if kind == "episodes" else folder / f"{kind}.jsonl"
         command = [*guerdon, "annotate", str(data), "-o", str(folder / f"{kind}.labels"), "--as", kind, "--port", "0"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-            assert server.stdout is not None
-            address = next(line.split()[-1] for line in server.stdout if "http://" in line)
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+            assert server.stderr is not None
+            address = next(line.split()[-1] for line in server.stderr if "http://" in line)
             take(address, (1100, 800), folder)
             server.terminate()
         with Image.open(folder / "part.png") as picture:
-            save(picture.convert("RGB"), IMAGES / f"annotate-{kind}.png")
+            save(picture.convert("RGB"), IMAGES / f"annotate_{kind}.png")
 
 
 def photograph(page: str, sections: tuple[str, ...], size: tuple[int, int], target: Path, folder: Path) -> None:

@@ -141,8 +141,11 @@ def test_pairs_steps_and_a_scale_have_their_keys(tab):
         assert tab.js(STATUS) == "Choose the first wrong step with the arrows, then x."
         press(tab, "ArrowDown", "x", "ArrowDown", "ArrowRight", "x", "ArrowUp", "ArrowUp", "x", "y", "u")
         press(tab, "ArrowDown", "ArrowDown", "ArrowDown", "ArrowDown", "y")
+        at(tab, 6)
         tab.js("document.getElementById('step-1').click()")
-        press(tab, "x", "z")
+        press(tab, "x")
+        at(tab, 7)
+        press(tab, "z")
         at(tab, 6)
         assert tab.js("document.querySelector('.steps [aria-selected=true]').id") == "step-1"
         judged = stored(tab, server, 8)
@@ -299,7 +302,7 @@ def test_hostile_text_is_text_in_every_field(tab, kind):
         assert tab.js("document.getElementById('summary-view').textContent").count("<script>document") == 4
         press(tab, "Escape")
         tab.js("new Promise((done) => setTimeout(done, 300))")  # formulas were made
-        for forbidden in ("img, iframe, object, a[href]", "script:not([src^=static])", "[style], [onerror]"):
+        for forbidden in ("img, iframe, object, a[href]", "script:not([src^=static])", "[style]:not(#moment-mark), [onerror]"):
             assert tab.js(f"document.querySelectorAll('{forbidden}').length") == 0, forbidden
         press(tab, "u")
         at(tab, 1)
@@ -330,8 +333,8 @@ CONTRAST = """
   return low;
 })()
 """
-CONTROLS = """[...document.querySelectorAll("button, input, textarea, [tabindex='0'], summary")]
-    .filter((one) => one.checkVisibility() && !one.disabled).length"""
+CONTROLS = """[...document.querySelectorAll("*")].flatMap((one, i) =>
+    one.matches("button:enabled, input, textarea, [tabindex='0']") && one.checkVisibility() ? [i] : [])"""
 FOCUSED = """(() => { const one = document.activeElement;
     return one === document.body ? null : [...document.querySelectorAll("*")].indexOf(one); })()"""
 
@@ -364,7 +367,7 @@ def test_it_fits_a_narrow_window_is_readable_and_has_every_control_by_tab(tab, k
             if place in reached:
                 break
             reached.add(place)
-        assert len(reached - {None}) == tab.js(CONTROLS)
+        assert reached.issuperset(tab.js(CONTROLS))
         tab.js("document.querySelector('#judgements button').focus()")
         press(tab, "Enter", autoRepeat=True)  # held since the item before
         assert tab.js(ITEM) == "0"

@@ -379,9 +379,11 @@ function* parts(text) {
 }
 
 function withFormulas(into, text) {
+  let isBelow = false; // a formula on a line of its own, which ends that line
   for (const [plain, source, whole, display] of parts(text)) {
-    said(into, plain);
+    said(into, isBelow ? plain.replace(/^\n/, "") : plain);
     if (!source) continue;
+    isBelow = display;
     const place = said(element("span", "", { className: display ? "display" : "", title: source }), whole);
     into.append(place);
     const found = mathml(source, display);
