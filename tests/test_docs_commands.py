@@ -31,7 +31,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)])
 STUDIES = sorted([*(ROOT / "studies").glob("*.yaml"), *(ROOT / "configs").glob("*.yaml")])
 VERBS = {command.name or command.callback.__name__ for command in app.registered_commands}
-DRY = VERBS - {"audit", "doctor", "import", "play", "report"}  # have --dry-run
+DRY = VERBS - {"annotate", "audit", "doctor", "import", "play", "report"}  # have --dry-run
 PROGRAM = re.compile(
     r"(?:\$ )?(?:\w+=\S+ )*(?:guerdon|make|python3?|pip|ray|torchrun|pytest|git|curl|apt-get|kubectl|docker"
     r"|lerobot-\w+|ssh|cd|export|source|\.) (?![a-z]+ [a-z]+ [a-z]+ )|(?:make|pytest)$"

@@ -21,7 +21,8 @@ ORDER = (  # a module imports only from its own place in this list and from thos
     "secrets", "errors", "types",
     "config", "files", "processes", "network", "compute", "statistics", "pages",
     "settings", "plan", "reading", "episodes", "tasks", "worlds", "policies", "endpoints", "collect", "labels",
-    "models", "train", "evaluation", "serve", "engines", "rewards", "rl", "comparison", "auditing", "integrations",
+    "models", "train", "evaluation", "serve", "engines", "rewards", "rl", "comparison", "auditing", "annotate",
+    "integrations",
     "doctor", "cli", "__main__",
 )  # fmt: skip
 ROOMS = {  # the folders of a folder: the same rule inside

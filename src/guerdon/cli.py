@@ -18,6 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from guerdon import __version__
+from guerdon.annotate.command import annotate
 from guerdon.auditing.command import audit
 from guerdon.comparison.play import play
 from guerdon.errors import ConfigError, MissingDependencyError, StudyError, needs_train, place_of
@@ -53,7 +54,11 @@ class _Verb(TyperCommand):
         check_start()
         use_token()
         ctx.params |= {name: _expanded(value) for name, value in ctx.params.items() if isinstance(value, Path)}
-        with nullcontext() if ctx.info_name == "serve" or ctx.params.get("watch") else heartbeat(str(ctx.info_name)):
+        with (
+            nullcontext()
+            if ctx.info_name in ("serve", "annotate") or ctx.params.get("watch")
+            else heartbeat(str(ctx.info_name))
+        ):
             try:
                 status = super().invoke(ctx)
             except StudyError as error:
@@ -364,6 +369,7 @@ def compare(
 
 app.command()(play)
 app.command()(audit)
+app.command()(annotate)
 
 
 @app.command("read")

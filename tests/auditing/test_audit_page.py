@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 from urllib.parse import unquote
 
-import chromium
 import numpy as np
 import pytest
 
+import chromium
 from guerdon import secrets
 from guerdon.auditing import page as browser
 from guerdon.auditing.finding import Audit, Excerpt, Finding
@@ -542,6 +542,39 @@ def test_the_video_of_an_episode_plays_on_the_page_from_the_time_of_the_row(tab,
     assert tab.js("document.querySelectorAll('#detail .video a').length") == 1  # the link stays
     assert tab.js("document.documentElement.dataset.error") is None
     assert episode_videos(tmp_path, page) == {}
+
+
+def striped(row):
+    """A frame that says its number: eight stripes, black or white, the first of the lowest bit."""
+    stripes = np.array([255 * (row >> bit & 1) for bit in range(8)], np.uint8)
+    return np.broadcast_to(stripes.repeat(8)[None, :, None], (32, 64, 3))
+
+
+def read_stripes(picture):
+    grey = np.asarray(picture.convert("L"))
+    height, width = grey.shape  # the controls of the browser lie over the lower half
+    return sum(1 << bit for bit in range(8) if grey[height // 4, int((bit + 0.5) * width / 8)] > 127)
+
+
+@pytest.mark.browser
+@in_browser
+def test_the_row_that_is_chosen_is_the_one_shown(tab, tmp_path):
+    n, folder = 60, tmp_path / "data"
+    with EpisodeWriter(folder, fps=30, video=True) as writer:
+        frames = np.stack([striped(row) for row in range(n)])
+        rewards = np.linspace(0, 1, n).astype(np.float32)
+        writer.add(Episode(id="0", task="push", frames=frames, states=np.zeros((n, 2), np.float32), rewards=rewards))
+    page = write_page(tmp_path / "p.html", read_log(folder), Audit(), log=folder)
+    tab.open(f"{page.as_uri()}#row=0")
+    tab.wait("document.getElementById('detail').dataset.row === '0'")
+    shown = {}
+    for row in (1, 2, 3, 7, 14, 19, 28, 31, 38, 47, 56, 59):  # k / fps lies before some of these in binary
+        tab.js(f"location.hash = '#row={row}'")
+        tab.wait(f"document.getElementById('detail').dataset.row === '{row}'")
+        tab.wait("(v => v.readyState >= 2 && !v.seeking)(document.querySelector('#detail video'))")
+        tab.js("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 30))))")
+        shown[row] = read_stripes(tab.pixels("#detail video"))
+    assert shown == {row: row for row in shown}
 
 
 @pytest.mark.hostile("pages")

@@ -51,6 +51,7 @@ class Wanted:
         accepted: a file of findings that `--fail-on` passes over.
         texts: whether the page and the rows that are saved have the texts of the log.
         every: seconds after which the page of a log that is still being written is looked at again; None: it is done.
+        labels: a folder of `guerdon annotate`, whose labels are the second reward.
     """
 
     path: Path
@@ -65,6 +66,7 @@ class Wanted:
     accepted: Path | None = None
     texts: bool = True
     every: float | None = None
+    labels: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,8 @@ def _check_one_run(wanted: Wanted, names: Sequence[str]) -> None:
     Raises:
         ConfigError: it is wanted, and the log holds several.
     """
-    given = {"second": wanted.second, "judge": wanted.judge, "against": wanted.against, "watch": wanted.every}
+    given = {"second": wanted.second, "judge": wanted.judge, "against": wanted.against, "labels": wanted.labels}
+    given |= {"watch": wanted.every}
     for option, value in given.items():
         if value is not None:
             listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
@@ -160,7 +163,7 @@ def _audit_run(wanted: Wanted, name: str, path: Path, rows: Rows, accepted: Sequ
     """One run of a log; `name` is empty where it is the only one."""
     found, second = audit_log(
         rows, columns=wanted.columns, second=wanted.second, judge=wanted.judge, options=wanted.options,
-        sample=wanted.sample, seed=wanted.seed,
+        sample=wanted.sample, labels=wanted.labels, seed=wanted.seed,
     )  # fmt: skip
     findings = [replace(one, remedy=remedy_of(one, path)) for one in found.findings]
     if not wanted.texts:

@@ -21,6 +21,7 @@ from guerdon.auditing.course import course_of
 from guerdon.auditing.drift import CHECKS, with_drift
 from guerdon.auditing.evidence import with_evidence
 from guerdon.auditing.finding import REMEDIES, SEVERITIES, Audit, Finding
+from guerdon.auditing.labels import read_marks
 from guerdon.auditing.log_view import Checked, MissingColumn, Undecided, View, found, needed
 from guerdon.auditing.robot_checks import is_of_episodes
 from guerdon.auditing.rows import Flags, Rows
@@ -110,7 +111,7 @@ def audit(rows: Rows, *, seed: int = 0, marks: SecondReward | None = None) -> Au
     Args:
         rows: of the log.
         seed: of the permutations.
-        marks: of a judge, which stand for the truth in the checks `BY_TRUTH` where the log has none.
+        marks: of a judge or of people, which stand for the truth in the checks `BY_TRUTH` where the log has none.
     """
     view = marked = View.whole(rows, seed)
     if marks is not None and marks.reward_N is not None and (view.truth_M is None or view.doubt):
@@ -143,6 +144,7 @@ def audit_log(
     judge: str | None = None,
     options: Mapping[str, Any] | None = None,
     sample: int | None = None,
+    labels: Path | None = None,
     seed: int = 0,
 ) -> tuple[Audit, SecondReward | None]:
     """Make all checks of a log, with another reward where one is given.
@@ -154,6 +156,7 @@ def audit_log(
         judge: a model whose marks of a sample are the second reward.
         options: more keys of the judge.
         sample: rows that the judge marks, at most; None: `MARKED`.
+        labels: a folder of `guerdon annotate`, whose labels are the second reward.
         seed: of samples and permutations.
 
     Returns:
@@ -162,8 +165,11 @@ def audit_log(
     Raises:
         CheckpointError: as `judge_sample`.
         ConfigError: as `read_log` and `judge_sample`.
-        DataError: as `read_second` and `judge_sample`.
+        DataError: as `read_second`, `read_marks` and `judge_sample`.
     """
+    if labels is not None:
+        said = read_marks(rows, labels, seed=seed)
+        return audit(rows, seed=seed, marks=said), said
     if judge is not None:
         marks = judge_sample(rows, judge, options or {}, most=sample or MARKED, seed=seed)
         return audit(rows, seed=seed, marks=marks), marks

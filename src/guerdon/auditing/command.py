@@ -53,6 +53,10 @@ def audit(
     judge: Annotated[
         str | None, typer.Option(help="A model, see `guerdon score`, whose marks of a sample are a second reward.")
     ] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option(help="A folder of guerdon annotate, whose labels stand for a truth that the log lacks."),
+    ] = None,
     sample: Annotated[int | None, typer.Option(min=1, help="Rows that the judge marks, at most; default 400.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Write findings, clean, undecided and unchecked as JSON.")
@@ -91,6 +95,9 @@ def audit(
     if judge is not None and (watch or second is not None):
         other = "--watch would call it at each change" if watch else "--second is the one second reward"
         raise ConfigError(f"--judge {judge}: {other}; leave out one of them")
+    beside = {"--second": second is not None, "--judge": judge is not None, "--watch": watch}
+    for option in [name for name, is_given in beside.items() if is_given and labels is not None]:
+        raise ConfigError(f"--labels {labels} and {option}: labels are the one second reward; leave out one of them")
     if accepted is not None and not fail_on:
         raise ConfigError(f"--accepted {accepted}: of --fail-on, and there is none; add --fail-on any, or remove it")
     if save is not None:
@@ -100,7 +107,9 @@ def audit(
             f"--against {against}: the log that is watched is compared when it is done; leave out --watch"
         )
     page = page_of(path, output)
-    wanted = Wanted(path, page, columns, second, judge, keys, sample, against, seed, accepted, texts=not no_texts)
+    wanted = Wanted(
+        path, page, columns, second, judge, keys, sample, against, seed, accepted, texts=not no_texts, labels=labels
+    )
     said_before: list[str] = []
 
     def once(log: LogReader | None = None, every: float | None = None) -> None:

@@ -10,6 +10,7 @@ import gzip
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,7 +30,7 @@ from guerdon.errors import DataError
 from guerdon.files import atomic
 from guerdon.pages.charts import Box, Line, axes, bar, limits, line_chart, spread, svg
 from guerdon.pages.formats import DASH
-from guerdon.pages.html_page import render
+from guerdon.pages.html_page import TEXTS, render
 from guerdon.secrets import hide
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -175,6 +176,7 @@ def _block(name: str, data: bytes) -> bytes:
 
 
 TEMPLATES = Path(__file__).parent / "templates"
+SCRIPTS = (TEXTS, "audit.js")
 MAX_CURVES = 24  # of a log of scalars
 BINS = 40
 DOCUMENTATION = "https://guerdon.readthedocs.io/en/latest/"
@@ -216,7 +218,9 @@ def write_page(
     }  # fmt: skip
     videos = {} if log is None else episode_videos(log, out)
     context["media"] = bool(videos)
-    head, tail = render("audit.html.j2", context, TEMPLATES, "audit.js").split(_BLOCKS)
+    can_be_judged = log is not None and not run and (rows.texts is not None or (log / "meta" / "info.json").is_file())
+    context["judged_as"] = shlex.quote(str(log)) if can_be_judged else ""
+    head, tail = render("audit.html.j2", context, TEMPLATES, SCRIPTS).split(_BLOCKS)
     blocks = browser_blocks(rows, audit, None if second is None else second.reward_N, videos)
     atomic.write_bytes(out, b"".join([_encoded(head), *blocks, _encoded(tail)]))
     return out
@@ -248,7 +252,7 @@ def write_runs(out: Path, runs: Sequence[tuple[str, Rows, Audit, Path]], log: Pa
         for name, rows, audit, page in runs
     ]  # fmt: skip
     context = {"title": log.resolve().name, "runs": listed, "severities": SEVERITIES}
-    atomic.write_bytes(out, _encoded(render("runs.html.j2", context, TEMPLATES, "audit.js")))
+    atomic.write_bytes(out, _encoded(render("runs.html.j2", context, TEMPLATES, SCRIPTS)))
 
 
 class Clip(NamedTuple):

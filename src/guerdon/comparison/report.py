@@ -510,7 +510,7 @@ def _last_success(run: RunRecord) -> Interval:
 def _write(template: str, context: dict[str, Any], videos: tuple[list[VideoFile], list[str]], out: Path) -> Path:
     """Render without videos, fit the videos into the room that is left, render again, write atomically."""
     chosen, video_notes = videos
-    draw = partial(render, template, own=TEMPLATES, script="report.js")
+    draw = partial(render, template, own=TEMPLATES, scripts=("report.js",))
     context = {**context, "terms": terms_of(draw({**context, "terms": [], "videos": []}))}
     page = draw({**context, "videos": []})
     if len(page.encode()) > MAX_BYTES and context.get("task_panels"):

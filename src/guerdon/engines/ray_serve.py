@@ -28,7 +28,8 @@ from guerdon.errors import ConfigError, needs
 from guerdon.processes.progress import doing, heartbeat
 from guerdon.serve.app import build_app
 from guerdon.serve.backends import model_loader, refuse_early
-from guerdon.serve.lifecycle import address, say_served
+from guerdon.serve.lifecycle import say_served
+from guerdon.serve.protocol import address
 from guerdon.serve.sample import served_sample
 from guerdon.serve.served_models import ServedModels
 from guerdon.settings.serve import RayServeSettings, ServeSettings

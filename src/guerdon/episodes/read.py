@@ -31,7 +31,7 @@ from guerdon.episodes.images import MAX_EPISODE_BYTES, check_images, decode_imag
 from guerdon.episodes.index import Entry, Skipped, load_index, misplaced, video_file
 from guerdon.episodes.layout import Columns, Info, from_rows, last_success
 from guerdon.episodes.outcomes import Outcomes
-from guerdon.episodes.video import count_frames, decode_video
+from guerdon.episodes.video import count_frames, decode_video, iterate_video
 from guerdon.errors import DataError, boundary
 from guerdon.files.parquet_bounds import BoundedParquet
 from guerdon.types import ByteArray, Episode
@@ -230,6 +230,42 @@ def _frames(root: Path, info: Info, entry: Entry, table: pa.Table, key: str, col
     if info.features[key]["dtype"] == "image":
         return decode_images(_blobs(table, key))
     return _from_table(table, info, key)
+
+
+def frames_of(root: Path, entry: Entry, key: str, *, start: int = 0) -> Iterator[ByteArray]:
+    """The frames of one camera of an episode, one by one as they are decoded; none where the episode has none of it.
+
+    Args:
+        root: of the data set.
+        entry: of its index.
+        key: feature key of the camera.
+        start: row to begin with.
+
+    Yields:
+        (H, W, 3) uint8 for each row.
+
+    Raises:
+        DataError: the rows or the frames cannot be read.
+        MissingDependencyError: the frames are MP4 and PyAV is not installed.
+    """
+    info, skipped = layout.load_info(root), list[Skipped]()
+    names = [name for name in (*_ROW_COLUMNS, "timestamp", key) if name in info.features]
+    table = next((table for _, table in _tables(root, info, [entry], names, skipped.append)), None)
+    if table is None:
+        raise DataError(str(skipped[0]))
+    if info.features[key]["dtype"] == "video":
+        video = video_file(root, info, entry, key)
+        if video is not None:
+            times = _times(entry, key, _row_columns(table, info), info.fps)
+            yield from iterate_video(video, times[start:], fps=info.fps)
+        return
+    if _none_of(table, key):
+        return
+    if info.features[key]["dtype"] == "image":
+        for t in range(start, len(table)):
+            yield decode_images(_blobs(table.slice(t, 1), key))[0]
+        return
+    yield from _from_table(table, info, key)[start:]
 
 
 def _none_of(table: pa.Table, key: str) -> bool:

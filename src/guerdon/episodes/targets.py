@@ -48,8 +48,8 @@ def no_labels(skipped: int, needs: str, unseen: str = "") -> str:
         )
     return (
         f"none of {skipped} episodes has {needs}: recordings of your own need to say which of them succeeded; "
-        'see "Outcomes for your own recordings" in docs/data.md (--outcomes FILE of train and evaluate, and for a '
-        "classifier of rows success_at_end)"
+        "guerdon annotate lets people say it in the browser, and --outcomes FILE of train and evaluate reads a table "
+        '("Outcomes for your own recordings" in docs/data.md; for a classifier of rows with success_at_end)'
     )
 
 

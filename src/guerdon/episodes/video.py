@@ -99,11 +99,30 @@ def decode_video(path: Path, times_T: NDArray[Any], *, fps: float) -> ByteArray:
         DataError: the file is truncated, corrupt or too large, or has no frame at one of the times.
         MissingDependencyError: PyAV is not installed.
     """
+    pictures = iterate_video(path, times_T, fps=fps)
+    first = next(pictures)
+    frames = allocate(len(times_T), *first.shape[:2])
+    frames[0] = first
+    for t, pixels in enumerate(pictures, start=1):
+        frames[t] = pixels
+    return frames
+
+
+def iterate_video(path: Path, times_T: NDArray[Any], *, fps: float) -> Iterator[ByteArray]:
+    """The frames of `decode_video` one by one, each when it is decoded.
+
+    Yields:
+        (H, W, 3) uint8 for each time.
+
+    Raises:
+        DataError: as `decode_video`.
+        MissingDependencyError: as `decode_video`.
+    """
     with _opened(path) as (container, stream):
         times = np.asarray(times_T, dtype=np.float64) + float((stream.start_time or 0) * stream.time_base)
-        frames, size = allocate(len(times), stream.height, stream.width), (stream.height, stream.width)
+        size, upright = (stream.height, stream.width), UprightFrames()
         budget = 16 * len(times) + 2000
-        done, previous, upright = 0, None, UprightFrames()
+        done, previous = 0, None
         for picture in _from_time(container, stream, float(times[0]) + 0.05 / fps):
             budget -= 1
             if picture.is_corrupt:
@@ -113,14 +132,13 @@ def decode_video(path: Path, times_T: NDArray[Any], *, fps: float) -> ByteArray:
             if (picture.height, picture.width) != size or budget < 0:
                 raise DataError("frames change their size or come too densely", where=path)
             while done < len(times) and picture.time >= times[done]:
-                frames = keep_frame(frames, done, upright(_nearest(path, float(times[done]), fps, previous, picture)))
+                yield upright(_nearest(path, float(times[done]), fps, previous, picture))
                 done += 1
             previous = picture
             if done == len(times):
                 break
         for t in range(done, len(times)):
-            frames = keep_frame(frames, t, upright(_nearest(path, float(times[t]), fps, previous)))
-    return frames
+            yield upright(_nearest(path, float(times[t]), fps, previous))
 
 
 def keep_frame(frames_T_H_W_C: ByteArray, t: int, pixels: ByteArray) -> ByteArray:

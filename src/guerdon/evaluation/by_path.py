@@ -234,7 +234,7 @@ def evaluate_judged(data: str, words: Sequence[str], output: Path | None, column
     rows = read_labelled(data, columns=columns)
     for line in record_lines(rows.read_as):
         log_line(line)
-    found = label_figures(rows.judged(), rows.labels_N, rows.prompts, scales=rows.scales, seed=0)
+    found = label_figures(rows.judged(), rows.labels_N, rows.prompts, scales=rows.scales, draws=rows.draws, seed=0)
     text = "\n".join(label_lines(found))
     if output is None:
         return text

@@ -2,14 +2,14 @@
 
 Jinja2 with autoescape puts the parts together; the page's content policy allows no network and no script but its own.
 
-    page = render("report.html.j2", context, TEMPLATES, "report.js")
+    page = render("report.html.j2", context, TEMPLATES, ("report.js",))
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,20 @@ from markupsafe import Markup
 
 from guerdon.pages import formats as fmt
 
+TEXTS = "texts.js"  # how pages show texts of data
 
-def render(template: str, context: Mapping[str, Any], own: Path, script: str) -> str:
+
+def render(template: str, context: Mapping[str, Any], own: Path, scripts: Sequence[str]) -> str:
     """The text of a page.
 
     Args:
         template: extends `base.html.j2`.
         context: what it shows.
         own: folder of the template, its script and, where it has one, `own.css`, which is added to the shared style.
-        script: the only one that the page runs.
+        scripts: the only ones that the page runs, in order: `texts.js` is shared, all others are its own.
     """
-    code = (own / script).read_text(encoding="utf-8")
+    places = [fmt.TEMPLATES if name == TEXTS else own for name in scripts]
+    code = "".join((place / name).read_text(encoding="utf-8") for place, name in zip(places, scripts, strict=True))
     styles = [
         path.read_text(encoding="utf-8") for path in (fmt.TEMPLATES / "style.css", own / "own.css") if path.exists()
     ]

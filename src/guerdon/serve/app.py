@@ -70,7 +70,8 @@ def build_app(models: ServedModels, settings: ServeSettings) -> FastAPI:
     app.add_exception_handler(RequestValidationError, validation_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _fault)
-    app.add_middleware(RequestMiddleware, settings=settings, models=models)
+    tokens = {} if settings.token is None else {settings.token: ""}
+    app.add_middleware(RequestMiddleware, host=settings.host, limits=settings.limits, load=models, tokens=tokens)
     return app
 
 

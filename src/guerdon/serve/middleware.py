@@ -7,7 +7,7 @@ is parsed. `HEAD` is answered wherever `GET` is.
 When the client of a request with a body disconnects, the application's work on it is cancelled, whatever its route, and
 the queue gives up what nobody waits for (`model_queue.py`).
 
-    app.add_middleware(RequestMiddleware, settings=settings, models=models)
+    app.add_middleware(RequestMiddleware, host="127.0.0.1", limits=limits, load=models, tokens={"secret": ""})
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import json
 import math
 import socket
 import time
+from collections.abc import Collection, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -29,10 +30,12 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from guerdon.serve.errors import error_body
-from guerdon.serve.served_models import ServedModels
-from guerdon.settings.serve import ServeSettings
+from guerdon.serve.metrics import Metrics
+from guerdon.settings.serve import LimitSettings
 
 OPEN = "/health"
+PERSON = "guerdon.person"
+"""Key of a request's scope: who has its token."""
 MISSING = "the token is missing: send the header Authorization: Bearer <token>"
 WRONG = "the token is wrong: it is not the one that this server was started with"
 GONE = 499  # status in the metrics if the client disconnected before its answer
@@ -41,19 +44,46 @@ LINGER_S = 1.0  # how long a refused client may go on sending, so that it can re
 _LOCAL = {"localhost", "127.0.0.1", "::1"}
 
 
+class Load(Protocol):
+    """How busy a server is.
+
+    Attributes:
+        draining: it is shutting down and accepts no new requests.
+        metrics: count requests.
+    """
+
+    draining: bool
+    metrics: Metrics
+
+    def overload(self) -> float | None:
+        """Seconds after which to try again, where there is too much to do; else None."""
+
+
 class RequestMiddleware:
     """Refuses requests.
 
     Args:
         app: the application behind it.
-        settings: token and limits.
-        models: while they are draining or overloaded, new requests are refused; their metrics count requests.
+        host: that the server listens on.
+        limits: of requests.
+        load: while the server is draining or overloaded, new requests are refused.
+        tokens: who has each token that is accepted; empty: none is asked for.
+        public: paths for which no token is needed; one that ends in / is a folder.
     """
 
-    def __init__(self, app: ASGIApp, *, settings: ServeSettings, models: ServedModels) -> None:
-        self.app, self.limits, self.models = app, settings.limits, models
-        self._token = None if settings.token is None else settings.token.encode()
-        self._own_names = _LOCAL | own_names() | {settings.host.lower()}
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        host: str,
+        limits: LimitSettings,
+        load: Load,
+        tokens: Mapping[str, str],
+        public: Collection[str] = (),
+    ) -> None:
+        self.app, self.limits, self.load, self._public = app, limits, load, public
+        self._people = {token.encode(): person for token, person in tokens.items()}
+        self._own_names = _LOCAL | own_names() | {host.lower()}
         self._working = 0
         self.bytes = 0  # of all bodies that are being received or processed
 
@@ -67,7 +97,7 @@ class RequestMiddleware:
             scope = {**scope, "method": "GET"}  # the server's own scope keeps HEAD, and leaves the body out
         start = time.perf_counter()
         exchange, refused = _Exchange(self, receive, send), None
-        self.models.metrics.in_flight.inc()
+        self.load.metrics.in_flight.inc()
         try:
             try:
                 await self._pass(scope, exchange)
@@ -78,9 +108,9 @@ class RequestMiddleware:
         except ClientDisconnect:
             exchange.status = GONE
         finally:
-            self.models.metrics.in_flight.dec()
+            self.load.metrics.in_flight.dec()
             route = getattr(scope.get("route"), "path", "other")
-            self.models.metrics.answered(route, exchange.status, time.perf_counter() - start)
+            self.load.metrics.answered(route, exchange.status, time.perf_counter() - start)
 
     async def _pass(self, scope: Scope, exchange: _Exchange) -> None:
         """Let the application answer.
@@ -94,15 +124,15 @@ class RequestMiddleware:
             return await self.app(scope, exchange.plain_receive, exchange.send)
         if [name for name, _ in scope["headers"]].count(b"authorization") > 1:
             raise _Refused(400, "invalid_request", "there are several Authorization headers: send one")
-        if (problem := self._token_problem(headers)) is not None:
-            raise _Refused(401, "unauthorized", problem)
-        if self._token is None and _cross_site(headers):
+        if self._people and not self._is_public(scope["path"]):
+            scope[PERSON] = self._person(headers)
+        if not self._people and _cross_site(headers):
             raise _Refused(403, "forbidden", "requests from web pages of other sites are refused")
-        if self._token is None and (problem := self._host_problem(headers)) is not None:
+        if not self._people and (problem := self._host_problem(headers)) is not None:
             raise _Refused(403, "forbidden", problem)
         if reads:
             return await self.app(scope, exchange.plain_receive, exchange.send)
-        if self.models.draining:
+        if self.load.draining:
             raise _Refused(503, "not_ready", "the server is shutting down")
         if (problem := encoding_problem(headers)) is not None:
             raise _Refused(415, "unsupported_media_type", problem)
@@ -114,7 +144,7 @@ class RequestMiddleware:
         self._working += 1
         try:
             async with exchange:
-                wait = self.models.overload()
+                wait = self.load.overload()
                 if wait is None:
                     await self.app(scope, exchange.receive, exchange.send)
                 else:
@@ -131,18 +161,26 @@ class RequestMiddleware:
         answer, again = error_body("too many items wait; try again later", 429, "busy"), str(max(1, round(wait)))
         await _answer(exchange.send, 429, answer, [(b"retry-after", again.encode())])
 
-    def _token_problem(self, headers: Headers) -> str | None:
-        """The problem with the token of a request; the message depends on the request, never on the right token."""
-        if self._token is None:
-            return None
+    def _is_public(self, path: str) -> bool:
+        """Whether a path is answered without a token."""
+        return any(path == one or (one.endswith("/") and len(one) > 1 and path.startswith(one)) for one in self._public)
+
+    def _person(self, headers: Headers) -> str:
+        """Who has the token of a request.
+
+        Raises:
+            _Refused: it is missing or wrong; the message depends on the request, never on the right token.
+        """
         scheme, _, given = headers.get("authorization", "").partition(" ")
         secret = given.strip().encode("utf-8", "replace")
         if scheme.lower() == "basic":
             secret = _password(secret)
-        known = hmac.compare_digest(secret, self._token)
+        known = [person for token, person in self._people.items() if hmac.compare_digest(secret, token)]
         if scheme.lower() not in ("bearer", "basic") or not secret:
-            return MISSING
-        return None if known else WRONG
+            raise _Refused(401, "unauthorized", MISSING)
+        if not known:
+            raise _Refused(401, "unauthorized", WRONG)
+        return known[0]
 
     def _host_problem(self, headers: Headers) -> str | None:
         """The problem with the host that a request names, where no token is asked for.

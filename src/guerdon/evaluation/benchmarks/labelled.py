@@ -156,6 +156,94 @@ class CorrectedMean:
     tuning: float
 
 
+@dataclass(frozen=True)
+class Draws:
+    """How items were drawn for people, one after the other without replacement; NaN: the item could not be drawn.
+
+    Attributes:
+        draw_N: 1 of the first draw, 2 of the second, ...
+        probability_N: with which the item was drawn from those that were left.
+        pool: of how many items.
+    """
+
+    draw_N: Float64
+    probability_N: Float64
+    pool: int
+
+    @property
+    def chosen(self) -> bool:
+        """Whether some items were more likely than others to be drawn."""
+        known = ~np.isnan(self.draw_N)
+        left_N = self.pool - self.draw_N[known] + 1
+        return not np.allclose(self.probability_N[known] * left_N, 1)
+
+    @property
+    def of_all(self) -> bool:
+        """Whether every item could be drawn."""
+        return not np.isnan(self.draw_N).any()
+
+    def only(self, keep_N: np.ndarray) -> Draws:
+        """Those of some items."""
+        return replace(self, draw_N=self.draw_N[keep_N], probability_N=self.probability_N[keep_N])
+
+    def made(self, labelled_N: np.ndarray) -> int:
+        """How many draws there were up to the last one with a label."""
+        return int(self.draw_N[labelled_N].max(initial=0))
+
+    def weights(self, labelled_N: np.ndarray) -> Float64:
+        """R_LURE weights of the labelled items (Farquhar, Gal and Rainforth 2021, 2101.11665, eq. 3).
+
+        v_m = 1 + (N - M) / (N - m) (1 / ((N - m + 1) q_m) - 1) of draw m of M from a pool of N; 1 where M = N.
+        """
+        draw, probability = self.draw_N[labelled_N], self.probability_N[labelled_N]
+        made = self.made(labelled_N)
+        if made >= self.pool:
+            return np.ones(len(draw))
+        left = self.pool - draw
+        return np.asarray(1 + (self.pool - made) / left * (1 / ((left + 1) * probability) - 1))
+
+
+def chosen_mean(
+    judge_N: ArrayLike,
+    labels_N: ArrayLike,
+    draws: Draws,
+    groups: ArrayLike | None = None,
+    *,
+    tuning: float | None = 1.0,
+) -> CorrectedMean:
+    """The mean label of all items that could be drawn, of which people labelled those that were drawn first.
+
+    The estimate is mean(t f) over all items plus mean(v (y - t f)) over the labelled ones, with the weights v of
+    `Draws.weights`, which make it unbiased whatever the draws preferred; that of the labels alone is mean(v y).
+    Intervals are as those of `corrected_mean`.
+
+    Args:
+        judge_N: (N,) score of every item that could be drawn, in the unit of the labels.
+        labels_N: (N,) labels, NaN where there is none.
+        draws: of the items.
+        groups: see `corrected_mean`.
+        tuning: t; None: as `corrected_mean` has it.
+
+    Raises:
+        DataError: fewer than two labelled items, or groups of them.
+    """
+    judge, labels = np.asarray(judge_N, dtype=np.float64), np.asarray(labels_N, dtype=np.float64)
+    known, group = ~np.isnan(labels), np.arange(len(labels)) if groups is None else np.asarray(groups)
+    if len(set(group[known])) < 2:
+        raise DataError(f"a corrected mean needs two labelled items at least; there are {int(known.sum())}")
+    if tuning is None:
+        tuning = 1.0 if known.all() else _power_tuning(judge, labels, known)
+    weights = draws.weights(known)
+    error = weights * (labels[known] - tuning * judge[known])
+    corrected = _mean_interval([(tuning * judge, group), (error, group[known])])
+    labelled = _mean_interval([(weights * labels[known], group[known])])
+    if np.ptp(labels[known]) == 0:  # that others would be equal, too, is not known
+        corrected, labelled = (replace(one, low=None, high=None) for one in (corrected, labelled))
+    whole = _mean_interval([(judge, group)])
+    shift = Interval(float(judge[known].mean() - judge.mean()), None, None, int(known.sum()))
+    return CorrectedMean(corrected, labelled, whole, shift, tuning)
+
+
 def corrected_mean(judge_N: ArrayLike, labels_N: ArrayLike, groups: ArrayLike | None = None) -> CorrectedMean:
     """Prediction-powered mean with power tuning (Angelopoulos, Duchi and Zrnic 2023, 2311.01453) with a 95 % interval.
 
@@ -244,6 +332,7 @@ class LabelledResponses:
         labels_N: NaN where there is none.
         prompts: rows with the same one are resampled together.
         left_out: rows whose label cannot be read, and what is no row, by reason.
+        draws: how the rows were drawn for people; None: the data does not say.
     """
 
     reading: DataReading
@@ -251,6 +340,7 @@ class LabelledResponses:
     labels_N: Float64
     prompts: Sequence[str]
     left_out: Mapping[str, int]
+    draws: Draws | None = None
 
     def judged(self) -> list[float | Failure]:
         """The scores in the rows; a null one was not measured.
@@ -343,7 +433,46 @@ def labelled_in(reading: DataReading) -> LabelledResponses:
     kept_records = [one for one, kept in zip(records, known, strict=True) if kept]
     if np.isnan(labels).all():
         raise DataError(f"no row has a label of a person ({column})", where=reading.data, field=column)
-    return LabelledResponses(reading, kept_records, np.array(labels), list(map(_group, kept_records)), left_out)
+    return LabelledResponses(
+        reading, kept_records, np.array(labels), list(map(_group, kept_records)), left_out, _draws_of(kept_records)
+    )
+
+
+_DRAW_COLUMNS = ("draw", "draw_probability", "pool")
+
+
+def _draws_of(records: Sequence[Record]) -> Draws | None:
+    """How the rows were drawn, where they have the columns of `guerdon annotate`; nulls: it was not in the pool.
+
+    Raises:
+        DataError: what stands there is no draw.
+    """
+    if not any(all(one.row.get(name) is not None for name in _DRAW_COLUMNS) for one in records):
+        return None
+    found = np.full((3, len(records)), np.nan)
+    for k, record in enumerate(records):
+        cells = [record.row.get(name) for name in _DRAW_COLUMNS]
+        numbers = [number_of(cell) for cell in cells]
+        if all(map(_is_null, cells)):
+            continue
+        draw, probability, pool = (np.nan if one is None else one for one in numbers)
+        if not (1 <= draw <= pool and draw % 1 == pool % 1 == 0 and 0 < probability <= 1):
+            raise DataError(
+                f"draw {cells[0]}, draw_probability {cells[1]} and pool {cells[2]} are no draw: a draw is a number "
+                "from 1 to pool, its probability above 0 and at most 1",
+                where=record.where,
+                field="draw",
+            )
+        found[:, k] = draw, probability, pool
+    pools = np.unique(found[2][~np.isnan(found[2])])
+    if len(pools) > 1:
+        raise DataError(
+            f"draws from pools of {pools[0]:g} and {pools[-1]:g} rows cannot be weighted together; evaluate each file "
+            "of guerdon annotate by itself",
+            where=records[0].where,
+            field="pool",
+        )
+    return Draws(found[0], found[1], int(pools[0]))
 
 
 def _label_column(reading: DataReading) -> str:
@@ -419,6 +548,7 @@ def label_figures(
     *,
     threshold: float | None = None,
     scales: Scales = (None, None),
+    draws: Draws | None = None,
     reps: int = 1000,
     seed: int,
 ) -> dict[str, Any]:
@@ -437,6 +567,7 @@ def label_figures(
         threshold: None: the middle of the scores' scale; of scores of no known scale there are no decisions.
         scales: lowest and highest score, and label, that there can be; None: not known. Numbers between 0 and 1 are on
             the scale of these.
+        draws: how the rows were drawn for people; None: at random, or the data does not say.
         reps: bootstrap resamples.
         seed: of the bootstrap.
 
@@ -451,7 +582,7 @@ def label_figures(
     drawn: dict[str, Any] = {"reps": reps, "seed": seed}
     found: dict[str, Any] = {
         "rows": len(judge), "labelled": int(both.sum()), "threshold": None, "agreement": {}, "metrics": {}, "mean": {},
-        "no_agreement": None, "scales": {},
+        "no_agreement": None, "scales": {}, "draws": None,
         "failures": dict(Counter(value.reason for value in values if isinstance(value, Failure))),
     }  # fmt: skip
     if not both.any():
@@ -474,9 +605,34 @@ def label_figures(
             found["no_agreement"] = f"{_UNKNOWN.format('scores', x.min(), x.max())}, so that none is a decision"
         else:
             found["agreement"] = asdict(agreement([x > at, y > ends[0]], level="nominal", groups=groups[both], **drawn))
-    if min(len(set(groups[both])), len(set(groups[measured & ~both]))) >= 2:
+    if draws is not None:
+        found |= _drawn_figures(judge, labels_N, groups, draws, same_scale=own is not None and own == of_labels)
+    elif min(len(set(groups[both])), len(set(groups[measured & ~both]))) >= 2:
         found["mean"] = asdict(corrected_mean(judge[measured], labels_N[measured], groups[measured]))
     return found
+
+
+def _drawn_figures(
+    judge_N: Float64, labels_N: Float64, groups_N: IntArray, draws: Draws, *, same_scale: bool
+) -> dict[str, Any]:
+    """The mean of rows of which some were drawn for people, and what to know of the draws.
+
+    Draws without a score or without a label are missing at random, as far as is known, and counted.
+    """
+    of_pool = ~np.isnan(draws.draw_N)
+    kept = of_pool & ~np.isnan(judge_N)
+    labelled = kept & ~np.isnan(labels_N)
+    made = draws.made(labelled)
+    known = {
+        "pool": draws.pool, "made": made, "labelled": int(labelled.sum()), "chosen": draws.chosen,
+        "without_value": made - int(labelled.sum()), "of_all_rows": draws.of_all,
+    }  # fmt: skip
+    if len(set(groups_N[labelled])) < 2:
+        return {"draws": known}
+    mean = chosen_mean(
+        judge_N[kept], labels_N[kept], draws.only(kept), groups_N[kept], tuning=1.0 if same_scale else None
+    )
+    return {"draws": known, "mean": asdict(mean)}
 
 
 def _scales_of(scores: Float64, labels: Float64, known: Scales) -> Scales:
@@ -551,7 +707,9 @@ def label_lines(section: Mapping[str, Any]) -> list[str]:
         lines.append(f"no agreement: {section['no_agreement']}")
     if section["mean"]:
         lines.append(f"corrected mean: the scores count {section['mean']['tuning']:.3f} times")
-    if shift is None:
+    if section.get("draws") is not None:
+        lines += _draw_lines(section["draws"], has_mean=bool(section["mean"]))
+    elif shift is None:
         lines.append("no corrected mean: it needs labelled and unlabelled rows of two prompts each")
     elif shift["low"] > 0 or shift["high"] < 0:
         lines.append(
@@ -560,3 +718,18 @@ def label_lines(section: Mapping[str, Any]) -> list[str]:
             "the labelled rows are a random part"
         )
     return [*lines, failure_line(section["failures"])]
+
+
+def _draw_lines(draws: Mapping[str, Any], *, has_mean: bool) -> list[str]:
+    """What to know of rows that were drawn for people."""
+    lines = [f"draws: {draws['made']} of {draws['pool']} rows, {draws['without_value']} of them without a value"]
+    if draws["chosen"]:
+        lines.append(
+            "the labelled rows were chosen: agreement and metrics are those of chosen rows; means are weighted by the "
+            "probabilities of the draws (R_LURE)"
+        )
+    if not draws["of_all_rows"]:
+        lines.append(f"the mean is about the {draws['pool']} rows that could be drawn, and not about the others")
+    if not has_mean:
+        lines.append("no corrected mean: it needs two labelled rows at least")
+    return lines

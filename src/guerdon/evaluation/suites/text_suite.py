@@ -322,7 +322,13 @@ class _Suite:
         at = self.model.info.success_threshold
         own = self.model.info.range if np.isfinite(self.model.info.range).all() else None
         self.record["labels"] = label_figures(
-            values, rows.labels_N, rows.prompts, threshold=at, scales=(own, rows.scales[1]), **self.bootstrap
+            values,
+            rows.labels_N,
+            rows.prompts,
+            threshold=at,
+            scales=(own, rows.scales[1]),
+            draws=rows.draws,
+            **self.bootstrap,
         )
 
     def bias_probes(self) -> None:

@@ -1,11 +1,14 @@
 """A page in headless Chromium, driven through the pipe of its debugging protocol: real keys, real time, real policy."""
 
 import base64
+import io
 import json
 import os
 import shutil
 import subprocess
 import time
+
+from PIL import Image
 
 PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -89,8 +92,10 @@ class Page:
                 if "navigated" not in str(error):
                     raise
 
-    def key(self, key, code=0):
-        extra = {"text": key} if len(key) == 1 else {}
+    def key(self, key, code=0, **more):
+        """Press and release a key; `more` is of both events, such as autoRepeat=True or modifiers=2 (Ctrl)."""
+        text = "\r" if key == "Enter" else key
+        extra = ({"text": text} if len(text) == 1 else {}) | more
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, **extra)
 
@@ -98,7 +103,20 @@ class Page:
         for letter in text:
             self.key(letter)
 
-    def picture(self, path, dark=False):
+    def dark(self, dark=True):
         features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", features=features)
+
+    def size(self, width, height=900):
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+
+    def pixels(self, selector):
+        """An element as the screen shows it, in RGB."""
+        box = self.js(f"document.querySelector('{selector}').getBoundingClientRect().toJSON()")
+        clip = {name: box[name] for name in ("x", "y", "width", "height")} | {"scale": 1}
+        shot = self.call("Page.captureScreenshot", format="png", clip=clip)
+        return Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
+
+    def picture(self, path, dark=False):
+        self.dark(dark)
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))

@@ -1,0 +1,150 @@
+"""`guerdon annotate` as a process: addresses, signals, restarts, and ten clients while it is killed."""
+
+import json
+import signal
+import socket
+import sys
+import threading
+import time
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+from annotated import annotating
+from judged import judging, lines, log_of
+from typer.testing import CliRunner
+
+from guerdon.cli import app
+
+
+def guerdon(folder, *words):
+    """The command in this process: exit status and what it says."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        done = CliRunner().invoke(app, ["annotate", *map(str, words)])
+    return getattr(done.exception, "exit_code", done.exit_code), f"{done.output}{done.exception or ''}"
+
+
+def judge(url, headers, client, number):
+    (one,) = client.get(f"{url}/api/next", headers=headers).json()["items"]
+    content = {"key": f"key-{number:05}", "item": one["item"], "judgement": "right", "seconds": 1.0}
+    answer = client.post(f"{url}/api/judgements", json=content, headers=headers)
+    assert answer.status_code == 200, answer.text
+    return content
+
+
+def test_it_judges_ends_and_exports(tmp_path):
+    data = log_of(tmp_path / "log.jsonl", 8)
+    with httpx.Client(timeout=60) as client, annotating(tmp_path, data, "--port", "0") as running:
+        judge(running.url, {}, client, 0)
+        out = running.end(signal.SIGINT)
+        assert running.process.returncode == 0, running.said
+        assert "1 of 8 items have a label" in out
+        assert out.splitlines()[-1] == "wrote log.jsonl.labels/labels.jsonl"
+    summary = json.loads((tmp_path / "log.jsonl.labels" / "summary.json").read_text())
+    assert summary["people"][0]["judgements"] == 1
+    status, said = guerdon(tmp_path, data, "--people", "ann,bo")
+    assert (status, "was begun by one person" in said) == (2, True)
+    with judging(data, tmp_path / "log.jsonl.labels"):
+        status, said = guerdon(tmp_path, data, "--export")
+    assert (status, "another guerdon annotate works on" in said) == (6, True)
+    status, said = guerdon(tmp_path, data, "--export")
+    assert (status, "wrote log.jsonl.labels/labels.jsonl" in said) == (0, True), said
+
+
+def test_what_is_refused(tmp_path):
+    data = log_of(tmp_path / "log.jsonl", 8)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for words, wanted in (
+            (("--port", port), f"cannot listen on 127.0.0.1:{port}"),
+            (("--host", "0.0.0.0"), "name those who judge, --people ann,bo"),
+            (("--people", "ann,ann"), "ann comes twice"),
+            (("--show", "truth"), "only the reference answer can be shown"),
+            (("--export", "-o", "nothing"), "there are no judgements in nothing"),
+        ):
+            status, said = guerdon(tmp_path, data, *words)
+            assert (status, wanted in said) == (2, True), said
+
+
+def many_clients(folder, data, *, clients, each, kills):
+    """Clients that judge, and repeat what was not answered, while the process is killed: answers and their times."""
+    names = [f"p{k}" for k in range(clients)]
+    words = ("--people", ",".join(names), "--overlap", "0", "--port")
+    times, acknowledged, failures = [], [], []
+    with annotating(folder, data, *words, "0", people=clients) as first:
+        port, tokens = first.url.rpartition(":")[2], first.tokens
+        done = threading.Event()
+
+        def work(name):
+            sent, headers = 0, {"Authorization": f"Bearer {tokens[name]}"}
+            with httpx.Client(timeout=20, base_url=f"http://127.0.0.1:{port}", headers=headers) as client:
+                pending = None
+                while sent < each:
+                    try:
+                        if pending is None:
+                            items = client.get("/api/next?count=1").json()["items"]
+                            if not items:
+                                break
+                            pending = {"key": f"{name}-{sent:06}", "item": items[0]["item"], "judgement": "right"}
+                        began = time.perf_counter()
+                        answer = client.post("/api/judgements", json=pending)
+                        times.append(time.perf_counter() - began)
+                    except httpx.HTTPError:
+                        time.sleep(0.05)
+                        continue
+                    if answer.status_code != 200:
+                        failures.append(answer.text)
+                        return
+                    acknowledged.append((name, pending["item"]))
+                    pending, sent = None, sent + 1
+
+        threads = [threading.Thread(target=work, args=(name,)) for name in names]
+        for thread in threads:
+            thread.start()
+        running = first
+        for kill in range(kills):
+            while len(acknowledged) < clients * each * (kill + 1) // (kills + 1) and any(t.is_alive() for t in threads):
+                done.wait(0.01)
+            running.end(signal.SIGKILL)
+            again = annotating(folder, data, *words, port, people=clients)
+            running = again.__enter__()
+        for thread in threads:
+            thread.join()
+        with open(f"/proc/{running.process.pid}/status", encoding="ascii") as status:
+            peak = next(int(line.split()[1]) // 1024 for line in status if line.startswith("VmHWM"))
+        running.end()
+    assert not failures
+    return times, acknowledged, peak
+
+
+def check_stored_once(folder, acknowledged):
+    log = [json.loads(line) for line in (folder / "log.jsonl.labels" / "judgements.jsonl").read_text().splitlines()]
+    stored = [(row["person"], row["item"]) for row in log]
+    assert len(stored) == len(set(stored))
+    assert set(acknowledged) <= set(stored)
+    assert len(acknowledged) == len(set(acknowledged))
+
+
+def test_three_clients_while_it_is_killed(tmp_path):
+    data = log_of(tmp_path / "log.jsonl", 90)
+    _, acknowledged, _ = many_clients(tmp_path, data, clients=3, each=30, kills=1)
+    assert len(acknowledged) == 90
+    check_stored_once(tmp_path, acknowledged)
+
+
+@pytest.mark.slow
+def test_ten_clients_and_ten_thousand_judgements(tmp_path):
+    """Prints what docs/annotate.md says."""
+    rows = [
+        {"prompt": f"Question {k}? " + "why " * 250, "response": f"{k} " * 250, "reward": k % 2} for k in range(10_000)
+    ]
+    data = lines(tmp_path / "log.jsonl", rows)
+    times, acknowledged, peak = many_clients(tmp_path, data, clients=10, each=1000, kills=5)
+    check_stored_once(tmp_path, acknowledged)
+    assert len(acknowledged) == 10_000
+    quick = float(np.quantile(times, 0.95))
+    sys.stdout.write(f"95 % of answers in {1000 * quick:.0f} ms, memory {peak} MB\n")
+    assert peak < 500
