@@ -327,7 +327,7 @@ def compare(
     dry_run: DryRun = False,
     parallel: Annotated[int, typer.Option("--parallel", help="Jobs at a time; 0: one per core.")] = 0,
 ) -> None:
-    """Run a whole study (arms x seeds x tasks) and write its report. Run again, it continues."""
+    """Run a whole study (settings x seeds x tasks) and write its report. Run again, it continues."""
     from guerdon.comparison.study import plan_study
 
     plan, chosen = plan_study(study, overrides or [], parallel=parallel), stage("compare")
@@ -432,9 +432,11 @@ def serve(
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="A study's work_dir, or the folder of one run.")],
+    folder: Annotated[Path, typer.Argument(help="A study's work_dir, the folder of one run, or one that holds some.")],
 ) -> None:
-    """Write report.html again from the files of a study or a run."""
+    """Write report.html again from the files of a study or a run; of another folder, an index of what it holds."""
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: there is no such folder")
     if (folder / "meta" / "info.json").is_file():
         raise ConfigError(
             f"{folder} is a data set, and recordings for the Rerun viewer are no longer written: lerobot-dataset-viz "
@@ -446,7 +448,9 @@ def report(
         return _say(f"report: {write_report(folder)}")
     if (folder / "metrics.jsonl").is_file():
         return _say(f"report: {write_single_report(folder)}")
-    raise ConfigError(f"{folder} holds no study (study.json) and no run (metrics.jsonl)")
+    from guerdon.comparison.folder_index import write_index
+
+    return _say(f"index: {write_index(folder)}")
 
 
 @app.command()

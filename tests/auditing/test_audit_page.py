@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 from urllib.parse import unquote
 
-import chromium
 import numpy as np
 import pytest
 
+import chromium
 from guerdon import secrets
 from guerdon.auditing import page as browser
 from guerdon.auditing.finding import Audit, Excerpt, Finding

@@ -76,9 +76,9 @@ def reached(task, arm, seed):
 def test_page_counts_responses_and_names_the_verifier(page):
     words = text(page)
     assert "environment" not in words
-    for part in ("Responses to 50%", "Responses to match rloo", "measured by the verifier", "Token rewards"):
+    for part in ("Responses to 50%", "Responses against rloo", "measured by the verifier", "Token rewards"):
         assert part in words
-    assert re.search(r"prime reaches the final success of rloo in 2\.\d× fewer responses \[2\.\d, 2\.\d\]", words)
+    assert re.search(r"prime reaches the final success of rloo in 2\.\d× fewer responses \[[12]\.\d, [23]\.\d\]", words)
     assert '<text class="name"' in page
     assert ">responses</text>" in page
     assert 'id="videos"' not in page
@@ -105,7 +105,7 @@ def test_ratio_of_steps_against_numbers_computed_by_hand(tmp_path):
     words = text(write_report(study).read_text())
     assert "exact reaches" not in words
     assert "Not reached:" in words
-    assert "responses to match the baseline" in markdown_table(study)
+    assert "responses against the baseline" in markdown_table(study)
 
 
 def test_needing_more_is_said_too(tmp_path):

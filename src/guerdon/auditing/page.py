@@ -216,6 +216,8 @@ def write_page(
     }  # fmt: skip
     videos = {} if log is None else episode_videos(log, out)
     context["media"] = bool(videos)
+    course = "" if audit.course is None else f". {audit.course.sentence}"
+    context["description"] = f"{len(rows):,} rows: {audit.counted}{course}"
     head, tail = render("audit.html.j2", context, TEMPLATES, "audit.js").split(_BLOCKS)
     blocks = browser_blocks(rows, audit, None if second is None else second.reward_N, videos)
     atomic.write_bytes(out, b"".join([_encoded(head), *blocks, _encoded(tail)]))
@@ -247,7 +249,8 @@ def write_runs(out: Path, runs: Sequence[tuple[str, Rows, Audit, Path]], log: Pa
         }
         for name, rows, audit, page in runs
     ]  # fmt: skip
-    context = {"title": log.resolve().name, "runs": listed, "severities": SEVERITIES}
+    said = f"{len(runs)} runs, each with a page of its own"
+    context = {"title": log.resolve().name, "description": said, "runs": listed, "severities": SEVERITIES}
     atomic.write_bytes(out, _encoded(render("runs.html.j2", context, TEMPLATES, "audit.js")))
 
 

@@ -27,9 +27,9 @@ def render(template: str, context: Mapping[str, Any], own: Path, script: str) ->
         template: extends `base.html.j2`.
         context: what it shows.
         own: folder of the template, its script and, where it has one, `own.css`, which is added to the shared style.
-        script: the only one that the page runs.
+        script: the page runs it after the shared one, by which the page of work that goes on reads itself again.
     """
-    code = (own / script).read_text(encoding="utf-8")
+    code = "".join(path.read_text(encoding="utf-8") for path in (fmt.TEMPLATES / "live.js", own / script))
     styles = [
         path.read_text(encoding="utf-8") for path in (fmt.TEMPLATES / "style.css", own / "own.css") if path.exists()
     ]

@@ -103,9 +103,10 @@ class ProgressBar:
         total: number of units to do.
         what: name of the unit.
         lines: plain lines to spread over the whole where there is no terminal; 0: only those of `write_line`.
+        clock: whether a terminal shows the time left, as far as the speed up to now tells it.
     """
 
-    def __init__(self, total: int, *, what: str = "steps", lines: int = 0) -> None:
+    def __init__(self, total: int, *, what: str = "steps", lines: int = 0, clock: bool = True) -> None:
         self._bar: Progress | None = None
         self._total, self._what, self._lines = total, what, lines
         self._written = 0
@@ -116,7 +117,8 @@ class ProgressBar:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
             self._bar = Progress(
-                TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+                TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(),
+                *([TimeRemainingColumn()] if clock else []),
                 console=Console(stderr=True),
             )  # fmt: skip
             self._bar.start()
@@ -126,11 +128,16 @@ class ProgressBar:
         return self._line
 
     def advance(self, done: int, text: str) -> None:
-        """Move the bar to `done`; without a terminal, write a line each time another share of the total is done."""
+        """Move the bar to `done`; without a terminal, write a line each time another share of the total is done.
+
+        Args:
+            done: units.
+            text: what a terminal shows; of several lines, a log has one.
+        """
         if self._bar is not None:
             self._bar.update(self._task, completed=done, description=hide(text))
             return
-        self._line = f"{self._what} {done}/{self._total}" + (f": {text}" if text else "")
+        self._line = f"{self._what} {done}/{self._total}" + (f": {text.replace(chr(10), '; ')}" if text else "")
         share = done * self._lines // max(self._total, 1)
         if share > self._written:
             self._written = share
