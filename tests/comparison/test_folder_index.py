@@ -32,6 +32,7 @@ def folder(tmp_path):
     rows = Rows("JSONL", ("a.jsonl",), np.zeros(2, np.int64), np.arange(1, 3), np.array([0.0, 1.0]))
     write_page(root / "rollouts.audit.html", rows, Audit(()))
     (root / "other.html").write_text("<title>not ours</title>")
+    write_report(root / "studies" / "one", out=root / "copy.html")
     (root / ".hidden").mkdir()
     write_run(root / ".hidden" / "run", success=rising(0.9))
     return root

@@ -208,7 +208,8 @@ def write_page(
     """
     title = rows.layout if log is None else log.resolve().name
     context = {
-        "title": run or title, "rows": rows, "audit": audit, "second": second, "against": against,
+        "title": run or title, "generator": "guerdon audit", "rows": rows, "audit": audit,
+        "second": second, "against": against,
         "of_runs": OF_RUNS, "linked": linked, "every": every, "written": datetime.now(UTC),
         "course": [] if audit.course is None else course_charts(audit.course),
         "charts": charts(rows), "how": _how(rows), "number": number, "bounded": bounded,
@@ -250,7 +251,10 @@ def write_runs(out: Path, runs: Sequence[tuple[str, Rows, Audit, Path]], log: Pa
         for name, rows, audit, page in runs
     ]  # fmt: skip
     said = f"{len(runs)} runs, each with a page of its own"
-    context = {"title": log.resolve().name, "description": said, "runs": listed, "severities": SEVERITIES}
+    context = {
+        "title": log.resolve().name, "generator": "guerdon audit", "description": said, "runs": listed,
+        "severities": SEVERITIES,
+    }  # fmt: skip
     atomic.write_bytes(out, _encoded(render("runs.html.j2", context, TEMPLATES, "audit.js")))
 
 

@@ -31,8 +31,8 @@ from guerdon.processes.progress import doing
 INDEX, REPORT = "index.html", "report.html"
 KINDS = ("Studies", "Runs", "Audits", "Evaluations", "Label sets")
 _NOT_OURS = frozenset({"node_modules", "__pycache__", "site-packages"})
-_HEAD = 16_384  # bytes of a page in which its title and its description stand
-_OUR_PAGE = re.compile(r"<title>(.*?) · guerdon</title>", re.DOTALL)
+_HEAD = 16_384  # bytes of a page in which its maker and its description stand
+_AUDIT = '<meta name="generator" content="guerdon audit">'
 _DESCRIPTION = re.compile(r'<meta name="description" content="(.*?)">', re.DOTALL)
 
 
@@ -123,11 +123,11 @@ def _entry(kind: str, folder: Path, here: Path, page: Path, said: Callable[[Path
 
 def _audit(folder: Path, page: Path) -> Entry | None:
     """The page of an audit; None for other files."""
-    if page.suffix.lower() not in (".html", ".htm") or page.name in (INDEX, REPORT):
+    if page.suffix.lower() not in (".html", ".htm"):
         return None
     with page.open("rb") as file:
         head = file.read(_HEAD).decode("utf-8", "replace")
-    if _OUR_PAGE.search(head) is None:
+    if _AUDIT not in head:
         return None
     said = _DESCRIPTION.search(head)
     conclusion = "" if said is None else html.unescape(said[1])
