@@ -47,6 +47,14 @@ collect: {save_dir: FOLDER, episodes: 2, mixture: [{type: expert}]}
 """
 
 
+SCREENS = {  # file: the width and height of the first screen that it shows, and whether it is dark
+    "quickstart-1280-light.png": (1280, 1300, False),
+    "quickstart-1280-dark.png": (1280, 1300, True),
+    "quickstart-420-light.png": (420, 1900, False),
+    "quickstart-420-dark.png": (420, 1900, True),
+}
+
+
 def main() -> None:
     """Write every picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -64,6 +72,8 @@ def main() -> None:
             report = Path(folder) / "report.html"
         for name, (sections, width, height) in PARTS.items():
             photograph(report.read_text(encoding="utf-8"), sections, (width, height), IMAGES / name, Path(folder))
+        for name, (width, height, is_dark) in SCREENS.items():
+            photograph_screen(report, (width, height), IMAGES / name, Path(folder), is_dark=is_dark)
 
 
 def annotate_pages(folder: Path) -> None:
@@ -80,10 +90,9 @@ def annotate_pages(folder: Path) -> None:
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
             assert server.stderr is not None
             address = next(line.split()[-1] for line in server.stderr if "http://" in line)
-            take(address, (1100, 800), folder)
+            image = screenshot(address, (1100, 800), folder)
             server.terminate()
-        with Image.open(folder / "part.png") as picture:
-            save(picture.convert("RGB"), IMAGES / f"annotate_{kind}.png")
+        save(image, IMAGES / f"annotate_{kind}.png")
 
 
 def photograph(page: str, sections: tuple[str, ...], size: tuple[int, int], target: Path, folder: Path) -> None:
@@ -93,29 +102,38 @@ def photograph(page: str, sections: tuple[str, ...], size: tuple[int, int], targ
     style = f"<style>section[id]{shown} {{ display: none }} {header}</style></head>"
     (folder / "part.html").write_text(page.replace("</head>", style, 1), encoding="utf-8")
     width, height = size
-    take((folder / "part.html").as_uri(), size, folder)
-    with Image.open(folder / "part.png") as picture:
-        image = picture.convert("RGB")
+    image = screenshot((folder / "part.html").as_uri(), size, folder)
     ground = Image.new("RGB", image.size, image.getpixel((2, image.height - 2)))
     box = ImageChops.difference(image, ground).getbbox() or (0, 0, width, height)
     save(image.crop((0, 0, width, min(height, box[3] + 24))), target)
 
 
-def take(address: str, size: tuple[int, int], folder: Path) -> None:
-    """Write `part.png`, a picture of a page."""
+def photograph_screen(report: Path, size: tuple[int, int], target: Path, folder: Path, *, is_dark: bool) -> None:
+    """Write a picture of the top of a report; in a frame, since windows of the browser have a least width."""
+    width, height = size
+    frame = f'<iframe src="{report.resolve().as_uri()}" width="{width}" height="{height}" style="border: 0"></iframe>'
+    (folder / "screen.html").write_text(f"<!doctype html><body style='margin: 0'>{frame}", encoding="utf-8")
+    image = screenshot((folder / "screen.html").as_uri(), (max(width, 600), height), folder, is_dark=is_dark)
+    save(image.crop((0, 0, width, height)), target)
+
+
+def screenshot(address: str, size: tuple[int, int], folder: Path, *, is_dark: bool = False) -> Image.Image:
+    """What a browser shows of a page in a window of some size."""
     browser = next((found for name in ("chromium", "google-chrome") if (found := shutil.which(name))), None)
     if browser is None:
         sys.exit("no Chromium: apt-get install chromium")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=3000"]
-    options += [f"--window-size={size[0]},{size[1]}", f"--user-data-dir={folder / 'profile'}"]
-    command = [browser, *options, f"--screenshot={folder / 'part.png'}", address]
-    subprocess.run(command, check=True, capture_output=True)
+    picture = folder / "part.png"
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={size[0]},{size[1]}"]
+    options += [f"--blink-settings=preferredColorScheme={0 if is_dark else 1}", "--virtual-time-budget=3000"]
+    where = [f"--user-data-dir={folder / 'profile'}", f"--screenshot={picture}", address]
+    subprocess.run([browser, *options, *where], check=True, capture_output=True)
+    return Image.open(picture).convert("RGB")
 
 
-def save(picture: Image.Image, target: Path) -> None:
-    """Write a picture of few colours, and its path."""
-    picture.quantize(64).save(target, optimize=True)
-    print(f"wrote {target} ({picture.width} x {picture.height})")
+def save(image: Image.Image, target: Path) -> None:
+    """Write a picture with few colours, so that it is small."""
+    image.quantize(64).save(target, optimize=True)
+    print(f"wrote {target} ({image.width} x {image.height})")
 
 
 if __name__ == "__main__":

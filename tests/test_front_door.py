@@ -65,7 +65,7 @@ def folder(tmp_path_factory):
 
 
 PRINTED = {  # what a page says that its example prints, where that is not in its comments
-    "evaluate": "evaluation.json", "run": "report.html", "compare": "native 0/1", "audit": "audit of 40 rows",
+    "evaluate": "evaluation.json", "run": "report.html", "compare": "0/1 for success", "audit": "audit of 40 rows",
 }  # fmt: skip
 
 

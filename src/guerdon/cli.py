@@ -357,7 +357,7 @@ def compare(
     dry_run: DryRun = False,
     parallel: Annotated[int, typer.Option("--parallel", help="Jobs at a time; 0: one per core.")] = 0,
 ) -> None:
-    """Run a whole study (arms x seeds x tasks) and write its report. Run again, it continues."""
+    """Run a whole study (settings x seeds x tasks) and write its report. Run again, it continues."""
     from guerdon.comparison.study import plan_study
 
     plan, chosen = plan_study(study, overrides or [], parallel=parallel), stage("compare")
@@ -465,9 +465,14 @@ def serve(
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="A study's work_dir, the folder of one run, or one with its runs.")],
+    folder: Annotated[Path, typer.Argument(help="A study's work_dir, the folder of one run, or one that holds some.")],
 ) -> None:
-    """Write report.html again from the files of a study or a run; of a folder of runs of one task it compares them."""
+    """Write report.html again from the files of a study or a run; of a folder of runs of one task it compares them.
+
+    Of another folder it writes an index of what it holds.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: there is no such folder")
     if (folder / "meta" / "info.json").is_file():
         raise ConfigError(
             f"{folder} is a data set, and recordings for the Rerun viewer are no longer written: lerobot-dataset-viz "
@@ -476,12 +481,14 @@ def report(
     from guerdon.comparison.report import write_report, write_single_report
     from guerdon.comparison.side_by_side import runs_of_a_folder
 
+    from guerdon.comparison.folder_index import write_index
+
     if (folder / "study.json").is_file() or runs_of_a_folder(folder):
         page = write_report(folder)
     elif (folder / "metrics.jsonl").is_file():
         page = write_single_report(folder)
     else:
-        raise ConfigError(f"{folder} holds no study (study.json) and no run (metrics.jsonl)")
+        page = write_index(folder)
     _say_page(f"report: {page}", page)
 
 

@@ -45,7 +45,7 @@ def plain(row):
 
 
 STEPS = (0, 20_000, 40_000, 60_000, 80_000)
-ARMS = {"A": "native 0/1", "B": "ResNet success", "C": "learned progress + bonus"}
+ARMS = {"A": "0/1 for success", "B": "ResNet success", "C": "learned progress + bonus"}
 SOURCES = {"A": [], "B": ["resnet"], "C": ["progress", "bonus"]}
 
 

@@ -121,13 +121,13 @@ def test_the_first_section_answers_four_questions_of_every_arm(tmp_path):
         path.write_text(path.read_text().replace('"hacking_alarm": 0, ', ""))
     page = write_report(study).read_text()
     table = page[page.index('<table class="conclusions">') : page.index("</table>")]
-    heads = ["Arm", "Does it help?", "How sure?", "Is it being gamed?", "Where to look"]
+    heads = ["Setting", "Does it help?", "How sure?", "Is it being gamed?", "Where to look"]
     assert re.findall('<th scope="col">(.*?)</th>', table) == heads
     better, worse = (text(part) for part in table.split("<tr class")[1:])
-    assert "Yes. B beats A: final success +0.28" in better
-    assert "The interval excludes 0." in better
+    assert "Probably. B probably beats A: final success +0.28" in better, "three pairs cannot have p below 0.05"
+    assert "The interval excludes 0, which the sign-flip test does not confirm." in better
     assert "No. It learns from no reward model." in better
-    assert "No, it harms. C is worse than A" in worse
+    assert "Probably not: it seems to harm. C is probably worse than A" in worse
     assert "Likely. Alarm in 2 of 3 runs, at the end of 0: the learned return rises, true success does not." in worse
     for video in re.findall('href="#(video-[0-9]+)"', table):
         assert f'<figure class="video" id="{video}"' in page
@@ -199,7 +199,7 @@ def test_many_videos_stay_within_the_budget(tmp_path):
     assert path.stat().st_size < 3_000_000
     page = path.read_text()
     assert page.count('<figure class="video"') >= 6  # at least one per arm and task
-    assert "videos left out to keep this file small" in text(page) or page.count('<figure class="video"') == 12
+    assert "left out to keep this file small" in text(page) or page.count('<figure class="video"') == 12
 
 
 def test_videos_take_turns_and_prefer_the_other_outcome(tmp_path):
@@ -422,9 +422,9 @@ def test_one_seed_gives_no_interval_and_no_test(tmp_path):
     assert '<th scope="col">p</th>' not in page
 
 
-def test_tasks_are_fixed_and_arms_not_corrected(page):
+def test_tasks_are_fixed_and_settings_not_corrected(page):
     assert "Tasks are treated as fixed" in text(page)
-    assert "Arms are not corrected for multiplicity: of 2 comparisons" in text(page)
+    assert "Settings are not corrected for multiplicity: of 2 comparisons" in text(page)
 
 
 def test_holms_correction(tmp_path):
@@ -486,7 +486,7 @@ def test_markdown_table(study):
     assert lines[0].count("|") == lines[-1].count("|") == 14
     assert "| all tasks | C: learned progress + bonus | 0.83 [0.71, 0.94] |" in lines[4]
     assert "| +0.70 [0.59, 0.81] | better |" in lines[4]
-    assert "steps to match the baseline" in lines[0]
+    assert "steps against the baseline" in lines[0]
     assert "× fewer [" in lines[4]
 
 
@@ -542,7 +542,7 @@ def test_terms_are_explained_where_they_stand_on_the_page(page):
     ("words", "terms"),
     [
         ("95% stratified bootstrap intervals", ["95% interval", "stratified bootstrap"]),
-        ("Two Arms; Holm's test", ["arm", "Holm"]),
+        ("Two Settings; Holm's test", ["setting", "Holm"]),
         ("Failed measurements", ["failed score, failed measurement"]),
         ("kendall tau b", ["Spearman, Kendall, tau a, tau b"]),
         ("best of 16, Best-of-n", ["best-of-n"]),

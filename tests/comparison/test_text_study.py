@@ -152,7 +152,7 @@ def test_from_the_supervised_start_to_the_report(study, tmp_path):
     fooled = attacks_that_fooled(card.parent)
     warnings = json.loads((judged / "run.json").read_text()).get("warnings", [])
     assert len(warnings) == bool(fooled)
-    assert all(f"reward source judge: these attacks fooled its model: {', '.join(fooled)}" in w for w in warnings)
+    assert all(f"reward judge: these attacks fooled its model: {', '.join(fooled)}" in w for w in warnings)
     assert "judge/method1_HE" in page
     assert "attack padded" in page
     assert "first error: " in page

@@ -16,9 +16,9 @@ def ratio(base, arm, censored=None, **kwargs):
 
 def test_reach_is_the_first_evaluation_at_or_above_the_baselines_final_score():
     reach = pair_reach(STEPS, (0, 0.2, 0.5, 0.7, 0.6), STEPS, (0, 0.6, 0.9, 0.1, 0.9))
-    assert (reach.baseline, reach.arm, reach.censored) == (300, 100, False)
+    assert reach == (300, 100, False, 200, 0)
     never = pair_reach(STEPS, (0, 0.2, 0.4, 0.6, 0.8), STEPS[:4], (0, 0.2, 0.5, 0.79))
-    assert (never.baseline, never.arm, never.censored) == (400, 300, True)
+    assert never == (400, 300, True, 300, 300)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,27 @@ def test_geometric_mean_and_t_interval_by_hand():
     assert result.interval.low == pytest.approx(2 * np.exp(-half))
     assert result.interval.high == pytest.approx(2 * np.exp(half))
     assert (result.conclusion, result.interval.n, result.censored) == ("no difference shown", 3, 0)
+
+
+def test_the_ends_are_those_of_the_evaluations_between_which_the_level_was_crossed():
+    base, arm = [[400, 400, 400]], [[100, 200, 200]]
+    plain = ratio(base, arm)
+    wide = ratio(base, arm, baseline_after_K_S=[[300, 300, 300]], arm_after_K_S=[[50, 100, 100]])
+    assert wide.interval.estimate == plain.interval.estimate
+    assert wide.interval.low == pytest.approx(plain.interval.low * 3 / 4)  # crossed after 300, and not after 400
+    assert wide.interval.high == pytest.approx(plain.interval.high * 2)
+    open_above = ratio(base, arm, baseline_after_K_S=[[300, 300, 300]], arm_after_K_S=[[0, 100, 100]])
+    assert (open_above.interval.low, open_above.interval.high) == (wide.interval.low, None)
+    open_below = ratio(base, arm, baseline_after_K_S=[[0, 300, 300]], arm_after_K_S=[[50, 100, 100]])
+    assert (open_below.interval.low, open_below.interval.high) == (None, wide.interval.high)
+    assert speed_text(open_above)[1].endswith(", –]")
+
+
+def test_ends_never_move_towards_the_estimate():
+    base, arm = [[400, 400, 400]], [[100, 200, 400]]
+    tight = ratio(base, arm, baseline_after_K_S=[[110, 200, 390]], arm_after_K_S=[[90, 180, 360]])
+    assert tight.interval.low <= ratio(base, arm).interval.low
+    assert tight.interval.high >= ratio(base, arm).interval.high
 
 
 def test_tasks_weigh_the_same_whatever_their_seeds():

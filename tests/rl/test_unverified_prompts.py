@@ -251,7 +251,7 @@ def test_a_run_without_a_truth_says_in_its_report_that_success_is_unknown(tmp_pa
 
 def test_warnings_are_about_what_trains_the_policy(tmp_path):
     said = "\n".join(reward_warnings(unverified(tmp_path, reward=rewards())))
-    assert "reward source proxy" in said
+    assert "reward proxy" in said
     assert "gold" not in said
 
 

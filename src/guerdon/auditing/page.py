@@ -210,7 +210,8 @@ def write_page(
     """
     title = rows.layout if log is None else log.resolve().name
     context = {
-        "title": run or title, "rows": rows, "audit": audit, "second": second, "against": against,
+        "title": run or title, "generator": "guerdon audit", "rows": rows, "audit": audit,
+        "second": second, "against": against,
         "of_runs": OF_RUNS, "linked": linked, "every": every, "written": datetime.now(UTC),
         "course": [] if audit.course is None else course_charts(audit.course),
         "charts": charts(rows), "how": _how(rows), "number": number, "bounded": bounded,
@@ -220,6 +221,8 @@ def write_page(
     context["media"] = bool(videos)
     can_be_judged = log is not None and not run and (rows.texts is not None or (log / "meta" / "info.json").is_file())
     context["judged_as"] = shlex.quote(str(log)) if can_be_judged else ""
+    course = "" if audit.course is None else f". {audit.course.sentence}"
+    context["description"] = f"{len(rows):,} rows: {audit.counted}{course}"
     head, tail = render("audit.html.j2", context, TEMPLATES, SCRIPTS).split(_BLOCKS)
     blocks = browser_blocks(rows, audit, None if second is None else second.reward_N, videos)
     atomic.write_bytes(out, b"".join([_encoded(head), *blocks, _encoded(tail)]))
@@ -251,7 +254,11 @@ def write_runs(out: Path, runs: Sequence[tuple[str, Rows, Audit, Path]], log: Pa
         }
         for name, rows, audit, page in runs
     ]  # fmt: skip
-    context = {"title": log.resolve().name, "runs": listed, "severities": SEVERITIES}
+    said = f"{len(runs)} runs, each with a page of its own"
+    context = {
+        "title": log.resolve().name, "generator": "guerdon audit", "description": said, "runs": listed,
+        "severities": SEVERITIES,
+    }  # fmt: skip
     atomic.write_bytes(out, _encoded(render("runs.html.j2", context, TEMPLATES, SCRIPTS)))
 
 

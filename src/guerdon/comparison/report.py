@@ -5,6 +5,7 @@ Videos are chosen last and fill what room is left. The warnings list what is mis
 how the arms' configurations differ.
 
     path = write_report(Path("runs/demo"))
+    write_report(Path("runs/demo"), every=30.0)    # while the study runs: the page says what is missing, and reloads
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -28,6 +30,7 @@ from PIL import Image
 
 from guerdon.comparison import report_charts as pictures
 from guerdon.comparison import results as read
+from guerdon.comparison.first_screen import best_first, example_of, pictured, run_sentence, study_sentences
 from guerdon.comparison.report_answers import answer_panels
 from guerdon.comparison.report_cards import GATE_FILE, card_views, gate_rows
 from guerdon.comparison.report_gold import gold_panels
@@ -78,12 +81,13 @@ LEVELS = ((208, 32, 78), (176, 28, 72), (144, 24, 68), (112, 18, 62), (88, 12, 5
 
 @dataclass(frozen=True)
 class VideoFile:
-    """A video on disk, not loaded: its run, the training step it was taken at, its outcome (None: unknown)."""
+    """A video on disk, not loaded: its run, the step it was taken at, its outcome (None: unknown) and task in words."""
 
     path: Path
     run: RunRecord
     step: int
     success: bool | None
+    task: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -361,7 +365,8 @@ def _peek(path: Path, run: RunRecord) -> VideoFile:
     with boundary(DataError, f"video {path.name} of {run.name}: its meta lacks step or success"):
         meta = json.loads(str(content["meta"].reshape(-1)[0]))
         success = meta["success"]
-        return VideoFile(path, run, int(meta["step"]), None if success is None else bool(success))
+        task = str(meta.get("task") or "")
+        return VideoFile(path, run, int(meta["step"]), None if success is None else bool(success), task)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -371,17 +376,37 @@ TEMPLATES = Path(__file__).parent / "templates"
 MAX_BYTES = 2_900_000
 PICTURE_BYTES = 700_000
 ANSWER_BYTES = 1_100_000
+FIRST_PICTURE_BYTES = 40_000  # one picture of a video stands at the top, too
 MAX_TEXT = 20_000
 SMALL = (470.0, 270.0)
 
 
+@dataclass(frozen=True)
+class Live:
+    """What the page of work that goes on says of it.
+
+    Attributes:
+        every: seconds after which a browser reads the page again, at the least.
+        written: when this page was written.
+        changed: when the work last wrote a result.
+        missing: what is there and what is not, a line for each setting.
+    """
+
+    every: float
+    written: datetime
+    changed: datetime
+    missing: tuple[str, ...]
+
+
 @doing("writing the report")
-def write_report(study_dir: Path, *, out: Path | None = None) -> Path:
+def write_report(study_dir: Path, *, out: Path | None = None, every: float | None = None) -> Path:
     """Write the report of a study, and next to it `gate.jsonl` where its reward models have known effects.
 
     Args:
         study_dir: what `guerdon compare` wrote, finished or not; or a folder in which runs lie side by side.
         out: the file to write; `study_dir/report.html` without it.
+        every: seconds until the next one, where the study still runs: the page says what is missing and reads itself
+            again, and there is no `gate.jsonl`. None: this one is the last.
 
     Returns:
         The path written.
@@ -390,20 +415,34 @@ def write_report(study_dir: Path, *, out: Path | None = None) -> Path:
         DataError: the directory holds no study.
     """
     study = side_by_side(study_dir) if runs_of_a_folder(study_dir) else read.read_study(study_dir)
-    context = _study_context(study)
+    live = None if every is None else _live(every, study.runs, missing_of_study(study))
+    context = _study_context(study, live)
     videos = choose_videos([run for run in study.runs if run.status != "missing"])
-    if rows := gate_rows(study):
+    if live is None and (rows := gate_rows(study)):
         atomic.write_text(study_dir / GATE_FILE, "".join(json.dumps(row) + "\n" for row in rows))
     return _write("report.html.j2", context, videos, out or study_dir / "report.html")
 
 
 @doing("writing the report")
-def write_single_report(run_dir: Path, *, out: Path | None = None) -> Path:
+def write_single_report(run_dir: Path, *, out: Path | None = None, every: float | None = None) -> Path:
     """Write the report of one run: the pieces of a study's report without any comparison.
 
     Args:
         run_dir: what `guerdon run` wrote.
         out: the file to write; `run_dir/report.html` without it.
+        every: see `write_report`.
+
+    Raises:
+        DataError: there is no run in that directory.
+    """
+    run = read_single(run_dir)
+    live = None if every is None else _live(every, [run], missing_of_run(run))
+    videos = choose_videos([run], limit=4)
+    return _write("single.html.j2", _run_context(run, live), videos, out or run_dir / "report.html")
+
+
+def read_single(run_dir: Path) -> RunRecord:
+    """A run by itself.
 
     Raises:
         DataError: there is no run in that directory.
@@ -413,10 +452,49 @@ def write_single_report(run_dir: Path, *, out: Path | None = None) -> Path:
     run = read.read_run(run_dir, task=task, arm=str(info.get("name") or "run"), seed=None)
     if run.status == "missing" or not (run.config_text or run.evals or run.trains):
         raise DataError("no run here (neither config.yaml nor metrics.jsonl); give a run's directory", where=run_dir)
-    return _write("single.html.j2", _run_context(run), choose_videos([run], limit=4), out or run_dir / "report.html")
+    return run
 
 
-def _study_context(study: StudyRecord) -> dict[str, Any]:
+def _live(every: float, runs: Sequence[RunRecord], missing: Sequence[str]) -> Live:
+    files = [run.path / "metrics.jsonl" for run in runs]
+    changed = max((file.stat().st_mtime for file in files if file.is_file()), default=0.0)
+    return Live(every, datetime.now(UTC), datetime.fromtimestamp(changed, UTC), tuple(missing))
+
+
+def missing_of_study(study: StudyRecord) -> list[str]:
+    """How far the runs of each setting are, and what else is not done, in words."""
+    lines = []
+    for arm in study.arms:
+        runs = study.select(arm=arm)
+        complete = [run for run in runs if run.status == "complete"]
+        begun = [_so_far(run) for run in runs if run.status == "unfinished"]
+        failed = sum(run.status == "failed" for run in runs)
+        line = f"{arm}: {len(complete)} of {fmt.plural(len(runs), 'run')} complete"
+        line += f", {failed} failed" if failed else ""
+        line += f", {len(begun)} at work ({', '.join(begun[:4])}{', …' if len(begun) > 4 else ''})" if begun else ""
+        lines.append(line)
+    runs_of_study = {f"{run.task}.{run.arm}.seed{run.seed}" for run in study.runs}
+    begun_jobs = [file for file in (study.path / "jobs").glob("*.yaml") if not file.with_suffix(".done").exists()]
+    prepared = sorted({file.stem for file in begun_jobs} - runs_of_study)
+    return lines + ([f"Preparation that is not done: {', '.join(prepared)}"] if prepared else [])
+
+
+def missing_of_run(run: RunRecord) -> list[str]:
+    """How far a run is, in words."""
+    line = f"It is at {_so_far(run)} {run.unit}"
+    seconds, step, planned = run.wall_seconds, run.last_step, run.planned_steps
+    if seconds and step and planned and planned > step:
+        line += f", and needs about {fmt.duration(seconds * (planned - step) / step)} more at its speed up to now"
+    return [f"{line}."]
+
+
+def _so_far(run: RunRecord) -> str:
+    """The steps of a run, and how many it is to have."""
+    planned = run.planned_steps
+    return fmt.steps(run.last_step) + ("" if planned is None else f" of {fmt.steps(planned)}")
+
+
+def _study_context(study: StudyRecord, live: Live | None) -> dict[str, Any]:
     rows, styles = comparison_rows(study), arm_styles(study)
     pooled = rows[: len(study.arms)]
     order = {task: i for i, task in enumerate(study.tasks)}
@@ -433,8 +511,16 @@ def _study_context(study: StudyRecord) -> dict[str, Any]:
     small = {task: pictures.curve_panels(study, [task], SMALL) for task in study.tasks}
     arms = {arm: (style, study.select(arm=arm)) for arm, style in styles.items()}
     context = _shared_context(study.runs, arms, study.tasks, study.unit)
+    sentences = study_sentences(study, pooled)
+    ranked = best_first(pooled)
+    notes = study_notes(study, pooled, is_live=live is not None)
     return {
         **context,
+        "live": live,
+        "description": " ".join(one.text for one in sentences),
+        "sentences": sentences,
+        "order": ranked,
+        "example": example_of(context["answers"], ranked),
         "title": study.name,
         "study": study,
         "styles": styles,
@@ -452,9 +538,9 @@ def _study_context(study: StudyRecord) -> dict[str, Any]:
         "differences": config_differences(study),
         "configured": configured,
         "max_text": MAX_TEXT,
-        "took": number(study.info, "wall_seconds"),
+        "took": None if live else number(study.info, "wall_seconds"),
         "failure_gap": FAILURE_GAP,
-        "notes": [*study_notes(study, pooled), *(Note(text) for text in card_notes), *context["notes"]],
+        "notes": [*notes, *(Note(text) for text in card_notes), *context["notes"]],
     }
 
 
@@ -474,17 +560,22 @@ def _shared_context(
         "scatters": pictures.scatter_panels(arms, tasks),
         "answers": {task: [panel for panel in panels if panel.run.task == task] for task in answered},
         "alarms": pictures.alarms(runs),
+        "can_alarm": any(not success_unknown(run) or measure_of_runs([run]) == TRUTH for run in runs if run.evals),
         "unjudged": sum(success_unknown(run) and measure_of_runs([run]) != TRUTH for run in runs),
         "too_short": sum(_too_short(run) for run in runs),
         "notes": [Note(text) for text in notes],
     }
 
 
-def _run_context(run: RunRecord) -> dict[str, Any]:
+def _run_context(run: RunRecord, live: Live | None) -> dict[str, Any]:
     context = _shared_context([run], {run.arm: (1, [run])}, [], run.unit)
     facts = {key: value for key, value in run.info.items() if key != "warnings"}  # those stand among the warnings
     return {
         **context,
+        "live": live,
+        "description": run_sentence(run),
+        "order": [run.arm],
+        "example": example_of(context["answers"], [run.arm]),
         "title": run.task,
         "run": run,
         "final": _last_success(run),
@@ -494,7 +585,7 @@ def _run_context(run: RunRecord) -> dict[str, Any]:
         "small_panels": pictures.single_run_panels(run, SMALL),
         "legend": {"evaluation": legend_mark(1), "training": legend_mark(0)},
         "facts": {key: value for key, value in fmt.flatten(facts).items() if key},
-        "notes": [*run_notes(run), *context["notes"]],
+        "notes": [*run_notes(run, is_live=live is not None), *context["notes"]],
     }
 
 
@@ -511,18 +602,21 @@ def _write(template: str, context: dict[str, Any], videos: tuple[list[VideoFile]
     """Render without videos, fit the videos into the room that is left, render again, write atomically."""
     chosen, video_notes = videos
     draw = partial(render, template, own=TEMPLATES, scripts=("report.js",))
+    context = {**context, "pictured": None}
     context = {**context, "terms": terms_of(draw({**context, "terms": [], "videos": []}))}
     page = draw({**context, "videos": []})
     if len(page.encode()) > MAX_BYTES and context.get("task_panels"):
         note = Note("The curves of single tasks are left out to keep this file small; their numbers are in the table.")
         context = {**context, "task_panels": [], "notes": [*context["notes"], note]}
         page = draw({**context, "videos": []})
-    shown, left_out, more_notes = fit_videos(chosen, budget=MAX_BYTES - len(page.encode()))
+    room = MAX_BYTES - len(page.encode())
+    shown, left_out, more_notes = fit_videos(chosen, budget=room - FIRST_PICTURE_BYTES)
     notes = [Note(text) for text in (*video_notes, *more_notes)]
     if left_out:
         n = fmt.plural(len(left_out), "video")
         notes.append(Note(f"{n} left out to keep this file small; they are in films/ of the runs"))
-    page = draw({**context, "notes": [*context["notes"], *notes], "videos": shown})
+    picture = pictured(shown, context["order"])
+    page = draw({**context, "notes": [*context["notes"], *notes], "videos": shown, "pictured": picture})
     atomic.write_text(out, page)
     return out
 
@@ -557,14 +651,20 @@ class Note:
     severe: bool = False
 
 
-def run_notes(run: RunRecord, *, warned: bool = True, measure: str | None = None) -> Iterator[Note]:
-    """Warnings about one run; with `warned` also those that it wrote about its rewards.
+def run_notes(
+    run: RunRecord, *, warned: bool = True, measure: str | None = None, is_live: bool = False
+) -> Iterator[Note]:
+    """Warnings about one run.
 
-    Results are about `measure`; None: about that of the run alone.
+    Args:
+        run: as it lies on disk.
+        warned: whether those that it wrote about its rewards are among them.
+        measure: what results are about; None: that of the run alone.
+        is_live: whether the work goes on, so that a run which is not finished is nothing to warn of.
     """
     measure = measure_of_runs([run]) if measure is None else measure
     trouble = _trouble(run, measure)
-    if trouble:
+    if trouble and not (is_live and run.status in ("unfinished", "missing")):
         yield Note(f"{run.name}{trouble}", severe=True)
     if run.stopped_early:
         of = f"{fmt.steps(run.last_step)} of {fmt.steps(run.planned_steps)} {run.unit}"
@@ -607,13 +707,13 @@ def warnings_of(run: RunRecord) -> list[str]:
     return [str(line) for line in said] if isinstance(said, list) else []
 
 
-def study_notes(study: StudyRecord, rows: Sequence[ArmRow]) -> list[Note]:
-    """All warnings of a study, the severe ones first."""
-    notes = [Note(text, severe=True) for text in _severe_lines(study, rows)]
+def study_notes(study: StudyRecord, rows: Sequence[ArmRow], *, is_live: bool = False) -> list[Note]:
+    """All warnings of a study, the severe ones first; while it runs not those about what is still to come."""
+    notes = [Note(text, severe=True) for text in _severe_lines(study, rows, is_live=is_live)]
     counts = [len(study.select(arm=arm, task=task, status="complete")) for arm in study.arms for task in study.tasks]
     seeds = min(counts, default=0)
-    if seeds < FEW_SEEDS:
-        few = f"Few seeds: {fmt.plural(seeds, 'complete seed')} per arm and task at the least. With fewer than"
+    if seeds < FEW_SEEDS and not is_live:
+        few = f"Few seeds: {fmt.plural(seeds, 'complete seed')} per setting and task at the least. With fewer than"
         wide = "the intervals are wide, and the bands of curves are narrower than they should be."
         notes.append(Note(f"{few} {FEW_SEEDS} {wide}"))
     if study.cards and len(study.seeds) > 1:
@@ -621,12 +721,13 @@ def study_notes(study: StudyRecord, rows: Sequence[ArmRow]) -> list[Note]:
             "Each task's reward models were trained once and serve all its seeds: the intervals cover the variation of "
         )
         notes.append(Note(once + "policy training, not that of reward model training."))
-    notes += [note for run in study.runs for note in run_notes(run, warned=False, measure=study.measure)]
+    for run in study.runs:
+        notes += run_notes(run, warned=False, measure=study.measure, is_live=is_live)
     notes += [Note(text) for text in study.notes]
     return sorted(notes, key=lambda note: not note.severe)
 
 
-def _severe_lines(study: StudyRecord, rows: Sequence[ArmRow]) -> list[str]:
+def _severe_lines(study: StudyRecord, rows: Sequence[ArmRow], *, is_live: bool) -> list[str]:
     """What makes conclusions doubtful: arms without a comparison, exploited models, stopped runs, broken rewards."""
     lines = [f"{row.sentence}." for row in rows if row.conclusion == "not comparable"]
     alarms: dict[str, list[bool]] = {}
@@ -641,10 +742,10 @@ def _severe_lines(study: StudyRecord, rows: Sequence[ArmRow]) -> list[str]:
                 f"{fmt.plural(len(ends), 'run')}, as the learned return rises and {reached} does not."
             )
     for row in rows:
-        if row.n_runs < row.n_planned:
+        if row.n_runs < row.n_planned and not is_live:
             lines.append(
                 f"{row.arm}: only {row.n_runs} of {row.n_planned} runs are complete. If runs with low success stop "
-                "more often, the numbers of this arm are too high."
+                "more often, the numbers of this setting are too high."
             )
     arms: dict[str, dict[str, None]] = {}  # of what runs wrote about their rewards, each line once
     for run in study.runs:

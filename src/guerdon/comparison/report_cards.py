@@ -39,6 +39,11 @@ from guerdon.pages import formats as fmt
 from guerdon.statistics.intervals import Interval
 
 SHOWN = 5
+ONLY_IF_SO = (
+    "frames_needed", "success_threshold", "progress_horizon", "compares", "keys", "actions", "progress", "states",
+    "camera", "outcome_unknown",
+)  # fmt: skip
+"""Facts that do not apply where they are 0, no or missing; the card leaves them out."""
 GATE_FILE = "gate.jsonl"
 
 
@@ -134,7 +139,11 @@ def _view(
         forecast=forecast,
         likely=likely,
         findings=tuple(_findings(intervals, probes, data, failures)),
-        facts={fmt.WORDS["facts"].get(key, fmt.human(key)): _fact(key, value) for key, value in described.items()},
+        facts={
+            fmt.WORDS["facts"].get(key, fmt.human(key)): _fact(key, value)
+            for key, value in described.items()
+            if not (key in ONLY_IF_SO and not value)
+        },
         metrics=metrics[:SHOWN],
         more_metrics=metrics[SHOWN:],
         probes=probes,

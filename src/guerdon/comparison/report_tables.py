@@ -88,9 +88,8 @@ def _p_value(row: ArmRow) -> Cell:
 
 
 def _conclusion(row: ArmRow) -> Cell:
-    return Cell(
-        row.conclusion, tone={"better": "gain", "worse": "loss", "not comparable": "loss"}.get(row.conclusion, "none")
-    )
+    tone = {"better": "gain", "worse": "loss", "not comparable": "loss"}.get(row.conclusion, "none")
+    return Cell(f"probably {row.conclusion}" if row.is_probable else row.conclusion, tone=tone)
 
 
 def _runs(row: ArmRow) -> Cell:
@@ -110,17 +109,18 @@ COLUMNS = (
     Column("{Steps} to 50%", lambda row: _reach(row.to_half), "{Steps} to a level: median over runs.", folded=True,
            success=True),
     Column("{Steps} to 80%", lambda row: _reach(row.to_most), folded=True, success=True),
-    Column("P(arm\u00a0>\u00a0{baseline})", lambda row: _estimate(row.p_above),
-           "P: chance that a run of the arm ends above one of {baseline}, bootstrap interval.",
+    Column("P(above\u00a0{baseline})", lambda row: _estimate(row.p_above),
+           "P: chance that a run of the setting ends above one of {baseline}, bootstrap interval.",
            folded=True, repeated=True),
     Column("p", _p_value, "p: sign-flip test of the paired differences{corrected}.",
            folded=True, repeated=True, terminal=False),
     Column("Difference from {baseline}",
            lambda row: _estimate(None if row.difference is None else row.difference.interval, sign=True)),
     Column("Conclusion", _conclusion),
-    Column("{Steps} to match {baseline}", lambda row: _speed(row.speed),
-           "{Steps} to match {baseline}: what it takes to its own final success over what the arm takes to that level, "
-           "geometric mean over pairs of runs of one task and seed.", success=True),
+    Column("{Steps} against {baseline}", lambda row: _speed(row.speed),
+           "{Steps} against {baseline}: what it takes to its own final success over what the setting takes to that "
+           "level, geometric mean over pairs of runs of one task and seed; the ends allow for the {steps} between "
+           "evaluations.", success=True),
     Column("Failed scores", lambda row: Cell(fmt.percent(row.failure_rate))),
     Column("Runs", _runs),
     Column("Wall time", lambda row: Cell(fmt.duration(row.wall_seconds)), folded=True),
@@ -147,7 +147,8 @@ def markdown_table(study_dir: Path) -> str:
     shown = [column for column in columns(study, "the baseline") if column.terminal]
     titles = [c.title.replace("\u00a0", " ") for c in shown]
     titles = [t[0].lower() + t[1:] if t[1:2].islower() else t for t in titles]
-    lines = [["task", "arm", *titles], ["---", "---", *("---:" if c.cell is not _conclusion else "---" for c in shown)]]
+    ruler = ["---:" if c.cell is not _conclusion else "---" for c in shown]
+    lines = [["task", "setting", *titles], ["---", "---", *ruler]]
     for row in comparison_rows(study):
         cells = [column.cell(row) for column in shown]
         texts = [row.task, row.arm if row.label == row.arm else f"{row.arm}: {row.label}"]

@@ -59,6 +59,7 @@ ArmConclusion = Conclusion | Literal["baseline", "not comparable", "no data"]
 
 FAILURE_GAP = 0.01
 """Arms whose shares of failed measurements differ by more than one percentage point are not compared."""
+SIGNIFICANT = 0.05
 ALL_TASKS = "all tasks"
 _SEED = 0
 
@@ -399,12 +400,22 @@ class ArmRow:
     n_stopped: int
     wall_seconds: float | None
 
+    @property
+    def is_probable(self) -> bool:
+        """Whether the interval alone says better or worse and the sign-flip test does not agree: words are softer."""
+        return self.conclusion in ("better", "worse") and _unconfirmed(self.difference)
+
     def numbers(self) -> dict[str, Any]:
         """What the conclusion rests on, as plain values; intervals as three columns."""
         found: dict[str, Any] = {"task": self.task, "arm": self.arm, "label": self.label, "conclusion": self.conclusion}
         found |= _columns("final", self.final) | _columns("area", self.area)
         found |= _columns("difference", None if self.difference is None else self.difference.interval)
         return found | {"runs": self.n_runs, "failure_rate": self.failure_rate, "wall_seconds": self.wall_seconds}
+
+
+def _unconfirmed(difference: PairedDifference | None) -> bool:
+    """Whether a sign-flip test was made and does not show a difference."""
+    return difference is not None and difference.p_value is not None and difference.p_value > SIGNIFICANT
 
 
 def _columns(name: str, interval: Interval | None) -> dict[str, float | None]:
@@ -545,10 +556,11 @@ def _sentence(
     if difference is None:
         return f"{arm} against {baseline}: no conclusion, no task and seed has a complete run of both"
     amount = f"{_measured(study.measure)} {fmt.signed_interval(difference.interval)}"
+    probably = " probably" if _unconfirmed(difference) else ""
     if concluded == "better":
-        return f"{arm} beats {baseline}: {amount}"
+        return f"{arm}{probably} beats {baseline}: {amount}"
     if concluded == "worse":
-        return f"{arm} is worse than {baseline}: {amount}"
+        return f"{arm} is{probably} worse than {baseline}: {amount}"
     without = " without an interval" if difference.interval.low is None else ""
     return f"{arm} against {baseline}: no difference shown, {amount}{without}"
 
@@ -614,5 +626,6 @@ def speed_against(study: StudyRecord, arm: str, tasks: Sequence[str]) -> StepsRa
         pair_reach(*baselines[pair], *arms[pair]) if pair in arms and pair in baselines else UNDEFINED
         for pair in product(tasks, study.seeds)
     ]
-    baseline, own, censored = np.array(pairs).reshape(len(tasks), len(study.seeds), 3).transpose(2, 0, 1)
-    return steps_ratio(baseline, own, censored, seed=0)
+    shape = (len(tasks), len(study.seeds), len(UNDEFINED))
+    baseline, own, censored, baseline_after, own_after = np.array(pairs).reshape(shape).transpose(2, 0, 1)
+    return steps_ratio(baseline, own, censored, baseline_after_K_S=baseline_after, arm_after_K_S=own_after, seed=_SEED)

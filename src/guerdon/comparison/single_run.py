@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from guerdon.comparison.live_page import live_page
 from guerdon.comparison.report import write_single_report
 from guerdon.files.json_files import read_lines
 from guerdon.pages.table import ResultTable
@@ -104,5 +105,5 @@ class RunStage:
         with distributed.joined(study.runner.collective_timeout), distributed.leading() as leads:
             if not leads:
                 return None
-            folder, summary = run(study, resume=self.resume, profile=self.profile)
+            folder, summary = run(study, resume=self.resume, profile=self.profile, around=live_page)
         return RunResult(folder, summary, write_single_report(folder))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from guerdon.comparison.jobs import Job, JobResult, run_jobs
+from guerdon.comparison.live_page import live_page
 from guerdon.config.loading import Tree, apply_overrides, holds, merge, read_yaml, resolve_refs, to_yaml, validate
 from guerdon.errors import ConfigError, GuerdonError, JobError, MissingDependencyError, check_train, needs_train
 from guerdon.files import atomic, provenance
@@ -35,7 +36,7 @@ from guerdon.plan.estimate import (
 )
 from guerdon.plan.stages import loaded, stage
 from guerdon.processes.cores import usable_cores
-from guerdon.processes.progress import ProgressBar
+from guerdon.processes.progress import log_line
 from guerdon.secrets import hide
 from guerdon.settings.base import Settings
 from guerdon.settings.data import DataSettings
@@ -263,6 +264,7 @@ def run_study(plan: StudyPlan) -> tuple[Path, str]:
     from guerdon.comparison.report_gold import gold_panels
     from guerdon.comparison.report_tables import markdown_table
     from guerdon.comparison.results import read_study
+    from guerdon.comparison.study_progress import ShownProgress, StudyProgress
 
     started = time.perf_counter()
     plan.check_tasks()
@@ -270,35 +272,35 @@ def run_study(plan: StudyPlan) -> tuple[Path, str]:
     with held(folder, busy=f"another study runs in {folder}; wait for its end, or choose another work_dir"):
         _write_configs(plan)
         _write_card(plan, 0.0)
-        progress = ProgressBar(len(plan.jobs), what="jobs")
         sizes = CompareStage().estimate(plan)
-        progress.write_line(f"{sizes['jobs']}: {sizes['wall time']}, {plan.parallel} at a time; logs in {folder}/jobs")
+        log_line(f"{sizes['jobs']}: {sizes['wall time']}, {plan.parallel} at a time; logs in {folder}/jobs")
+        steps = {job.name: plan.configs[job.name].runner.total_steps for job in plan.jobs if job.folder is not None}
+        shown = ShownProgress(StudyProgress(plan.jobs, plan.estimates, steps, plan.parallel), len(plan.jobs))
         warned: set[str] = set()
 
         def warn() -> None:
             new = [line for line in _warnings(plan) if line not in warned]
             warned.update(new)
             for line in new:
-                progress.write_line(f"WARNING: {line}")
+                shown.bar.write_line(f"WARNING: {line}")
 
         def report_end(result: JobResult, settled: int, total: int) -> None:
             line = f"[{settled}/{total}] {result.job.name}: {result.state}"
             line += f" in {result.seconds:.0f} s" if result.seconds else ""
-            progress.write_line(line + (f" ({result.message})" if result.message else ""))
-            progress.advance(settled, "jobs")
+            shown.bar.write_line(line + (f" ({result.message})" if result.message else ""))
+            shown.settle(result, settled)
             if result.job.stage == "evaluate":
                 warn()
 
-        warn()
-        place = None
-        if plan.study.engine == "ray":
-            place = loaded(RAY_JOBS)(plan.study.cluster)
         try:
-            results = run_jobs(
-                plan.jobs, folder / "jobs", parallel=plan.parallel, say=report_end, place=place, gpus=plan.gpus
-            )
+            warn()
+            place = loaded(RAY_JOBS)(plan.study.cluster) if plan.study.engine == "ray" else None
+            with live_page(folder):
+                results = run_jobs(
+                    plan.jobs, folder / "jobs", parallel=plan.parallel, say=report_end, place=place, gpus=plan.gpus
+                )
         finally:
-            progress.close()
+            shown.close()
         _write_card(plan, time.perf_counter() - started)
         report = write_report(folder)
     table = markdown_table(folder) + "".join(f"\n{one.conclusion}\n" for one in gold_panels(read_study(folder)))

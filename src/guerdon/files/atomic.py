@@ -40,7 +40,7 @@ def write_bytes(path: Path, data: bytes) -> None:
         with naming(path):
             temporary.write_bytes(data)
         publish(temporary, path)
-    except OSError:
+    except BaseException:  # what ends the process is one, too
         temporary.unlink(missing_ok=True)  # partial files would fill a full disk further
         raise
 

@@ -29,10 +29,12 @@ def render(template: str, context: Mapping[str, Any], own: Path, scripts: Sequen
         template: extends `base.html.j2`.
         context: what it shows.
         own: folder of the template, its script and, where it has one, `own.css`, which is added to the shared style.
-        scripts: the only ones that the page runs, in order: `texts.js` is shared, all others are its own.
+        scripts: the only ones that the page runs, in order, after the shared one by which the page of work that goes on
+            reads itself again: `texts.js` is shared, all others are its own.
     """
     places = [fmt.TEMPLATES if name == TEXTS else own for name in scripts]
-    code = "".join((place / name).read_text(encoding="utf-8") for place, name in zip(places, scripts, strict=True))
+    paths = [fmt.TEMPLATES / "live.js", *(place / name for place, name in zip(places, scripts, strict=True))]
+    code = "".join(path.read_text(encoding="utf-8") for path in paths)
     styles = [
         path.read_text(encoding="utf-8") for path in (fmt.TEMPLATES / "style.css", own / "own.css") if path.exists()
     ]

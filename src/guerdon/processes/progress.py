@@ -110,9 +110,10 @@ class ProgressBar:
         total: number of units to do.
         what: name of the unit.
         lines: plain lines to spread over the whole where there is no terminal; 0: only those of `write_line`.
+        clock: whether a terminal shows the time left, as far as the speed up to now tells it.
     """
 
-    def __init__(self, total: int, *, what: str = "steps", lines: int = 0) -> None:
+    def __init__(self, total: int, *, what: str = "steps", lines: int = 0, clock: bool = True) -> None:
         self._bar: Progress | None = None
         self._total, self._what, self._lines = total, what, lines
         self._written = self._done = 0
@@ -123,7 +124,8 @@ class ProgressBar:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
             self._bar = Progress(
-                TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+                TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(),
+                *([TimeRemainingColumn()] if clock else []),
                 console=Console(stderr=True),
             )  # fmt: skip
             self._bar.start()
@@ -133,7 +135,12 @@ class ProgressBar:
         return self._line
 
     def advance(self, done: int, text: str) -> None:
-        """Move the bar to `done`; without a terminal, write a line each time another share of the total is done."""
+        """Move the bar to `done`; without a terminal, write a line each time another share of the total is done.
+
+        Args:
+            done: units.
+            text: what a terminal shows; of several lines, a log has one.
+        """
         self._done = done
         self.show(text)
         if self._bar is not None:
@@ -147,7 +154,7 @@ class ProgressBar:
         """Change the text beside the bar, and in the lines of `heartbeat`."""
         if self._bar is not None:
             self._bar.update(self._task, completed=self._done, description=hide(text))
-        self._line = f"{self._what} {self._done}/{self._total}" + (f": {text}" if text else "")
+        self._line = f"{self._what} {self._done}/{self._total}" + (f": {text.replace(chr(10), '; ')}" if text else "")
 
     def write_line(self, line: str) -> None:
         """Write one line above the bar."""

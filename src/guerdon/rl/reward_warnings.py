@@ -47,7 +47,7 @@ def harm_warnings(study: Study) -> list[str]:
         else:
             folders = _remote_folders(study, source.model)
         warning = harm_warning(folders, gate.max_harm)
-        lines += [] if warning is None else [f"reward source {name}: {warning} ({source.model.origin})"]
+        lines += [] if warning is None else [f"reward {name}: {warning} ({source.model.origin})"]
     return lines
 
 
@@ -76,12 +76,12 @@ def attack_warnings(study: Study) -> list[str]:
         fooled = None if folder is None else attacks_that_fooled(folder)
         if fooled:
             lines.append(
-                f"reward source {name}: these attacks fooled its model: {', '.join(fooled)} (see "
+                f"reward {name}: these attacks fooled its model: {', '.join(fooled)} (see "
                 f"{folder}/evaluation.txt). A policy that is rewarded by it may learn them; watch the hacking alarm"
             )
         elif fooled is None:
             lines.append(
-                f"reward source {name}: its model ({path}) was never attacked, so how easily it is fooled is not "
+                f"reward {name}: its model ({path}) was never attacked, so how easily it is fooled is not "
                 "known. Run `guerdon evaluate` on a study that trains it, or that names it in evaluate.models"
             )
     return lines

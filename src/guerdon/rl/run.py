@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,13 @@ def run_folder(study: Study) -> Path:
     return study.runner.logger.folder
 
 
-def run(study: Study, *, resume: bool = False, profile: int = 0) -> tuple[Path, dict[str, Any]]:
+def run(
+    study: Study,
+    *,
+    resume: bool = False,
+    profile: int = 0,
+    around: Callable[[Path], AbstractContextManager[Any]] = nullcontext,
+) -> tuple[Path, dict[str, Any]]:
     """Run to the end, go on with a run that was cut off, or with a complete one to a larger `runner.total_steps`.
 
     A folder in which nothing was recorded yet, because the run that made it failed or was killed before its first
@@ -55,6 +61,7 @@ def run(study: Study, *, resume: bool = False, profile: int = 0) -> tuple[Path, 
         study: the configuration.
         resume: go on from the newest checkpoint.
         profile: iterations to record (`rl/profile.py`); 0: none.
+        around: called with the folder once nothing was refused; the run takes its steps inside what it returns.
 
     Returns:
         The run's folder and its summary.
@@ -81,9 +88,13 @@ def run(study: Study, *, resume: bool = False, profile: int = 0) -> tuple[Path, 
         if not _begun(folder):
             atomic.write_text(folder / "config.yaml", to_yaml(study))
         (folder / "FAILED.json").unlink(missing_ok=True)
-        with _failure_noted(folder), also_in(modules_of(folder) if resume else None):
-            if study.engine == "local" or learners == 1:
-                return folder, _loop(study, folder, resume=resume, profile=profile).run()
+        modules = modules_of(folder) if resume else None
+        if study.engine == "local" or learners == 1:
+            with _failure_noted(folder), also_in(modules):
+                loop = _loop(study, folder, resume=resume, profile=profile)
+            with around(folder), _failure_noted(folder), also_in(modules):
+                return folder, loop.run()
+        with around(folder), _failure_noted(folder), also_in(modules):
             summary = loaded(RAY_LEARNERS)(
                 study.cluster,
                 study.runner,

@@ -13,6 +13,11 @@ own final score and another run of the same kind need not, so noise works agains
 logarithms (a geometric mean), tasks weigh the same, and the interval is the Student t of paired differences on which
 all conclusions of this package rest.
 
+The level was crossed at a step that no evaluation saw: after the last evaluation below it and not after the first one
+at or above it. So the lower end of the interval takes the earlier of these two steps of the baseline and the later one
+of the arm, the upper end the other two; the estimate takes the first evaluations at or above the level. Where the first
+evaluation of a run is there already, the crossing may be as early as its start, and the end that rests on it is open.
+
 An arm that never reaches the score (a censored pair) would need more steps than it was given. It counts with all the
 steps it took, which is the largest ratio that agrees with what was measured. So with one censored pair the estimate
 and the upper bound are "at most", there is no lower bound, and `fewer` is never claimed. A pair is undefined where a
@@ -26,7 +31,7 @@ run is missing, where the baseline ends at 0, and where either run reaches the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -148,11 +153,15 @@ class PairReach(NamedTuple):
         baseline: NaN where the pair is undefined.
         arm: the arm's last step where it never got there; NaN where the pair is undefined.
         censored: whether the arm never got there.
+        baseline_after: step of the baseline's last evaluation before, which was below the score; 0 without any.
+        arm_after: likewise of the arm; its last step where it never got there.
     """
 
     baseline: float
     arm: float
     censored: bool
+    baseline_after: float
+    arm_after: float
 
 
 @dataclass(frozen=True)
@@ -160,8 +169,8 @@ class StepsRatio:
     """Baseline's steps over the arm's: above 1 the arm needs fewer.
 
     Attributes:
-        interval: geometric mean over pairs with its t interval; an upper limit, without a lower bound, where a pair
-            is censored.
+        interval: geometric mean over pairs with its t interval, widened by the steps between evaluations; an upper
+            limit, without a lower bound, where a pair is censored; a bound is None where it is open.
         censored: pairs in which the arm never reached the baseline's final score.
     """
 
@@ -180,7 +189,7 @@ class StepsRatio:
         return "no difference shown"
 
 
-UNDEFINED = PairReach(float("nan"), float("nan"), False)
+UNDEFINED = PairReach(float("nan"), float("nan"), False, float("nan"), float("nan"))
 
 
 def pair_reach(
@@ -208,16 +217,34 @@ def pair_reach(
     reached = float(arm_steps_Q[-1]) if arm is None else arm
     if own is None or own <= 0 or reached <= 0:
         return UNDEFINED
-    return PairReach(own, reached, arm is None)
+    before = _last_before(baseline_steps_P, own)
+    arm_before = reached if arm is None else _last_before(arm_steps_Q, arm)
+    return PairReach(own, reached, arm is None, before, arm_before)
 
 
-def steps_ratio(baseline_K_S: ArrayLike, arm_K_S: ArrayLike, censored_K_S: ArrayLike, *, seed: int) -> StepsRatio:
+def _last_before(steps_P: Sequence[float], step: float) -> float:
+    """The last of these steps before another one; 0, where the run starts, without any."""
+    return float(max((one for one in steps_P if one < step), default=0.0))
+
+
+def steps_ratio(
+    baseline_K_S: ArrayLike,
+    arm_K_S: ArrayLike,
+    censored_K_S: ArrayLike,
+    *,
+    baseline_after_K_S: ArrayLike | None = None,
+    arm_after_K_S: ArrayLike | None = None,
+    seed: int,
+) -> StepsRatio:
     """The ratio of steps over all pairs, with its interval.
 
     Args:
         baseline_K_S: (tasks, seeds) steps of the baseline's runs; NaN where a pair is undefined.
         arm_K_S: (tasks, seeds) steps of the arm's runs, the last step where it never got there.
         censored_K_S: (tasks, seeds) whether it never got there.
+        baseline_after_K_S: (tasks, seeds) steps of the evaluations before those of `baseline_K_S`, 0 without any; None:
+            the levels were crossed at the very steps.
+        arm_after_K_S: (tasks, seeds) likewise of the arm.
         seed: of the generator of the permutation test.
 
     Raises:
@@ -225,12 +252,25 @@ def steps_ratio(baseline_K_S: ArrayLike, arm_K_S: ArrayLike, censored_K_S: Array
     """
     baseline = np.asarray(baseline_K_S, dtype=np.float64)
     arm = np.asarray(arm_K_S, dtype=np.float64)
+    baseline_after = baseline if baseline_after_K_S is None else np.asarray(baseline_after_K_S, dtype=np.float64)
+    arm_after = arm if arm_after_K_S is None else np.asarray(arm_after_K_S, dtype=np.float64)
     found = paired_difference(np.log(baseline), np.log(arm), seed=seed).interval
     defined_K_S = np.isfinite(baseline) & np.isfinite(arm)
     n_censored = int((np.asarray(censored_K_S, dtype=bool) & defined_K_S).sum())
-    low = None if n_censored else _exp(found.low)
-    interval = Interval(_exp(found.estimate), low, _exp(found.high), found.n, found.n_undefined)
+    low = high = None
+    if not n_censored and (baseline_after[defined_K_S] > 0).all():
+        earlier = paired_difference(np.log(baseline_after), np.log(arm), seed=seed).interval
+        low = _farther(min, found.low, earlier.low)
+    if (arm_after[defined_K_S] > 0).all():
+        later = paired_difference(np.log(baseline), np.log(arm_after), seed=seed).interval
+        high = _farther(max, found.high, later.high)
+    interval = Interval(_exp(found.estimate), _exp(low), _exp(high), found.n, found.n_undefined)
     return StepsRatio(interval, n_censored)
+
+
+def _farther(choose: Callable[[float, float], float], one: float | None, other: float | None) -> float | None:
+    """The bound farther from the estimate; open where one of them is: their spreads differ, too."""
+    return None if one is None or other is None else choose(one, other)
 
 
 def _exp(logarithm: float | None) -> float | None:

@@ -1,45 +1,8 @@
-"use strict";
 // The page reads well without this script; it adds the list of rows, whose texts are shown by texts.js.
 const LINE = 30; // pixels of a line of the list
 const SLICE = 20; // milliseconds of work before the browser may do something else
 const KEPT = 32; // parts with texts that stay open
 const SHOWN_GROUP = 200;
-
-// ---- the page of a live log: how old it is, and again from time to time, at the same place
-function since(seconds) {
-  for (const [size, name] of [[86400, "d"], [3600, "h"], [60, "min"]]) if (seconds >= 2 * size) return `${Math.floor(seconds / size)} ${name} ago`;
-  return `${Math.max(0, Math.floor(seconds))} s ago`;
-}
-
-let keep = () => ({}); // what the reader chose, so that the page comes back to it
-// The section at the top of the window and how far it is from there: what stands above it may have grown.
-function placeOfWindow() {
-  const sections = [...document.querySelectorAll("main section")].filter((one) => one.getBoundingClientRect().top < 120);
-  const section = sections[sections.length - 1];
-  return section ? { section: section.id, top: section.getBoundingClientRect().top } : { section: "", top: window.scrollY };
-}
-function backTo(place) {
-  const section = place.section && $(place.section);
-  const top = section ? window.scrollY + section.getBoundingClientRect().top - place.top : place.top;
-  window.scrollTo({ top, behavior: "instant" });
-}
-function live(written) {
-  history.scrollRestoration = "manual"; // the browser would come back to a height, and not to what stands there
-  const opened = Date.now(), at = Date.parse(written.dateTime);
-  function look() {
-    const age = (Date.now() - at) / 1000;
-    written.textContent = since(age);
-    const every = Math.max(Number(written.dataset.every), age / 10); // of a log that rests, more and more rarely
-    if ((Date.now() - opened) / 1000 < every) return;
-    const isBusy = !getSelection().isCollapsed || [...document.querySelectorAll("video")].some((video) => !video.paused);
-    if (isBusy || document.hidden) return;
-    history.replaceState({ kept: { ...keep(), page: placeOfWindow() } }, "");
-    location.reload();
-  }
-  look();
-  setInterval(look, 1000);
-}
-if ($("written")) live($("written"));
 
 // ---- what the page carries: base64 of gzip, in script elements that no browser runs
 function opened(id) {
@@ -402,7 +365,7 @@ async function start() {
 
   // ---- what a page that reloads itself keeps
   const chosenBy = ["query", "finding", "truncated", "low", "high", "sort", "step"];
-  keep = () => ({
+  live.keep = () => ({
     values: chosenBy.filter($).map((name) => [name, name === "finding" && $(name).value !== "" ? about.findings[$(name).value].name : $(name).value]),
     down: $("down").checked, group: onlyGroup, row: chosen < 0 ? null : column.row[chosen], list: list.scrollTop, detail: detail.scrollTop,
   });

@@ -1,4 +1,3 @@
-"use strict";
 // The page reads well without this script; it adds the switches, the readouts and the video scrubbers.
 const root = document.documentElement;
 window.addEventListener("error", (event) => { root.dataset.error = event.message; });
@@ -106,6 +105,7 @@ function setUp(video) {
     }, 180);
   });
   video.show = show;
+  video.isPlaying = () => timer !== null;
   show(0);
 }
 
@@ -118,8 +118,48 @@ function follow() {
 }
 
 all(".video").forEach(setUp);
+
+// ---- the picture of the task at the top plays the frames of its video
+function setUpTask(figure) {
+  const frames = all(`#${figure.dataset.video} .strip img`);
+  const [picture, button] = ["img", "button"].map((part) => figure.querySelector(part));
+  const still = picture.src;
+  let timer = null;
+  const stop = () => { clearInterval(timer); timer = null; picture.src = still; button.textContent = "Play"; };
+  button.hidden = frames.length < 2;
+  button.addEventListener("click", () => {
+    if (timer !== null) { stop(); return; }
+    let next = 0;
+    button.textContent = "Stop";
+    timer = setInterval(() => { if (next < frames.length) picture.src = frames[next++].src; else stop(); }, 180);
+  });
+  figure.isPlaying = () => timer !== null;
+}
+all(".task[data-video]").forEach(setUpTask);
+
+// ---- what the reader chose, for the page of a study that goes on
+function partsBySection(selector, use) {
+  for (const section of all("main section")) all(selector, section).forEach((part, i) => use(`${section.id} ${i}`, part));
+}
+live.isBusy = () => all(".video, .task").some((figure) => figure.isPlaying && figure.isPlaying());
+live.keep = () => {
+  const kept = { open: {}, checked: {}, frames: {} };
+  partsBySection("details", (name, part) => { kept.open[name] = part.open; });
+  partsBySection(".switches input", (name, input) => { kept.checked[name] = input.checked; });
+  for (const video of all(".video")) kept.frames[video.id] = Number(video.dataset.frame);
+  return kept;
+};
+function restore(kept) {
+  partsBySection("details", (name, part) => { if (name in kept.open) part.open = kept.open[name]; });
+  partsBySection(".switches input", (name, input) => { if (kept.checked[name] && !input.checked) input.click(); });
+  for (const video of all(".video")) {
+    if (video.id in kept.frames) video.show(Math.min(kept.frames[video.id], all(".strip li", video).length - 1));
+  }
+  backTo(kept.page);
+}
 window.addEventListener("hashchange", follow);
-follow();
+if (history.state && history.state.kept) restore(history.state.kept);
+else follow();
 
 // ---- paper: open what is folded, so that it is printed
 window.addEventListener("beforeprint", () => all("details").forEach((details) => { details.open = true; }));
