@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from guerdon.config.loading import load
-from guerdon.config.tree import Tree
+from guerdon.config.loading import holds, load
+from guerdon.config.tree import Tree, apply_overrides
 from guerdon.errors import ConfigError
+from guerdon.processes.progress import log_line
 from guerdon.settings.algorithm import ControlAlgorithmSettings, RobotAlgorithmSettings, TextAlgorithmSettings
 from guerdon.settings.aliases import guide_names
 from guerdon.settings.base import FolderName, Seed, Settings, folder_name, refuse
@@ -24,6 +25,7 @@ from guerdon.settings.cluster import ClusterSettings
 from guerdon.settings.collect import CollectSettings
 from guerdon.settings.data import DataSettings
 from guerdon.settings.evaluate import EvaluateSettings, EvaluateTextSettings, judges_text, on_own_family
+from guerdon.settings.known_environments import KnownRow, row_of, words_of
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.off_policy import ReplayAlgorithmSettings, RobotAlgorithm
 from guerdon.settings.policy import (
@@ -704,7 +706,7 @@ _ENVIRONMENT_ID = re.compile(r"(?:(?=.*-v\d+$)(?:.+[:/])?|[\w.]+:)([^:/]+)")
 
 
 def read_study_file(path: Path, overrides: Sequence[str] = ()) -> Study:
-    """A study file; or the study of a Gymnasium id, with the environment's own reward.
+    """A study file; or the study of a Gymnasium id, with the environment's own reward and its row of known settings.
 
     Args:
         path: of the file, or the id.
@@ -717,4 +719,47 @@ def read_study_file(path: Path, overrides: Sequence[str] = ()) -> Study:
     if named is None or path.is_file():
         return load(Study, path, overrides)
     words = [f"env.task={path}", "env.type=gymnasium", "env.native_reward=dense", f"work_dir=runs/{named[1]}"]
-    return load(Study, None, [*words, *overrides], origin=str(path))
+    section = apply_overrides(Tree(), overrides).data.get("algorithm")
+    row = row_of(str(path), section.get("type") if isinstance(section, dict) else None)
+    if row is None:
+        return load(Study, None, [*words, *overrides], origin=str(path))
+    study, line = _study_of_row(row, words, overrides, str(path))
+    log_line(line)
+    return study
+
+
+def _study_of_row(row: KnownRow, words: Sequence[str], overrides: Sequence[str], origin: str) -> tuple[Study, str]:
+    """The study of an id that begins with a row of known environments, and a line about it.
+
+    Settings of the row that do not go with the overrides are left out. A run that began without the row goes on without
+    it.
+
+    Args:
+        row: of the environment.
+        words: of its id.
+        overrides: take the place of what the row says.
+        origin: name of the id.
+
+    Raises:
+        ConfigError: what is wrong without the row, too.
+    """
+    settings = dict(row.settings)
+    if row.algorithm != "control":
+        settings["algorithm.type"] = row.algorithm
+    while True:
+        try:
+            study = load(Study, None, [*words, *words_of(settings), *overrides], origin=origin)
+        except ConfigError as error:
+            without = load(Study, None, [*words, *overrides], origin=origin)
+            if error.key not in settings:
+                return without, f"[settings] {row.env_id}: those of the table are not used: {error}"
+            del settings[error.key]
+        else:
+            break
+    begun = study.runner.logger.folder / "config.yaml"
+    if begun.is_file() and not holds(begun, study):
+        without = load(Study, None, [*words, *overrides], origin=origin)
+        if holds(begun, without):
+            return without, f"[settings] {begun.parent} was begun without those of the table, and goes on without them"
+    given = {text.partition("=")[0].strip() for text in overrides}
+    return study, row.line({key: value for key, value in settings.items() if key not in given})
