@@ -1,12 +1,12 @@
 """Frames of an Atari game per second of computing: guerdon's PPO, Stable-Baselines3's PPO and the game alone.
 
-Both have the network of Mnih et al. (2015), which actor and critic share, 8 copies and the settings of RL Baselines3 Zoo:
-rollouts of 128 steps, 4 epochs in minibatches of 256, 84 x 84 pictures of every fourth frame, four at once, clipped rewards,
-FIRE at the start. Each measurement runs in a process of its own on one core, and they alternate. Seconds are those of
-computing (`time.process_time`) from after the first reset to the last update.
+Both have the network of Mnih et al. (2015), which actor and critic share, 8 copies and the settings of RL Baselines3
+Zoo: rollouts of 128 steps, 4 epochs in minibatches of 256, 84 x 84 pictures of every fourth frame, four at once,
+clipped rewards, FIRE at the start. Each measurement runs in a process of its own on one core, and they alternate.
+Seconds are those of computing (`time.process_time`) from after the first reset to the last update.
 
-Stable-Baselines3 runs as its documentation shows: `make_atari_env` and `VecFrameStack`. `game` takes random actions in one
-copy of Gymnasium's `AtariPreprocessing`.
+Stable-Baselines3 runs as its documentation shows: `make_atari_env` and `VecFrameStack`. `game` takes random actions in
+one copy of Gymnasium's `AtariPreprocessing`.
 
     python benchmarks/atari_vs_sb3.py --core=1 --repetitions=3
 """
@@ -130,9 +130,9 @@ def main() -> None:
     whole = sum(run["seconds"] for run in results["guerdon"])
     spent = {name: sum(run["phases"][name] for run in results["guerdon"]) / whole for name in ("simulate", "update")}
     print(
-        f"\n{where}\n\n{options.task}, {options.steps * FRAMES} frames, {options.repetitions} repetitions in alternation; "
-        f"median (lowest to highest).\n\n{table(['', 'frames per core-second', 'ratio to SB3'], rows)}\n\nguerdon's time: "
-        f"simulating {spent['simulate']:.0%} (acting included), policy update {spent['update']:.0%}."
+        f"\n{where}\n\n{options.task}, {options.steps * FRAMES} frames, {options.repetitions} repetitions in "
+        f"alternation; median (lowest to highest).\n\n{table(['', 'frames per core-second', 'ratio to SB3'], rows)}\n\n"
+        f"guerdon's time: simulating {spent['simulate']:.0%} (acting included), policy update {spent['update']:.0%}."
     )
 
 

@@ -1,9 +1,9 @@
 """Where the time of SAC goes: this checkout against another one, in pairs, by parts.
 
 Each measurement runs in a process of its own: guerdon's SAC in Pendulum-v1 as `off_policy_vs_sb3.py` has it, from its
-first gradient step on, with the time of computing of each part; the matrix products of as many gradient steps alone; and
-Stable-Baselines3. What is neither products, Adam, drawing, acting nor the environment is `element-wise`: activations, their
-gradients, the distribution of actions, targets, losses, and the calls of all operations.
+first gradient step on, with the time of computing of each part; the matrix products of as many gradient steps alone;
+and Stable-Baselines3. What is neither products, Adam, drawing, acting nor the environment is `element-wise`:
+activations, their gradients, the distribution of actions, targets, losses, and the calls of all operations.
 
     git worktree add ../before v1.2
     python benchmarks/sac_parts.py --before=../before --core=1 --pairs=5 --width=256
@@ -139,7 +139,7 @@ def main() -> None:
     names = [name for name in ("before", "now") if name in sides]
     rows = [
         [name, spread(each[name]), spread(outside[name]),
-         *[spread(np.divide(outside[name], outside[other]).tolist()) for other in ("before", "sb3") if other in outside]]
+         *[spread(np.divide(outside[name], outside[other]).tolist()) for other in ("before", "sb3") if other in sides]]
         for name in (*names, "sb3")
     ]  # fmt: skip
     rows.append(["matrix products alone", spread(each["products"]), "0", *[""] * (len(rows[0]) - 3)])
@@ -150,8 +150,8 @@ def main() -> None:
         [SHOWN[part], *[spread([one[part] for one in split[name]]) for name in names]] for part in SHOWN
     ]  # fmt: skip
     print(
-        f"\n{where}\n\n{options.width} x {options.width}, {options.steps} steps, {options.pairs} pairs; median (lowest to "
-        f"highest).\n\n{table(header, rows)}\n\n{table(['ms for a step', *names], parts)}"
+        f"\n{where}\n\n{options.width} x {options.width}, {options.steps} steps, {options.pairs} pairs; median (lowest "
+        f"to highest).\n\n{table(header, rows)}\n\n{table(['ms for a step', *names], parts)}"
     )
 
 

@@ -50,7 +50,7 @@ def test_settings_that_do_not_go_with_the_users_words_are_left_out(monkeypatch, 
     study = read_study_file(Path("FetchReach-v4"), ["algorithm.num_epochs=3"])  # of control, and its row is of sac
     assert study.algorithm.num_epochs == 3
     assert "FetchReach-v4: those of the table are not used" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="did you mean algorithm.gamma"):
+    with pytest.raises(ConfigError, match=r"did you mean algorithm\.gamma"):
         read_study_file(Path("CartPole-v1"), ["algorithm.gama=0.9"])
 
 

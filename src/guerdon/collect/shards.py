@@ -23,7 +23,7 @@ from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import CheckpointError
 from guerdon.policies.robots.robot import ControlInputs
 from guerdon.processes.clock import counted
-from guerdon.types import Chunks, Episode, Failure, FloatArray, Metrics, Rollout, Segment
+from guerdon.types import BoolArray, Chunks, Episode, Failure, FloatArray, Metrics, Rollout, Segment
 
 State = tuple[dict[str, Tensor], dict[str, Any]]
 """Tensors and JSON-able values of a collector."""

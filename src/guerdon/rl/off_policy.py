@@ -629,6 +629,9 @@ class Kept(NamedTuple):
 class Layers:
     """Linear layers of M networks, with gradients in closed form. It holds no parameters: it sees those of modules.
 
+    What hidden layers give, and the gradients of them, are written to the same memory each time: what `forward` keeps
+    holds until its next call with as many rows.
+
     Args:
         weights: (M, I, O) of each layer; `grads` is what their gradients are written to.
         biases: (M, 1, O).
@@ -645,6 +648,7 @@ class Layers:
         tanh: bool,
     ) -> None:
         self._weights, self._biases, self._norms, self._tanh = weights, biases, norms, tanh
+        self._rooms: dict[tuple[str, int, int, int], Tensor] = {}
 
     def forward(self, x_N_I: Tensor, members: Tensor | None = None) -> tuple[Tensor, list[Kept]]:
         """(M, N, O) outputs, and what the gradients need.
@@ -660,14 +664,19 @@ class Layers:
         count = len(self._weights[0].value) if members is None else len(members)
         x, kept, last = x_N_I.detach().expand(count, -1, -1), [], len(self._weights) - 1
         for layer in range(last + 1):
-            out = torch.baddbmm(of(self._biases[layer]), x, of(self._weights[layer]))
-            normal = scale = None
-            if layer < last:
+            weight, bias, normal, scale = of(self._weights[layer]), of(self._biases[layer]), None, None
+            if layer == last:
+                out = torch.baddbmm(bias, x, weight)
+            elif self._norms or self._tanh:
+                out = torch.baddbmm(bias, x, weight, out=self._room("out", layer, x))
                 if self._norms:
                     normal, _, scale = torch.native_layer_norm(out, out.shape[-1:], None, None, _EPS)
                     gain, shift = self._norms[layer]
                     out = torch.addcmul(of(shift), normal, of(gain))
                 out = out.tanh_() if self._tanh else out.relu_()
+            else:  # the sum and its positive part in one pass over the numbers
+                out = torch.bmm(x, weight, out=self._room("out", layer, x))
+                torch.ops.aten._add_relu.out(out, bias, out=out)
             kept.append(Kept(x, out, normal, scale))
             x = out
         return x, kept
@@ -701,10 +710,20 @@ class Layers:
                 torch.bmm(one.input.mT, gradient, out=self._weights[layer].grad)
                 torch.sum(gradient, 1, keepdim=True, out=self._biases[layer].grad)
             if layer:
-                gradient = torch.bmm(gradient, self._weights[layer].value.mT)
+                room = self._room("gradient", layer - 1, gradient)
+                gradient = torch.bmm(gradient, self._weights[layer].value.mT, out=room)
             elif inputs:
                 return torch.bmm(gradient, self._weights[0].value.mT).sum(0)
         return None
+
+    def _room(self, what: str, layer: int, like_M_N: Tensor) -> Tensor:
+        """(M, N, O) memory for numbers of a hidden layer, of as many networks and rows as these have."""
+        count, rows = like_M_N.shape[:2]
+        key = what, layer, count, rows
+        if key not in self._rooms:
+            size = count, rows, self._weights[layer].value.shape[-1]
+            self._rooms[key] = torch.empty(size, dtype=like_M_N.dtype, device=like_M_N.device)
+        return self._rooms[key]
 
 
 class _Seen(NamedTuple):

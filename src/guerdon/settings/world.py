@@ -513,8 +513,8 @@ class GymnasiumSettings(_ReportsSuccess):
     kwargs: dict[str, Any] = Field(default_factory=dict, description="passed to gymnasium.make")
     atari: bool = Field(
         False,
-        description="a game of ALE as it is usual: pictures of 84 x 84 of every fourth frame, frame_stack 4, FIRE where "
-        "a game waits for it; the policy learns from the signs of rewards, and as if a lost life ended the game, which "
+        description="a game of ALE as usual: pictures of 84 x 84 of every fourth frame, frame_stack 4, FIRE where a "
+        "game waits for it; the policy learns from the signs of rewards, and as if a lost life ended the game, which "
         "goes on. Returns are those of whole games (docs/environments.md)",
     )
     left_out: ClassVar[frozenset[str]] = frozenset({"show_as", "atari"})  # so that earlier folders resume
@@ -576,7 +576,6 @@ class GymnasiumSettings(_ReportsSuccess):
         if self.autoreset_mode != "disabled" and self.vectorization == "async":
             raise ConfigError.about("vectorization", "async begins episodes anew, which needs autoreset_mode: disabled")
         return self
-
 
     def _check_atari(self) -> None:
         """Refuse environments that are no games of ALE, and keys that would do nothing with `atari`."""

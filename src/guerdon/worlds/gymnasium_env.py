@@ -87,7 +87,8 @@ def gymnasium_errors(error: type[GuerdonError], what: str) -> Iterator[None]:
         if not isinstance(exc.__cause__, gymnasium.error.DependencyNotInstalled):
             raise
         said = re.sub(r"gymnasium\[(classic[-_]control|mujoco)\]", "guerdon[gymnasium]", str(exc))
-        said = re.sub(r"gymnasium\[(box2d|other)\]", "guerdon[games]", said).replace("`pip install swig` followed by ", "")
+        said = re.sub(r"gymnasium\[(box2d|other)\]", "guerdon[games]", said)
+        said = said.replace("`pip install swig` followed by ", "")
         raise MissingDependencyError(said) from exc.__cause__
 
 
