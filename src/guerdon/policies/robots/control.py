@@ -85,7 +85,7 @@ class StateInputs:
     """N steps of a control policy, ready for its networks.
 
     Attributes:
-        observations: as the networks take them (`ControlPolicy.prepare`).
+        observations: as the networks take them (`ControlPolicy.prepare`); with `policy.shared` see `Encoder.unscaled`.
         actions: (N, A) records of the head.
         allowed: (N, O) bool, values of discrete actions that were allowed; None: all.
     """
@@ -248,7 +248,7 @@ class ControlPolicy(RobotPolicy):
         """The steps of a rollout with observations as the networks take them."""
         allowed = self.encoder.allowed(inputs.observations)
         return StateInputs(
-            self.prepare(inputs.observations),
+            self.encoder.unscaled(inputs.observations) if self.shared else self.prepare(inputs.observations),
             torch.from_numpy(inputs.actions).to(self.device),
             None if allowed is None else torch.from_numpy(np.ascontiguousarray(allowed)).to(self.device),
         )
@@ -268,7 +268,7 @@ class ControlPolicy(RobotPolicy):
             mean = self.action_mean(x)
         else:
             assert isinstance(self.pi, nn.Sequential)
-            features = self.pi[:-1](x)
+            features = self.pi[:-1](self.encoder.scaled(x) if self.shared else x)
             mean = self.pi[-1](features)
             auxiliary = None if self.aux is None else self.aux(features)[:, None]
             values = self.vf(features)[:, None] if self.shared and self.vf is not None else None
@@ -286,9 +286,14 @@ class ControlPolicy(RobotPolicy):
 
     @torch.no_grad()
     def evaluate_all(self, inputs: StateInputs, *, micro: int) -> Evaluated:
-        """`evaluate` without gradients, all steps at once: control policies are small."""
-        found = self.evaluate(inputs)
-        return Evaluated(found.log_probs.cpu(), values=None if found.values is None else found.values.cpu())
+        """`evaluate` without gradients; all steps at once but with `policy.shared`: others are small."""
+        parts = [inputs]
+        if self.shared and len(inputs):
+            parts = [inputs.take(rows) for rows in np.array_split(np.arange(len(inputs)), -(-len(inputs) // micro))]
+        found = [self.evaluate(one) for one in parts]
+        values = [one.values.cpu() for one in found if one.values is not None]
+        log_probs = torch.cat([one.log_probs.cpu() for one in found])
+        return Evaluated(log_probs, values=torch.cat(values) if values else None)
 
     def actor(self) -> Actor | ControlPolicy:
         """A copy in numpy to act with, of networks on numbers; pictures and networks of users go through torch."""
