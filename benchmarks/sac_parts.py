@@ -1,33 +1,41 @@
-"""Where the time of SAC goes: this checkout against another one, in pairs, by parts.
+"""Where the time of SAC goes: this checkout against another one, beside matrix products and Stable-Baselines3's SAC.
 
-Each measurement runs in a process of its own: guerdon's SAC in Pendulum-v1 as `off_policy_vs_sb3.py` has it, from its
-first gradient step on, with the time of computing of each part; the matrix products of as many gradient steps alone;
-and Stable-Baselines3. What is neither products, Adam, drawing, acting nor the environment is `element-wise`:
-activations, their gradients, the distribution of actions, targets, losses, and the calls of all operations.
+All act in Pendulum-v1 as in `off_policy_vs_sb3.py`. Each side is a process of its own that is made once; then they take
+rounds in turns, of 50 environment steps with a gradient step each, so that whatever else the machine does falls on all
+alike. What counts is the time of computing (`time.process_time`), and ratios are of the same round. The side `products`
+does nothing but the matrix products of as many gradient steps. What is neither products, Adam, drawing, acting nor the
+environment is `element-wise`: activations, their gradients, the distribution of actions, targets, losses, and the calls
+of all operations.
 
     git worktree add ../before v1.2
-    python benchmarks/sac_parts.py --before=../before --core=1 --pairs=5 --width=256
+    python benchmarks/sac_parts.py --before=../before --core=1 --rounds=40 --width=256
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import machine_line, measure, pin, report_measurement, spread, table, time_guerdon
-from off_policy_vs_sb3 import BATCH, STARTS, TASK, run_products, run_sb3
+from harness import machine_line, pin, table
+from off_policy_vs_sb3 import BATCH, STARTS, TASK, products_step
 
 HERE = Path(__file__).resolve().parent
+STEPS, UNCOUNTED = 50, 2
 PARTS = ("adam", "drawing", "acting", "environment")
 SHOWN = {
     "products": "matrix products", "element-wise": "element-wise operations and calls", "adam": "Adam",
     "drawing": "drawing transitions", "acting": "acting and bookkeeping", "environment": "environment",
 }  # fmt: skip
+NAMES = {"before": "guerdon, before", "now": "guerdon, now", "sb3": "Stable-Baselines3"}
 
 
 class Clock:
@@ -68,90 +76,150 @@ class Clock:
             self._inside[-1] += spent
 
 
-def run_guerdon(width: int, steps: int) -> dict[str, Any]:
-    """The loop of guerdon: two runs, of which the shorter one has no gradient step more than its start."""
+def guerdon_side(width: int, clock: Clock) -> Callable[[], Any]:
+    """A round of guerdon's loop, whose parts are counted."""
     from gymnasium.vector import SyncVectorEnv
 
     from guerdon.collect.control import ControlCollector
     from guerdon.compute.optimizers import FlatAdam
     from guerdon.rl import off_policy
+    from guerdon.rl.loop import Loop
+    from guerdon.settings.study import Study
 
-    study = {
-        "env": {"type": "gymnasium", "task": TASK, "num_envs": 1, "native_reward": "dense"},
-        "policy": {"type": "mlp", "hidden": [width, width], "activation": "relu"},
-        "algorithm": {
-            "type": "sac", "batch_size": BATCH, "online_step_before_learning": STARTS, "rollout_steps": 50
-        },
-    }  # fmt: skip
-    clock = Clock()
-    learner = off_policy.ReplayLearner
+    learner, never = off_policy.ReplayLearner, 10**12
     FlatAdam.step = clock.timed("adam", FlatAdam.step)  # type: ignore[method-assign]
     learner._draw = clock.timed("drawing", learner._draw)  # type: ignore[method-assign]
     off_policy.gathered = clock.drawn("drawing", off_policy.gathered)
     ControlCollector.collect = clock.timed("acting", ControlCollector.collect)  # type: ignore[method-assign]
     SyncVectorEnv.step = clock.timed("environment", SyncVectorEnv.step)
-    start = time_guerdon({**study, "runner": {"total_steps": STARTS}})
-    before = dict(clock.seconds)
-    whole = time_guerdon({**study, "runner": {"total_steps": STARTS + steps}})
-    parts = {part: clock.seconds[part] - 2 * before[part] for part in PARTS}  # the first run again is in the second
-    seconds = whole["core_seconds"] - start["core_seconds"]
-    return {"core_seconds": seconds, "steps": steps, "parts": parts}
+    study = {
+        "env": {"type": "gymnasium", "task": TASK, "num_envs": 1, "native_reward": "dense"},
+        "policy": {"type": "mlp", "hidden": [width, width], "activation": "relu"},
+        "algorithm": {
+            "type": "sac", "batch_size": BATCH, "online_step_before_learning": STARTS, "rollout_steps": STEPS
+        },
+        "runner": {
+            "total_steps": 10**6, "eval_every": never, "eval_episodes": 1, "checkpoint_every": never,
+            "logger": {"tensorboard": False},
+        },
+    }  # fmt: skip
+    loop = Loop(Study.model_validate(study), Path(tempfile.mkdtemp()))
+    while loop.step < STARTS:
+        loop.iterate()
+    return loop.iterate
 
 
-RUNS = {"guerdon": run_guerdon, "products": run_products, "sb3": run_sb3}
+def sb3_side(width: int, clock: Clock) -> Callable[[], Any]:
+    """A round of Stable-Baselines3."""
+    from stable_baselines3 import SAC
+
+    model = SAC(
+        "MlpPolicy", TASK, batch_size=BATCH, learning_starts=STARTS, seed=0, device="cpu",
+        policy_kwargs={"net_arch": [width, width]},
+    )  # fmt: skip
+    model.learn(STARTS)
+    return lambda: model.learn(STEPS, reset_num_timesteps=False)
 
 
-def parts_of(run: dict[str, Any], products: float) -> dict[str, float]:
-    """Milliseconds of each part for a step."""
-    each = {part: 1000 * seconds / run["steps"] for part, seconds in run["parts"].items()}
-    whole = 1000 * run["core_seconds"] / run["steps"]
-    return {"products": products, "element-wise": whole - products - sum(each.values()), **each}
+def products_side(width: int, clock: Clock) -> Callable[[], Any]:
+    """The matrix products of as many gradient steps."""
+    step = products_step(width)
+    return lambda: [step() for _ in range(STEPS)]
+
+
+SIDES = {"before": guerdon_side, "now": guerdon_side, "products": products_side, "sb3": sb3_side}
+
+
+def serve(side: str, width: int) -> None:
+    """Take a round for each line of the input, and print what it took as a line."""
+    import torch
+
+    torch.set_num_threads(1)
+    clock = Clock()
+    work = SIDES[side](width, clock)
+    for _ in sys.stdin:
+        parts, begin = dict(clock.seconds), time.process_time()
+        work()
+        spent = time.process_time() - begin
+        each = {part: 1000 * (clock.seconds[part] - parts[part]) / STEPS for part in PARTS}
+        print(json.dumps({"whole": 1000 * spent / STEPS, **each}), flush=True)
+
+
+def started(side: str, checkout: Path, core: int, width: int) -> subprocess.Popen[str]:
+    """The process of a side, with the source of a checkout."""
+    variables = {"PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, __file__, f"--side={side}", f"--core={core}", f"--width={width}"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=os.environ | variables,
+    )  # fmt: skip
+
+
+def one_round(process: subprocess.Popen[str]) -> dict[str, float]:
+    """What a round of a side took, in milliseconds for a step."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    found: dict[str, float] = json.loads(process.stdout.readline())
+    return found
+
+
+def middle(values: Any) -> str:
+    """Median and quartiles."""
+    low, half, high = np.percentile(values, [25, 50, 75])
+    return f"{half:.2f} ({low:.2f} to {high:.2f})"
+
+
+def report(found: dict[str, list[dict[str, float]]]) -> str:
+    """The tables as Markdown."""
+    whole = {side: np.array([one["whole"] for one in rounds]) for side, rounds in found.items()}
+    outside = {side: times - whole["products"] for side, times in whole.items() if side != "products"}
+    rows = [
+        [NAMES[side], middle(whole[side]), middle(times), f"{np.median(times) / np.median(outside['before']):.2f}"]
+        for side, times in outside.items()
+    ]
+    rows.append(["matrix products alone", middle(whole["products"]), "", ""])
+    header = ["", "ms for a step", "outside of the products", "of that before"]
+    parts = []
+    for part, name in SHOWN.items():
+        cells = []
+        for side in ("before", "now"):
+            times = {one: np.array([spent[one] for spent in found[side]]) for one in PARTS}
+            times |= {"products": whole["products"], "element-wise": outside[side] - sum(times.values())}
+            cells.append(f"{np.median(times[part]):.2f}")
+        parts.append([name, *cells])
+    return f"{table(header, rows)}\n\n{table(['ms for a step', 'before', 'now'], parts)}"
 
 
 def main() -> None:
-    """Print the tables as Markdown, or do one measurement (`--side`)."""
+    """Print the tables, or be one side (`--side`)."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--before", type=Path, help="a checkout of the state to compare with")
     parser.add_argument("--core", type=int, default=0, help="the core that everything runs on")
-    parser.add_argument("--steps", type=int, default=1000, help="environment steps of each measurement")
     parser.add_argument("--width", type=int, default=256, help="of the two hidden layers")
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--side", choices=list(RUNS), help="one measurement in this process")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--side", choices=list(SIDES), help="take rounds in this process")
     options = parser.parse_args()
     pin([options.core])
     if options.side:
-        report_measurement(RUNS[options.side](options.width, options.steps))
+        serve(options.side, options.width)
         return
-    checkouts = {"now": HERE.parent} | ({} if options.before is None else {"before": options.before.resolve()})
-    sides = {**{name: ("guerdon", checkout) for name, checkout in checkouts.items()}}
-    sides |= {name: (name, HERE.parent) for name in ("products", "sb3")}
-    where, found = machine_line(["stable_baselines3"]), {name: list[dict[str, Any]]() for name in sides}
-    for pair in range(options.pairs):
-        for name in sorted(sides, reverse=pair % 2 == 1):
-            side, checkout = sides[name]
-            os.environ["PYTHONPATH"] = str(checkout / "src")
-            given = {"side": side, "core": options.core, "steps": options.steps, "width": options.width}
-            found[name].append(measure(__file__, given))
-            each = 1000 * found[name][-1]["core_seconds"] / options.steps
-            print(f"pair {pair}: {name}, {each:.2f} ms of a core for a step", flush=True)
-    each = {name: [1000 * one["core_seconds"] / one["steps"] for one in runs] for name, runs in found.items()}
-    outside = {name: np.subtract(each[name], each["products"]).tolist() for name in each if name != "products"}
-    names = [name for name in ("before", "now") if name in sides]
-    rows = [
-        [name, spread(each[name]), spread(outside[name]),
-         *[spread(np.divide(outside[name], outside[other]).tolist()) for other in ("before", "sb3") if other in sides]]
-        for name in (*names, "sb3")
-    ]  # fmt: skip
-    rows.append(["matrix products alone", spread(each["products"]), "0", *[""] * (len(rows[0]) - 3)])
-    header = ["", "ms of a core for a step", "outside of the products"]
-    header += [f"of that {what}" for what in ("before", "of Stable-Baselines3")][-(len(rows[0]) - 3) :]
-    split = {name: [parts_of(*pair) for pair in zip(found[name], each["products"], strict=True)] for name in names}
-    parts = [
-        [SHOWN[part], *[spread([one[part] for one in split[name]]) for name in names]] for part in SHOWN
-    ]  # fmt: skip
+    if options.before is None:
+        parser.error("give --before")
+    checkouts = dict.fromkeys(SIDES, HERE.parent) | {"before": options.before.resolve()}
+    where = machine_line(["stable_baselines3"])
+    processes = {side: started(side, checkouts[side], options.core, options.width) for side in SIDES}
+    found: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
+    for number in range(options.rounds + UNCOUNTED):
+        for side in sorted(SIDES, reverse=number % 2 == 1):
+            spent = one_round(processes[side])
+            if number >= UNCOUNTED:
+                found[side].append(spent)
+    for process in processes.values():
+        process.communicate()
     print(
-        f"\n{where}\n\n{options.width} x {options.width}, {options.steps} steps, {options.pairs} pairs; median (lowest "
-        f"to highest).\n\n{table(header, rows)}\n\n{table(['ms for a step', *names], parts)}"
+        f"{where}\n\n{options.width} x {options.width}, {options.rounds} rounds of {STEPS} steps; median (quartiles)."
+        f"\n\n{report(found)}"
     )
 
 

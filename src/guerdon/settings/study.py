@@ -752,7 +752,8 @@ def _study_of_row(row: KnownRow, words: Sequence[str], overrides: Sequence[str],
         except ConfigError as error:
             without = load(Study, None, [*words, *overrides], origin=origin)
             if error.key not in settings:
-                return without, f"[settings] {row.env_id}: those of the table are not used: {error}"
+                said = str(error).partition("\n")[0]
+                return without, f"[settings] {origin}: those of the table are not used: {said}"
             del settings[error.key]
         else:
             break
@@ -761,5 +762,5 @@ def _study_of_row(row: KnownRow, words: Sequence[str], overrides: Sequence[str],
         without = load(Study, None, [*words, *overrides], origin=origin)
         if holds(begun, without):
             return without, f"[settings] {begun.parent} was begun without those of the table, and goes on without them"
-    given = {text.partition("=")[0].strip() for text in overrides}
-    return study, row.line({key: value for key, value in settings.items() if key not in given})
+    given = tuple(f"{text.partition('=')[0].strip()}." for text in overrides)
+    return study, row.line({key: value for key, value in settings.items() if not f"{key}.".startswith(given)})
