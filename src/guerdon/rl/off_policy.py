@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +33,7 @@ from guerdon.rewards.refit import RefittedReward
 from guerdon.rewards.source import SourceTerms
 from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.replay import Replay, relabel, remember
+from guerdon.rl.sac_step import FixedNetwork, PlainNetworks, gradient_step
 from guerdon.rl.sampling import DrawnRows, GoalRewards, Transitions, gathered, in_hindsight
 from guerdon.settings.off_policy import DQNSettings, ReplayAlgorithmSettings, SACSettings
 from guerdon.settings.policy import OwnPolicySettings
@@ -431,6 +433,9 @@ class SACLearner(ReplayLearner):
         self._pi = layers_of(policy.pi) if policy.encoder.acts_in_numpy else None
         self._layers, self._target_layers = self.critic.heads.layers(), self.target.heads.layers()
         self._ones = torch.ones(len(terms), device=policy.device)
+        self._networks: PlainNetworks | None = None
+        plain = self._pi is not None and self._pi.plain and self._layers.plain
+        self._computes_plainly = plain and settings.num_subsample_critics is None
         own = settings.target_entropy
         self.target_entropy = float(-self.head.size if own is None else own)
         if self.target_entropy >= (most := self.head.size * math.log(2.0)):
@@ -459,6 +464,8 @@ class SACLearner(ReplayLearner):
     def _step(
         self, batch: Transitions, noise: FloatArray, weights_H: Tensor, *, act: bool
     ) -> dict[str, Tensor | float]:
+        if self._computes_plainly:
+            return self._plain_step(batch, noise, weights_H, act=act)
         temperature, count = self.temperature.log.detach().exp(), len(batch.actions)
         weights = torch.cat([weights_H[:-1], temperature])
         outputs, back = self._outputs(batch.x, batch.next_x)
@@ -476,6 +483,34 @@ class SACLearner(ReplayLearner):
             self._take("policy", 0.0)
             facts |= {"entropy": entropy, "temperature": temperature}
         return facts
+
+    def _plain_step(
+        self, batch: Transitions, noise: FloatArray, weights_H: Tensor, *, act: bool
+    ) -> dict[str, Tensor | float]:
+        """The same in numpy, as far as it is small."""
+        count = len(batch.actions)
+        if self._networks is None:
+            assert self._pi is not None
+            networks = self._pi.fixed(2 * count, count), *(one.fixed(count, count) for one in self._both)
+            self._networks = PlainNetworks(*networks)
+        weights = weights_H.numpy().copy()
+        weights[-1] = np.exp(self.temperature.log.detach().numpy()[0])
+        found = gradient_step(
+            self._networks, batch, noise, weights, self._gammas.numpy(), act=act,
+            update_critics=partial(self._take, "critic"),
+        )  # fmt: skip
+        self._values = torch.from_numpy(found.values)
+        if found.entropy is None:
+            return {"critic_loss": found.loss}
+        assert self.temperature.log.grad is not None
+        self.temperature.log.grad.fill_(found.entropy - self.target_entropy)
+        self._take("policy", 0.0)
+        return {"critic_loss": found.loss, "entropy": found.entropy, "temperature": float(weights[-1])}
+
+    @property
+    def _both(self) -> tuple[Layers, Layers]:
+        """Critics and targets."""
+        return self._layers, self._target_layers
 
     def _outputs(self, x: Any, next_x: Any) -> tuple[Tensor, Callable[[Tensor], object]]:
         """(2 N, O) of the policy's network at both observations, and what takes the gradient of the first N of them."""
@@ -629,14 +664,14 @@ class Kept(NamedTuple):
 class Layers:
     """Linear layers of M networks, with gradients in closed form. It holds no parameters: it sees those of modules.
 
-    What hidden layers give, and the gradients of them, are written to the same memory each time: what `forward` keeps
-    holds until its next call with as many rows.
-
     Args:
         weights: (M, I, O) of each layer; `grads` is what their gradients are written to.
         biases: (M, 1, O).
         norms: gains and shifts (M, 1, O) of the layer norm before each activation; empty: there is none.
         tanh: between the layers; False: ReLU.
+
+    Attributes:
+        plain: there is no layer norm, and they are on the CPU.
     """
 
     def __init__(
@@ -648,7 +683,7 @@ class Layers:
         tanh: bool,
     ) -> None:
         self._weights, self._biases, self._norms, self._tanh = weights, biases, norms, tanh
-        self._rooms: dict[tuple[str, int, int, int], Tensor] = {}
+        self.plain = not norms and weights[0].value.device.type == "cpu"
 
     def forward(self, x_N_I: Tensor, members: Tensor | None = None) -> tuple[Tensor, list[Kept]]:
         """(M, N, O) outputs, and what the gradients need.
@@ -664,19 +699,14 @@ class Layers:
         count = len(self._weights[0].value) if members is None else len(members)
         x, kept, last = x_N_I.detach().expand(count, -1, -1), [], len(self._weights) - 1
         for layer in range(last + 1):
-            weight, bias, normal, scale = of(self._weights[layer]), of(self._biases[layer]), None, None
-            if layer == last:
-                out = torch.baddbmm(bias, x, weight)
-            elif self._norms or self._tanh:
-                out = torch.baddbmm(bias, x, weight, out=self._room("out", layer, x))
+            out = torch.baddbmm(of(self._biases[layer]), x, of(self._weights[layer]))
+            normal = scale = None
+            if layer < last:
                 if self._norms:
                     normal, _, scale = torch.native_layer_norm(out, out.shape[-1:], None, None, _EPS)
                     gain, shift = self._norms[layer]
                     out = torch.addcmul(of(shift), normal, of(gain))
                 out = out.tanh_() if self._tanh else out.relu_()
-            else:  # the sum and its positive part in one pass over the numbers
-                out = torch.bmm(x, weight, out=self._room("out", layer, x))
-                torch.ops.aten._add_relu.out(out, bias, out=out)
             kept.append(Kept(x, out, normal, scale))
             x = out
         return x, kept
@@ -710,20 +740,14 @@ class Layers:
                 torch.bmm(one.input.mT, gradient, out=self._weights[layer].grad)
                 torch.sum(gradient, 1, keepdim=True, out=self._biases[layer].grad)
             if layer:
-                room = self._room("gradient", layer - 1, gradient)
-                gradient = torch.bmm(gradient, self._weights[layer].value.mT, out=room)
+                gradient = torch.bmm(gradient, self._weights[layer].value.mT)
             elif inputs:
                 return torch.bmm(gradient, self._weights[0].value.mT).sum(0)
         return None
 
-    def _room(self, what: str, layer: int, like_M_N: Tensor) -> Tensor:
-        """(M, N, O) memory for numbers of a hidden layer, of as many networks and rows as these have."""
-        count, rows = like_M_N.shape[:2]
-        key = what, layer, count, rows
-        if key not in self._rooms:
-            size = count, rows, self._weights[layer].value.shape[-1]
-            self._rooms[key] = torch.empty(size, dtype=like_M_N.dtype, device=like_M_N.device)
-        return self._rooms[key]
+    def fixed(self, rows: int, learning: int) -> FixedNetwork:
+        """The same for batches of a fixed size, of which the first `learning` rows have gradients."""
+        return FixedNetwork(self._weights, self._biases, tanh=self._tanh, rows=rows, learning=learning)
 
 
 class _Seen(NamedTuple):
