@@ -33,7 +33,7 @@ from guerdon.rewards.refit import RefittedReward
 from guerdon.rewards.source import SourceTerms
 from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.replay import Replay, relabel, remember
-from guerdon.rl.sac_step import FixedNetwork, PlainNetworks, gradient_step
+from guerdon.rl.sac_step import FixedNetwork, PlainNetworks, SeenParameter, gradient_step
 from guerdon.rl.sampling import DrawnRows, GoalRewards, Transitions, gathered, in_hindsight
 from guerdon.settings.off_policy import DQNSettings, ReplayAlgorithmSettings, SACSettings
 from guerdon.settings.policy import OwnPolicySettings
@@ -434,7 +434,7 @@ class SACLearner(ReplayLearner):
         self._layers, self._target_layers = self.critic.heads.layers(), self.target.heads.layers()
         self._ones = torch.ones(len(terms), device=policy.device)
         self._networks: PlainNetworks | None = None
-        plain = self._pi is not None and self._pi.plain and self._layers.plain
+        plain = self._pi is not None and self._pi.plain and self._layers.plain and self.critic.trunk is None
         self._computes_plainly = plain and settings.num_subsample_critics is None
         own = settings.target_entropy
         self.target_entropy = float(-self.head.size if own is None else own)
@@ -676,9 +676,9 @@ class Layers:
 
     def __init__(
         self,
-        weights: Sequence[_Seen],
-        biases: Sequence[_Seen],
-        norms: Sequence[tuple[_Seen, _Seen]],
+        weights: Sequence[SeenParameter],
+        biases: Sequence[SeenParameter],
+        norms: Sequence[tuple[SeenParameter, SeenParameter]],
         *,
         tanh: bool,
     ) -> None:
@@ -693,7 +693,7 @@ class Layers:
             members: (m,) places of the networks that are wanted; None: all.
         """
 
-        def of(seen: _Seen) -> Tensor:
+        def of(seen: SeenParameter) -> Tensor:
             return seen.value if members is None else seen.value.index_select(0, members)
 
         count = len(self._weights[0].value) if members is None else len(members)
@@ -750,21 +750,16 @@ class Layers:
         return FixedNetwork(self._weights, self._biases, tanh=self._tanh, rows=rows, learning=learning)
 
 
-class _Seen(NamedTuple):
-    """A parameter and its gradient, as layers take them."""
-
-    value: Tensor
-    grad: Tensor
-
-
-def _see(parameter: Tensor, *, turned: bool = False) -> _Seen:
+def _see(parameter: Tensor, *, turned: bool = False) -> SeenParameter:
     """A parameter; of a linear layer as one of one network, its weights turned."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     if parameter.ndim == 3:
-        return _Seen(parameter.detach(), parameter.grad)
+        return SeenParameter(parameter.detach(), parameter.grad)
     value, grad = parameter.detach(), parameter.grad
-    return _Seen(value.t()[None], grad.t()[None]) if turned else _Seen(value[None, None], grad[None, None])
+    return (
+        SeenParameter(value.t()[None], grad.t()[None]) if turned else SeenParameter(value[None, None], grad[None, None])
+    )
 
 
 def layers_of(network: nn.Module) -> Layers | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from guerdon.types import FloatArray
 _LOG_2, _LOG_ROOT = math.log(2.0), 0.5 * math.log(2 * math.pi)
 
 
-class WithGradient(Protocol):
+class SeenParameter(NamedTuple):
     """A parameter (M, I, O) or (M, 1, O) of M networks, and what its gradient is written to."""
 
     value: Tensor
@@ -73,7 +73,7 @@ class FixedNetwork:
     """
 
     def __init__(
-        self, weights: Sequence[WithGradient], biases: Sequence[WithGradient], *, tanh: bool, rows: int, learning: int
+        self, weights: Sequence[SeenParameter], biases: Sequence[SeenParameter], *, tanh: bool, rows: int, learning: int
     ) -> None:
         self._tanh, self._layers = tanh, list[_Layer]()
         count, size = weights[0].value.shape[:2]
