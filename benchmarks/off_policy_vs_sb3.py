@@ -15,6 +15,7 @@ steps, and 50 gradient steps follow.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 from harness import (
@@ -64,11 +65,10 @@ def run_guerdon(width: int, steps: int) -> dict[str, Any]:
     return {name: whole[name] - start[name] for name in ("seconds", "core_seconds")} | {"steps": steps}
 
 
-def run_products(width: int, steps: int) -> dict[str, Any]:
-    """The matrix products of as many gradient steps."""
+def products_step(width: int) -> Callable[[], None]:
+    """The matrix products of a gradient step."""
     import torch
 
-    torch.set_num_threads(1)
     critic = [torch.randn(CRITICS, i, o) for i, o in ((OBSERVED + ACTIONS, width), (width, width), (width, 2))]
     policy = [torch.randn(1, i, o) for i, o in ((OBSERVED, width), (width, width), (width, 2 * ACTIONS))]
     of = {
@@ -97,6 +97,15 @@ def run_products(width: int, steps: int) -> dict[str, Any]:
         backward(critic, weights=False, inputs=True)
         backward(policy, weights=True, inputs=False)
 
+    return step
+
+
+def run_products(width: int, steps: int) -> dict[str, Any]:
+    """The matrix products of as many gradient steps."""
+    import torch
+
+    torch.set_num_threads(1)
+    step = products_step(width)
     for _ in range(20):
         step()
     watch = Stopwatch()

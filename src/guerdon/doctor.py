@@ -76,11 +76,12 @@ def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Check:
     return Check("Python", "ok", f"{shown} on {platform.system()} {platform.machine()}")
 
 
-def check_package(name: str, *, extra: str | None = None, purpose: str = "") -> Check:
+def check_package(name: str, *, extra: str | None = None, purpose: str = "", module: str = "") -> Check:
     """A package can be imported, tried in a process of its own.
 
     Args:
-        name: of the distribution and the module.
+        name: of the distribution.
+        module: its name, where it is another one.
         extra: the extra of guerdon that brings it; None when guerdon cannot work without.
         purpose: what it is for.
     """
@@ -90,11 +91,18 @@ def check_package(name: str, *, extra: str | None = None, purpose: str = "") -> 
     version = _version(name)
     if version is None:
         return Check(name, status, f"not installed{why}", f"pip install {target}")
-    _, error = _printed(f"import {name}", 120)
+    _, error = _printed(f"import {module or name}", 120)
     if error:
         fix = f"pip install --force-reinstall {target}"
         return Check(name, "fail", f"{version} cannot be imported: {error}", fix)
     return Check(name, "ok", f"{version}{why}")
+
+
+def check_opencv() -> Check:
+    """OpenCV, whichever of its builds is installed, can be imported."""
+    builds = ("opencv-python-headless", "opencv-python", "opencv-contrib-python-headless", "opencv-contrib-python")
+    found = next((name for name in builds if _version(name) is not None), builds[0])
+    return check_package(found, extra="games", purpose="pictures of env.atari", module="cv2")
 
 
 def _printed(
@@ -436,6 +444,8 @@ def _training_checks() -> list[Check]:
         check_package("transformers", extra="train", purpose="reward models"),
         check_package("mujoco", extra="metaworld", purpose="simulation"),
         check_package("metaworld", extra="metaworld", purpose="the robot benchmark"),
+        check_package("ale-py", extra="games", purpose="Atari games", module="ale_py"),
+        check_opencv(),
         check_rendering(),
         check_libero(),
         check_maniskill(),

@@ -415,6 +415,8 @@ class Rollout(Generic[Inputs]):
         actions: (B, T, ...) what the environments were given, for videos and replays.
         ends: (stream, step, observation) after each episode; of step T, after the rollout. Empty: no replay needs them.
         intervened: (B, T) bool, the action was somebody else's (a person's, an expert's); None: it is not reported.
+        life_lost: (B, T) bool, the task was over for who learns, and the episode went on (a lost life of a game); None:
+            nowhere.
         chunks: of policies whose decisions have several parts: what the steps executed.
         kept: name to (B, T, ...) of the values of `info` that a replay keeps.
     """
@@ -446,6 +448,7 @@ class Rollout(Generic[Inputs]):
     actions: FloatArray | None = None
     ends: tuple[tuple[int, int, np.ndarray], ...] = ()
     intervened: BoolArray | None = None
+    life_lost: BoolArray | None = None
     chunks: Chunks | None = None
     kept: Mapping[str, np.ndarray] = field(default_factory=dict)
 
@@ -550,6 +553,8 @@ class Rewards:
         measured: measurements tried, those of `greedy` included.
         metrics: of the model on this rollout.
         scores: the values before shaping, of a model that scores single moments.
+        returned: (B, T) what returns are sums of, where the policy learns from other numbers (clipped rewards); None:
+            `values`.
         greedy: of the rollout's greedy responses, scored by the same weights in the same unit.
     """
 
@@ -561,6 +566,7 @@ class Rewards:
     measured: int = 0
     metrics: Metrics = field(default_factory=dict)
     scores: RawScores | None = None
+    returned: FloatArray | None = None
     greedy: Rewards | None = None
 
     @property

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.policies.robots.control import build_policy, load_policy, save_policy
 from guerdon.policies.robots.experts import NoisyActor, RandomActor
+from guerdon.policies.robots.robot import ControlInputs
 from guerdon.settings.policy import CNNPolicySettings, MLPPolicySettings
 from tables import refuses
 
@@ -34,6 +35,30 @@ def cnn(**options):
     return build_policy(
         CNNPolicySettings(channels=(4, 8), hidden=(8,), **options), (24, 24, 3), SPACE, sources=("env",), seed=1
     )
+
+
+def test_actor_and_critic_share_all_layers_but_the_last(tmp_path):
+    policy, rng = cnn(shared=True), np.random.default_rng(0)
+    frames = rng.integers(0, 256, (7, 24, 24, 3), dtype=np.uint8)
+    inputs = policy.prepared(ControlInputs(frames, rng.normal(size=(7, 3)).astype(np.float32)))
+    found = policy.evaluate(inputs)
+    features = policy.pi[:-1](policy.prepare(frames))
+    assert torch.allclose(found.values[:, 0], policy.vf(features))
+    assert torch.allclose(policy.values(frames), policy.vf(features))
+    assert torch.allclose(found.log_probs[:, 0], policy.head.log_prob(policy.pi[-1](features), inputs.actions))
+    whole = policy.evaluate_all(inputs, micro=3)
+    assert torch.allclose(whole.values, found.values)
+    assert torch.allclose(whole.log_probs, found.log_probs)
+    found.values.sum().backward()
+    assert policy.pi[0].weight.grad.abs().sum() > 0
+    assert policy.pi[-1].weight.grad is None
+    save_policy(policy, tmp_path)
+    again = load_policy(tmp_path)
+    assert np.array_equal(again.mean(frames), policy.mean(frames))
+    count = sum(p.numel() for p in cnn().parameters())
+    assert sum(p.numel() for p in policy.parameters()) < 0.6 * count
+    with refuses("policy.shared"):
+        build_policy(CNNPolicySettings(shared=True), (84, 84, 4), SPACE, sources=(), seed=0, algorithm="sac")
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])

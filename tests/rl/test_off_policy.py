@@ -92,11 +92,11 @@ def test_missing_targets_have_no_gradient_and_the_loss_is_a_mean_of_the_others()
     assert torch.allclose(gradient, torch.tensor([[0.5, 0.0], [1.0, 0.0], [0.0, 0.0]]))
 
 
-def learner(tmp_path, *, weights=(1.0, 0.5), **given):
+def learner(tmp_path, *, weights=(1.0, 0.5), activation="tanh", **given):
     """A learner of three actions of which one has other bounds."""
     space = gymnasium.spaces.Box(np.array([-1, -1, 2], np.float32), np.array([1, 1, 6], np.float32))
     policy = build_policy(
-        MLPPolicySettings(hidden=(9, 7), activation="tanh"), (5,), space, sources=(), seed=3, algorithm="sac"
+        MLPPolicySettings(hidden=(9, 7), activation=activation), (5,), space, sources=(), seed=3, algorithm="sac"
     )
     terms = {name: SourceTerms(name, 0.9, weight) for name, weight in zip("ab", weights, strict=True)}
     settings = SACSettings(learning_rate=0.0, batch_size=16, **given)
@@ -127,6 +127,31 @@ def test_the_gradient_of_the_policy_is_that_of_autograd(tmp_path, subset):
     back(one._policy_step(x, outputs[:16], noise, actions.detach(), weights, torch.tensor([alpha])))
     for p, wanted in zip(one.policy.pi.parameters(), expected, strict=True):
         assert torch.allclose(p.grad, wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_the_step_in_numpy_is_that_in_torch(tmp_path, activation):
+    sides = [learner(tmp_path / side, temperature_init=0.3, activation=activation) for side in ("numpy", "torch")]
+    assert sides[0]._computes_plainly
+    sides[1]._computes_plainly = False
+    rng, weights = np.random.default_rng(0), torch.tensor([1.0, 0.5, 0.0])
+    for act in (True, False):
+        x, next_x, actions, rewards = (
+            torch.from_numpy(rng.standard_normal((16, n)).astype(np.float32)) for n in (5, 5, 3, 3)
+        )
+        share = torch.from_numpy(rng.uniform(size=(16, 3)).astype(np.float32))
+        goes_on = torch.from_numpy((rng.random((16, 1)) < 0.7).astype(np.float32))
+        batch = Transitions(x, next_x, actions, rewards, share, goes_on)
+        noise = rng.standard_normal((32, 3), dtype=np.float32)
+        found = [one._step(batch, noise, weights, act=act) for one in sides]
+        assert found[0].keys() == found[1].keys() >= ({"entropy"} if act else set())
+        for name, value in found[0].items():
+            assert float(value) == pytest.approx(float(found[1][name]), rel=1e-5), name
+        assert torch.allclose(sides[0]._values, sides[1]._values, atol=1e-6)
+        for part in ("critic", "policy"):
+            ours, theirs = (one.optimizers[part].flat.grad for one in sides)
+            assert theirs.abs().max() > 1e-3
+            assert torch.allclose(ours, theirs, atol=1e-6), part
 
 
 def test_the_temperature_follows_the_entropy(tmp_path):

@@ -315,7 +315,7 @@ class ControlCollector:
             inputs, log_probs, values, next_values, chunks = _evaluated(
                 policy, self.heads, acted, done, lost, self._micro
             )
-        rewards = _rows(acted.columns["rewards"])
+        rewards, lives = _rows(acted.columns["rewards"]), _rows(acted.columns["life_lost"])
         copies = np.arange(self.world.num_envs, dtype=np.int64)
         fresh, self._fresh = self._fresh, False
         learned = self._curriculum_metrics()
@@ -344,6 +344,7 @@ class ControlCollector:
             ends=_ends(acted, self.world.resetting) if self._replayed else (),
             kept={name: _rows([one[name] for one in acted.kept]) for name in (acted.kept[0] if acted.kept else ())},
             intervened=mask & ~lost & _rows(acted.columns["intervened"]) if self.world.interventions.reported else None,
+            life_lost=lives & mask & ~lost if lives.any() else None,
         )
 
     @torch.no_grad()
@@ -628,7 +629,7 @@ class _Acted:
     """A rollout of B copies while it is collected, over T steps.
 
     Attributes:
-        columns: T times (B,) of `FLAGS`, `rewards` and `intervened`.
+        columns: T times (B,) of `FLAGS`, `rewards`, `intervened` and `life_lost`.
         ends: (step, copy) to the terminal observation of an episode.
         last: (B, ...) what the copies show after the last step.
         alive: T times (B,) where the one episode of a group's copy was not over.
@@ -641,7 +642,7 @@ class _Acted:
     """
 
     columns: dict[str, list[np.ndarray]] = field(
-        default_factory=lambda: {name: [] for name in (*FLAGS, "rewards", "intervened")}
+        default_factory=lambda: {name: [] for name in (*FLAGS, "rewards", "intervened", "life_lost")}
     )
     ends: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
     last: np.ndarray = field(default_factory=lambda: np.empty(0))

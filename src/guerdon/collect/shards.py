@@ -23,7 +23,7 @@ from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import CheckpointError
 from guerdon.policies.robots.robot import ControlInputs
 from guerdon.processes.clock import counted
-from guerdon.types import Chunks, Episode, Failure, FloatArray, Metrics, Rollout, Segment
+from guerdon.types import BoolArray, Chunks, Episode, Failure, FloatArray, Metrics, Rollout, Segment
 
 State = tuple[dict[str, Tensor], dict[str, Any]]
 """Tensors and JSON-able values of a collector."""
@@ -287,7 +287,8 @@ def joined(parts: Sequence[Rollout[Any]], inputs: Callable[[Sequence[Rollout[Any
         next_values=_of_sources(_each(parts, "next_values"), of_decisions),
         chunks=None if first.chunks is None else _chunks(parts, steps),
         group_ids=_stacked(_each(parts, "group_ids"), None),
-        intervened=_intervened(parts, steps),
+        intervened=_where(_each(parts, "intervened"), parts, steps),
+        life_lost=_where(_each(parts, "life_lost"), parts, steps),
         failures=_failures(parts, starts),
         segments=_placed(_each(parts, "segments"), starts),
         videos=None if first.videos is None else _placed([part.videos or () for part in parts], starts),
@@ -324,12 +325,12 @@ def _of_sources(parts: Sequence[Mapping[str, FloatArray]], steps: int | None) ->
     return {source: _stacked([part[source] for part in parts], steps) for source in parts[0]}
 
 
-def _intervened(parts: Sequence[Rollout[Any]], steps: int) -> Any:
-    """Where somebody else acted: nobody in parts that do not report it; None where none reports it."""
-    if all(part.intervened is None for part in parts):
+def _where(flags: Sequence[BoolArray | None], parts: Sequence[Rollout[Any]], steps: int) -> Any:
+    """Flags of the steps of all parts, False in parts that do not report them; None where none reports them."""
+    if all(one is None for one in flags):
         return None
-    helped = [np.zeros_like(part.mask) if part.intervened is None else part.intervened for part in parts]
-    return _stacked(helped, steps)
+    whole = [np.zeros_like(part.mask) if one is None else one for one, part in zip(flags, parts, strict=True)]
+    return _stacked(whole, steps)
 
 
 def _failures(parts: Sequence[Rollout[Any]], starts: Sequence[int]) -> tuple[tuple[int, int, Failure], ...]:

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adam import adam
 
 from guerdon.compute import distributed
 from guerdon.compute.finite import SkippedSteps
@@ -94,9 +93,10 @@ class FlatAdam:
         if learning_rate is not None:
             self.learning_rate = learning_rate
         steps, mean, square = self._moments.values()
-        with torch.no_grad(), _flushed():  # the function: `torch.optim.Adam.step` takes longer than the computation
-            adam(
-                [self.flat], [grad], [mean], [square], [], [steps], fused=True, amsgrad=False, beta1=0.9, beta2=0.999,
+        with torch.no_grad(), _flushed():  # `torch.optim.Adam.step` takes longer than what it calls
+            steps.add_(1)
+            torch._fused_adam_(  # type: ignore[attr-defined]
+                [self.flat], [grad], [mean], [square], [], [steps], amsgrad=False, beta1=0.9, beta2=0.999,
                 lr=self.learning_rate, weight_decay=0.0, eps=self._eps, maximize=False,
             )  # fmt: skip
         return norm

@@ -222,17 +222,19 @@ class GroundTruth(RewardSource[Any]):
     Args:
         terms: how it counts.
         at_end: it is paid at the end of each row (an outcome).
+        clipped: the policy learns from its sign, as usual in Atari games; returns are those of the environment.
     """
 
-    def __init__(self, terms: SourceTerms, *, at_end: bool = False) -> None:
+    def __init__(self, terms: SourceTerms, *, at_end: bool = False, clipped: bool = False) -> None:
         super().__init__(terms)
-        self._at_end = at_end
+        self._at_end, self._clipped = at_end, clipped
 
     def measure(self, rollout: Rollout[Any], *, learn: bool = True) -> Rewards:
         """Read it; failures of responses that are not part of the rollout count, too."""
         return Rewards(
-            rollout.rewards,
+            np.sign(rollout.rewards) if self._clipped else rollout.rewards,
             rollout.failed,
+            returned=rollout.rewards if self._clipped else None,
             paid=last_valid(rollout.mask) if self._at_end else None,
             failures=rollout.failures,
             measured=rollout.measured,

@@ -75,7 +75,8 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     cluster = study.cluster if study.engine == "ray" else None
     reward_models = run_reward_models(cluster, runner, load_model, study.reward.scoring_shards, study.robot_sources)
     models = build_control_sources(study, reward_models)
-    own = GroundTruth(SourceTerms("env", algorithm.gamma, study.reward.env_weight()))
+    of_env = SourceTerms("env", algorithm.gamma, study.reward.env_weight())
+    own = GroundTruth(of_env, clipped=getattr(study.env, "atari", False))
     sources: dict[str, RewardSource[Any]] = {"env": own, **models}
     terms = {name: sources[name].terms for name in study.reward.weights()}
     collector = _collector(study, cluster, _heads(algorithm, terms), models)

@@ -243,11 +243,16 @@ def _with_combined(
     """Rewards of every source and their weighted sum; and where each of them is missing."""
     combined, missing = np.zeros(mask_B_T.shape), np.zeros(mask_B_T.shape, dtype=np.bool_)
     for name, weight in weights.items():
-        combined += weight * rewards[name].values
+        combined += weight * _returned(rewards[name])
         if weight:
             missing |= rewards[name].failed
-    streams: dict[str, np.ndarray] = {name: r.values for name, r in rewards.items()} | {"combined": combined}
+    streams: dict[str, np.ndarray] = {name: _returned(r) for name, r in rewards.items()} | {"combined": combined}
     return streams, {name: r.failed for name, r in rewards.items()} | {"combined": missing}
+
+
+def _returned(rewards: Rewards) -> np.ndarray:
+    """(B, T) what returns are sums of."""
+    return rewards.values if rewards.returned is None else rewards.returned
 
 
 # The hacking alarm: a learned return rises while true success does not.
@@ -304,6 +309,8 @@ class RewardScaler:
     def update(self, rollout: Rollout[Inputs], rewards: Mapping[str, Rewards]) -> dict[str, float]:
         """Take in a rollout; the divisor of each source for it."""
         ends = rollout.done | lost_at(rollout)
+        if rollout.life_lost is not None:
+            ends |= rollout.life_lost
         inside = np.zeros_like(ends) if rollout.chunks is None or not self._by_chunk else rollout.chunks.slot > 0
         for name, gamma in self._gammas.items():
             if rollout.fresh:

@@ -481,7 +481,8 @@ def source_advantages(
             values_B_T=rollout.values.get(name),
             next_values_B_T=rollout.next_values.get(name),
         )
-    steps = Steps(rollout.mask, rollout.terminated, rollout.truncated, rollout.group_ids)
+    terminated = rollout.terminated if rollout.life_lost is None else rollout.terminated | rollout.life_lost
+    steps = Steps(rollout.mask, terminated, rollout.truncated, rollout.group_ids)
     if rollout.chunks is not None and settings.by_chunk:
         steps, sources = per_decision(rollout, steps, sources)
     return estimate_advantages(

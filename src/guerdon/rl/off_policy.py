@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +33,7 @@ from guerdon.rewards.refit import RefittedReward
 from guerdon.rewards.source import SourceTerms
 from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.replay import Replay, relabel, remember
+from guerdon.rl.sac_step import FixedNetwork, PlainNetworks, SeenParameter, gradient_step
 from guerdon.rl.sampling import DrawnRows, GoalRewards, Transitions, gathered, in_hindsight
 from guerdon.settings.off_policy import DQNSettings, ReplayAlgorithmSettings, SACSettings
 from guerdon.settings.policy import OwnPolicySettings
@@ -431,6 +433,9 @@ class SACLearner(ReplayLearner):
         self._pi = layers_of(policy.pi) if policy.encoder.acts_in_numpy else None
         self._layers, self._target_layers = self.critic.heads.layers(), self.target.heads.layers()
         self._ones = torch.ones(len(terms), device=policy.device)
+        self._networks: PlainNetworks | None = None
+        plain = self._pi is not None and self._pi.plain and self._layers.plain and self.critic.trunk is None
+        self._computes_plainly = plain and settings.num_subsample_critics is None
         own = settings.target_entropy
         self.target_entropy = float(-self.head.size if own is None else own)
         if self.target_entropy >= (most := self.head.size * math.log(2.0)):
@@ -459,6 +464,8 @@ class SACLearner(ReplayLearner):
     def _step(
         self, batch: Transitions, noise: FloatArray, weights_H: Tensor, *, act: bool
     ) -> dict[str, Tensor | float]:
+        if self._computes_plainly:
+            return self._plain_step(batch, noise, weights_H, act=act)
         temperature, count = self.temperature.log.detach().exp(), len(batch.actions)
         weights = torch.cat([weights_H[:-1], temperature])
         outputs, back = self._outputs(batch.x, batch.next_x)
@@ -476,6 +483,34 @@ class SACLearner(ReplayLearner):
             self._take("policy", 0.0)
             facts |= {"entropy": entropy, "temperature": temperature}
         return facts
+
+    def _plain_step(
+        self, batch: Transitions, noise: FloatArray, weights_H: Tensor, *, act: bool
+    ) -> dict[str, Tensor | float]:
+        """The same in numpy, as far as it is small."""
+        count = len(batch.actions)
+        if self._networks is None:
+            assert self._pi is not None
+            networks = self._pi.fixed(2 * count, count), *(one.fixed(count, count) for one in self._both)
+            self._networks = PlainNetworks(*networks)
+        weights = weights_H.numpy().copy()
+        weights[-1] = np.exp(self.temperature.log.detach().numpy()[0])
+        found = gradient_step(
+            self._networks, batch, noise, weights, self._gammas.numpy(), act=act,
+            update_critics=partial(self._take, "critic"),
+        )  # fmt: skip
+        self._values = torch.from_numpy(found.values)
+        if found.entropy is None:
+            return {"critic_loss": found.loss}
+        assert self.temperature.log.grad is not None
+        self.temperature.log.grad.fill_(found.entropy - self.target_entropy)
+        self._take("policy", 0.0)
+        return {"critic_loss": found.loss, "entropy": found.entropy, "temperature": float(weights[-1])}
+
+    @property
+    def _both(self) -> tuple[Layers, Layers]:
+        """Critics and targets."""
+        return self._layers, self._target_layers
 
     def _outputs(self, x: Any, next_x: Any) -> tuple[Tensor, Callable[[Tensor], object]]:
         """(2 N, O) of the policy's network at both observations, and what takes the gradient of the first N of them."""
@@ -634,17 +669,21 @@ class Layers:
         biases: (M, 1, O).
         norms: gains and shifts (M, 1, O) of the layer norm before each activation; empty: there is none.
         tanh: between the layers; False: ReLU.
+
+    Attributes:
+        plain: there is no layer norm, and they are on the CPU.
     """
 
     def __init__(
         self,
-        weights: Sequence[_Seen],
-        biases: Sequence[_Seen],
-        norms: Sequence[tuple[_Seen, _Seen]],
+        weights: Sequence[SeenParameter],
+        biases: Sequence[SeenParameter],
+        norms: Sequence[tuple[SeenParameter, SeenParameter]],
         *,
         tanh: bool,
     ) -> None:
         self._weights, self._biases, self._norms, self._tanh = weights, biases, norms, tanh
+        self.plain = not norms and weights[0].value.device.type == "cpu"
 
     def forward(self, x_N_I: Tensor, members: Tensor | None = None) -> tuple[Tensor, list[Kept]]:
         """(M, N, O) outputs, and what the gradients need.
@@ -654,7 +693,7 @@ class Layers:
             members: (m,) places of the networks that are wanted; None: all.
         """
 
-        def of(seen: _Seen) -> Tensor:
+        def of(seen: SeenParameter) -> Tensor:
             return seen.value if members is None else seen.value.index_select(0, members)
 
         count = len(self._weights[0].value) if members is None else len(members)
@@ -706,22 +745,21 @@ class Layers:
                 return torch.bmm(gradient, self._weights[0].value.mT).sum(0)
         return None
 
-
-class _Seen(NamedTuple):
-    """A parameter and its gradient, as layers take them."""
-
-    value: Tensor
-    grad: Tensor
+    def fixed(self, rows: int, learning: int) -> FixedNetwork:
+        """The same for batches of a fixed size, of which the first `learning` rows have gradients."""
+        return FixedNetwork(self._weights, self._biases, tanh=self._tanh, rows=rows, learning=learning)
 
 
-def _see(parameter: Tensor, *, turned: bool = False) -> _Seen:
+def _see(parameter: Tensor, *, turned: bool = False) -> SeenParameter:
     """A parameter; of a linear layer as one of one network, its weights turned."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     if parameter.ndim == 3:
-        return _Seen(parameter.detach(), parameter.grad)
+        return SeenParameter(parameter.detach(), parameter.grad)
     value, grad = parameter.detach(), parameter.grad
-    return _Seen(value.t()[None], grad.t()[None]) if turned else _Seen(value[None, None], grad[None, None])
+    return (
+        SeenParameter(value.t()[None], grad.t()[None]) if turned else SeenParameter(value[None, None], grad[None, None])
+    )
 
 
 def layers_of(network: nn.Module) -> Layers | None:

@@ -498,6 +498,8 @@ class Replay:
                         first[i, begin] = self._begin(i, shown[i, begin], actions_B_T_A.shape[2:], rollout.kept)
                     over, done = np.zeros((2, len(steps)), np.bool_)
                     over[-1], done[-1] = rollout.terminated[i, stop], rollout.done[i, stop]
+                    if rollout.life_lost is not None:
+                        over |= rollout.life_lost[i, steps]
                     after[i, steps] = self._extend(
                         i, np.concatenate([shown[i, begin + 1 : stop + 1], last[None]]), actions_B_T_A[i, steps], over,
                         done, reported[i, steps], intervened[i, steps],

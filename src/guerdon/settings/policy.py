@@ -51,6 +51,7 @@ class CNNPolicySettings(Settings):
     """A policy on pictures, and on numbers that are observed with them."""
 
     stored = True
+    left_out: ClassVar[frozenset[str]] = frozenset({"shared"})  # so that earlier folders resume
     type: Literal["cnn"] = Field("cnn", description="a network on pictures and on the numbers that are observed")
     channels: tuple[int, ...] = only_with((32, 64, 64), backbone=None, description="of the convolutions")
     backbone: str | None = Field(
@@ -61,6 +62,9 @@ class CNNPolicySettings(Settings):
     keys: tuple[str, ...] | None = KEYS
     hidden: tuple[Width, ...] = Field((256,), description="widths of the hidden layers after the convolutions")
     activation: Literal["tanh", "relu"] = Field("relu", description="between layers")
+    shared: bool = Field(
+        False, description="actor and critic share all layers but the last, as usual in Atari games; off: none"
+    )
     log_std_init: float = LOG_STD
     device: Device = Field(
         "cpu", description="where it computes and acts: auto (a GPU where there is one), cpu, cuda or cuda:1"

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from guerdon.config.loading import load
-from guerdon.config.tree import Tree
+from guerdon.config.tree import Tree, apply_overrides
 from guerdon.errors import ConfigError
+from guerdon.processes.progress import log_line
 from guerdon.settings.algorithm import ControlAlgorithmSettings, RobotAlgorithmSettings, TextAlgorithmSettings
 from guerdon.settings.aliases import guide_names
 from guerdon.settings.base import FolderName, Seed, Settings, folder_name, refuse
@@ -25,6 +26,7 @@ from guerdon.settings.cluster import ClusterSettings
 from guerdon.settings.collect import CollectSettings
 from guerdon.settings.data import DataSettings
 from guerdon.settings.evaluate import EvaluateSettings, EvaluateTextSettings, judges_text, on_own_family
+from guerdon.settings.known_environments import KnownRow, row_of, words_of
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.off_policy import ReplayAlgorithmSettings, RobotAlgorithm
 from guerdon.settings.other_trainers import hint_for
@@ -772,6 +774,8 @@ _ENVIRONMENT_ID = re.compile(r"(?:(?=.*-v\d+$)(?:.+[:/])?|[\w.]+:)([^:/]+)")
 def read_study_file(path: Path, overrides: Sequence[str] = (), *, resume: bool = False) -> Study:
     """A study file; or the study of a Gymnasium id or an environment class, with the environment's own reward.
 
+    A known id begins with its row of `known_environments`.
+
     Args:
         path: of the file, the id, or `module:Class`.
         overrides: dotted: `runner.seed=3`.
@@ -789,12 +793,57 @@ def read_study_file(path: Path, overrides: Sequence[str] = (), *, resume: bool =
         return load(Study, path, overrides)
     words = [f"env.task={path}", "env.type=gymnasium", "env.native_reward=dense", f"work_dir=runs/{named[1]}"]
     words.append("runner.best_episodes=100")
-    study = load(Study, None, [*words, *overrides], origin=str(path))
+    study, line = _study_of_id(words, overrides, str(path))
     if "experiment_name" not in study.runner.logger.model_fields_set:
         words.append(f"runner.logger.experiment_name={_folder_of_id(study)}")
-        study = load(Study, None, [*words, *overrides], origin=str(path))
+        study, line = _study_of_id(words, overrides, str(path))
     begun = study.runner.logger.folder / "config.yaml"
-    return load(Study, begun, overrides) if resume and begun.is_file() else study
+    if resume and begun.is_file():
+        return load(Study, begun, overrides)
+    if line:
+        log_line(line)
+    return study
+
+
+def _study_of_id(words: Sequence[str], overrides: Sequence[str], origin: str) -> tuple[Study, str]:
+    """The study of an id, and a line about its row of known environments; empty: it has none."""
+    section = apply_overrides(Tree(), overrides).data.get("algorithm")
+    row = row_of(origin, section.get("type") if isinstance(section, dict) else None)
+    if row is None:
+        return load(Study, None, [*words, *overrides], origin=origin), ""
+    return _study_of_row(row, words, overrides, origin)
+
+
+def _study_of_row(row: KnownRow, words: Sequence[str], overrides: Sequence[str], origin: str) -> tuple[Study, str]:
+    """The study of an id that begins with a row of known environments, and a line about it.
+
+    Settings of the row that do not go with the overrides are left out.
+
+    Args:
+        row: of the environment.
+        words: of its id.
+        overrides: take the place of what the row says.
+        origin: name of the id.
+
+    Raises:
+        ConfigError: what is wrong without the row, too.
+    """
+    settings = dict(row.settings)
+    if row.algorithm != "control":
+        settings["algorithm.type"] = row.algorithm
+    while True:
+        try:
+            study = load(Study, None, [*words, *words_of(settings), *overrides], origin=origin)
+        except ConfigError as error:
+            without = load(Study, None, [*words, *overrides], origin=origin)
+            if error.key not in settings:
+                said = str(error).partition("\n")[0]
+                return without, f"[settings] {origin}: those of the table are not used: {said}"
+            del settings[error.key]
+        else:
+            break
+    given = tuple(f"{text.partition('=')[0].strip()}." for text in overrides)
+    return study, row.line({key: value for key, value in settings.items() if not f"{key}.".startswith(given)})
 
 
 def _folder_of_id(study: Study) -> str:

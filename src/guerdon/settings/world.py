@@ -493,6 +493,10 @@ _GYMNASIUM_KEYS = {"max_episode_steps": "set env.max_episode_steps", "render_mod
 """Arguments of `gymnasium.make` that have a key of their own, or one value."""
 
 
+_ATARI_KEYS = {"frameskip": "atari acts at every fourth frame", "obs_type": "atari shows pictures of 84 x 84"}
+"""Arguments of a game of ALE that `env.atari` decides."""
+
+
 class GymnasiumSettings(_ReportsSuccess):
     """Any Gymnasium id, or a `gymnasium.Env` class in a module."""
 
@@ -507,6 +511,21 @@ class GymnasiumSettings(_ReportsSuccess):
         "disabled", description="Gymnasium's convention; only disabled resumes bit-exactly"
     )
     kwargs: dict[str, Any] = Field(default_factory=dict, description="passed to gymnasium.make")
+    atari: bool = Field(
+        False,
+        description="a game of ALE as usual: pictures of 84 x 84 of every fourth frame, frame_stack 4, FIRE where a "
+        "game waits for it; the policy learns from the signs of rewards, and as if a lost life ended the game, which "
+        "goes on. Returns are those of whole games (docs/environments.md)",
+    )
+    left_out: ClassVar[frozenset[str]] = frozenset({"show_as", "atari"})  # so that earlier folders resume
+
+    @model_validator(mode="before")
+    @classmethod
+    def _atari_stacks(cls, given: Any) -> Any:
+        """With `atari` four moments, where nothing else is said."""
+        if isinstance(given, dict) and given.get("atari") is True:
+            return {"frame_stack": 4, **given}
+        return given
 
     @model_validator(mode="before")
     @classmethod
@@ -546,6 +565,8 @@ class GymnasiumSettings(_ReportsSuccess):
     @model_validator(mode="after")
     def _fits_gymnasium(self) -> Self:
         _refuse_taken(_GYMNASIUM_KEYS, self.kwargs)
+        if self.atari:
+            self._check_atari()
         if self.autoreset_mode != "disabled" and self.end_on_success:
             raise ConfigError.about("end_on_success", "needs autoreset_mode: disabled")
         used = [key for key in ("use_curriculum", "task_ids", "intervene_after") if getattr(self, key)]
@@ -555,6 +576,17 @@ class GymnasiumSettings(_ReportsSuccess):
         if self.autoreset_mode != "disabled" and self.vectorization == "async":
             raise ConfigError.about("vectorization", "async begins episodes anew, which needs autoreset_mode: disabled")
         return self
+
+    def _check_atari(self) -> None:
+        """Refuse environments that are no games of ALE, and keys that would do nothing with `atari`."""
+        for task in self.task_names:
+            if not task.startswith("ale_py:"):
+                raise ConfigError.about("atari", f"is about games of ALE, such as ALE/Pong-v5, and not about {task}")
+        _refuse_taken(_ATARI_KEYS, self.kwargs)
+        if self.native_reward != "dense":
+            raise ConfigError.about(
+                "native_reward", "must be dense with atari: games of ALE report no success, only points"
+            )
 
 
 class OwnWorldSettings(_ReportsSuccess):

@@ -531,6 +531,7 @@ def gymnasium_id(settings: GymnasiumSettings, copies: int, seed: int) -> EnvPart
         kwargs=dict(settings.kwargs),
         frame_stack=settings.frame_stack,
         show_as=settings.show_as,
+        atari=settings.atari,
     )
     env.proprioception = getattr(env.unwrapped.envs[0].unwrapped, "proprioception", None)
     return env, RenderEye(env, settings.frame_size), settings.task

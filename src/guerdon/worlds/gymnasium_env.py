@@ -23,6 +23,7 @@ from guerdon.processes.progress import log_once
 from guerdon.settings.gymnasium_ids import GAMES, time_limit
 from guerdon.settings.world import GUARD
 from guerdon.types import BoolArray, ByteArray
+from guerdon.worlds.atari import atari_game
 from guerdon.worlds.camera import choose_headless_backend, close_at_exit
 from guerdon.worlds.eye import stacked
 from guerdon.worlds.resets import CopiesVectorEnv, CopyEnv
@@ -90,7 +91,8 @@ def gymnasium_errors(error: type[GuerdonError], what: str) -> Iterator[None]:
         if not isinstance(exc.__cause__, gymnasium.error.DependencyNotInstalled):
             raise
         said = re.sub(r"gymnasium\[(classic[-_]control|mujoco)\]", "guerdon[gymnasium]", str(exc))
-        said = said.replace("gymnasium[box2d]", "guerdon[games]").replace("`pip install swig` followed by ", "")
+        said = re.sub(r"gymnasium\[(box2d|other)\]", "guerdon[games]", said)
+        said = said.replace("`pip install swig` followed by ", "")
         raise MissingDependencyError(said) from exc.__cause__
 
 
@@ -136,6 +138,7 @@ def make_gymnasium_env(
     kwargs: dict[str, Any] | None = None,
     frame_stack: int = 1,
     show_as: ShowAs | None = None,
+    atari: bool = False,
 ) -> gymnasium.vector.VectorEnv:
     """N copies of a registered environment that can draw itself.
 
@@ -148,6 +151,7 @@ def make_gymnasium_env(
         kwargs: passed to the environment.
         frame_stack: moments that are observed at once.
         show_as: what arrays are, see `plain`.
+        atari: a game of ALE, prepared as in `guerdon.worlds.atari`.
 
     Raises:
         ConfigError: the id is not registered, or its observations or actions are of another kind than `plain` takes.
@@ -156,7 +160,8 @@ def make_gymnasium_env(
 
     def one(index: int) -> gymnasium.Env:
         extra = {} if max_episode_steps is None else {"max_episode_steps": max_episode_steps}
-        env = _made(env_id, {**extra, **(kwargs or {})})
+        arguments = {**extra, **(kwargs or {})}
+        env = atari_game(env_id, _made, arguments) if atari else _made(env_id, arguments)
         if autoreset != "disabled" and not limited(env):
             env = gymnasium.wrappers.TimeLimit(env, GUARD)
         if _gymnasium_own(env_id) in _GOALS:

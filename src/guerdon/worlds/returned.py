@@ -29,6 +29,8 @@ NOT_FINITE = f"{MARK}not_finite"
 """Of a copy: the name of the part of its observation that is not finite."""
 OUTSIDE = f"{MARK}outside "
 """Begins a key whose value of a copy is a number outside of the declared space; the rest says of which part."""
+LIFE_LOST = f"{MARK}life_lost"
+"""Of a copy: a life was lost, which ends the task for who learns, and the game goes on."""
 LARGEST = np.float64(np.finfo(np.float32).max)
 _CLOSE = 1e-5  # of a bound, for rounding to float32
 _SIDE = 8  # pixels of the smaller side of a picture, at least
@@ -205,11 +207,16 @@ def _replaced(observation: Any, path: tuple[Any, ...], value: np.ndarray) -> Any
 
 def not_finite_in(info: Mapping[str, Any], copies: int) -> BoolArray:
     """(B,) the copies whose observation is marked as not finite."""
-    marks = info.get(NOT_FINITE)
+    return marked_in(info, NOT_FINITE, copies)
+
+
+def marked_in(info: Mapping[str, Any], mark: str, copies: int) -> BoolArray:
+    """(B,) the copies with a mark."""
+    marks = info.get(mark)
     if marks is None:
         return np.zeros(copies, np.bool_)
     marked = np.array([bool(one) for one in marks], np.bool_)
-    return np.asarray(marked & np.broadcast_to(info.get(f"_{NOT_FINITE}", True), copies))
+    return np.asarray(marked & np.broadcast_to(info.get(f"_{mark}", True), copies))
 
 
 def not_finite_parts(info: Mapping[str, Any], copies: int) -> np.ndarray:

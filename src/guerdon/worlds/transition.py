@@ -32,6 +32,7 @@ class Transition:
         mask: (B,) bool, False where no action was taken because the copy was resetting.
         actions: (B, A) that were executed: the policy's within the bounds of the action space, somebody else's as the
             environment reports them; empty after a reset.
+        life_lost: (B,) bool, where the task is over for who learns, and the episode goes on (a lost life of a game).
         kept: name to (B, ...) float64 of the values of `info` that are kept for rewards of other goals.
         intervened: (B,) bool, where somebody else's action was executed in place of the policy's.
         looks: copy index to look, taken after the action (of the terminal moment where an episode ended).
@@ -54,6 +55,7 @@ class Transition:
     mask: BoolArray
     actions: np.ndarray
     intervened: BoolArray
+    life_lost: BoolArray
     looks: dict[int, Any] = field(default_factory=dict)
     first_looks: dict[int, Any] = field(default_factory=dict)
     failures: Mapping[int, Failure] = field(default_factory=dict)

@@ -28,7 +28,17 @@ from guerdon.worlds.interventions import Interventions
 from guerdon.worlds.kept_info import KeptInfo
 from guerdon.worlds.observation import ObservationSpec, columns_as_rows
 from guerdon.worlds.resets import NON_FINITE, ActionHistory, Resets, closed, finite_rows, in_step, step_all
-from guerdon.worlds.returned import MARK, Declared, Outside, brightest, not_finite_in, not_finite_parts, with_marks
+from guerdon.worlds.returned import (
+    LIFE_LOST,
+    MARK,
+    Declared,
+    Outside,
+    brightest,
+    marked_in,
+    not_finite_in,
+    not_finite_parts,
+    with_marks,
+)
 from guerdon.worlds.starts import Curriculum, Playing
 from guerdon.worlds.success import SUCCESS_KEYS, own_readers, success_from_info, unreported
 from guerdon.worlds.transition import FramesDue, Transition, among, with_finals
@@ -218,7 +228,7 @@ class World:
             rewards=np.zeros(self.num_envs, dtype=np.float32),
             own_rewards=np.zeros(self.num_envs, dtype=np.float32),
             terminated=nothing, truncated=nothing, success=nothing, success_known=nothing, mask=nothing,
-            actions=np.zeros(0, np.float32), intervened=nothing,
+            actions=np.zeros(0, np.float32), intervened=nothing, life_lost=nothing,
             first_looks=self._captured(np.ones(self.num_envs, np.bool_) if capture is None else capture),
             failed_resets=self._resets.take_failures(),
         )  # fmt: skip
@@ -343,6 +353,7 @@ class World:
             own_rewards=np.where(mask, rewards, 0).astype(np.float32),
             terminated=terminated, truncated=truncated, success=success, success_known=known, mask=mask,
             actions=actions, intervened=intervened,
+            life_lost=marked_in(info, LIFE_LOST, self.num_envs) & mask & ~done,
             looks={i: look for i, look in looks.items() if i not in failures},
             first_looks=self._captured(fresh) if capture_ends else {},
             failures=failures,

@@ -1,7 +1,8 @@
 """Control policies: networks on what a world shows, a head that makes actions of them, a value head per reward source.
 
 Acting happens thousands of times a second on a handful of rows, so a policy that sees numbers alone acts through plain
-numpy copies of its weights; everything that needs gradients goes through torch. Actor and critic share nothing.
+numpy copies of its weights; everything that needs gradients goes through torch. Actor and critic share nothing, but
+with `policy.shared` all layers except for the last.
 
     policy = build_policy(settings, observation_shape, action_space, sources=["env"], seed=0)
     actions_B_A = policy.actor().act(observations_B_S, rng).values
@@ -84,7 +85,7 @@ class StateInputs:
     """N steps of a control policy, ready for its networks.
 
     Attributes:
-        observations: as the networks take them (`ControlPolicy.prepare`).
+        observations: as the networks take them (`ControlPolicy.prepare`); with `policy.shared` see `Encoder.unscaled`.
         actions: (N, A) records of the head.
         allowed: (N, O) bool, values of discrete actions that were allowed; None: all.
     """
@@ -144,18 +145,27 @@ class ControlPolicy(RobotPolicy):
         self.head: Head = self._head(actions, units, algorithm)
         self.pi = self.encoder.network(self.head.outputs, last_gain=0.01)
         critic = bool(sources) and algorithm != "dqn"
-        self.vf = self.encoder.network(len(sources), last_gain=1.0) if critic else None
-        self.aux: nn.Module | None = None
-        if auxiliary:
-            last = self.pi[-1] if isinstance(self.pi, nn.Sequential) and len(self.pi) > 1 else None
-            if not isinstance(last, nn.Linear):
-                raise ConfigError.about(
-                    "algorithm.auxiliary_losses",
-                    "needs a network whose last layer is linear, behind others, in one "
-                    f"nn.Sequential; policy.type {settings.type} makes another",
-                )
-            self.aux = orthogonal(nn.Linear(last.in_features, len(auxiliary)), 1.0)
+        self.shared: bool = getattr(settings, "shared", False)
+        if self.shared and not critic:
+            raise ConfigError.about("policy.shared", "would do nothing: this policy has no critic; remove it")
+        self.vf: nn.Module | None = None
+        if self.shared:
+            self.vf = self._behind_actor(len(sources), "policy.shared")
+        elif critic:
+            self.vf = self.encoder.network(len(sources), last_gain=1.0)
+        self.aux = self._behind_actor(len(auxiliary), "algorithm.auxiliary_losses") if auxiliary else None
         self.to(self.device)
+
+    def _behind_actor(self, outputs: int, key: str) -> nn.Module:
+        """A linear layer on what the last layer of the actor looks at; `key` asks for it."""
+        last = self.pi[-1] if isinstance(self.pi, nn.Sequential) and len(self.pi) > 1 else None
+        if not isinstance(last, nn.Linear):
+            raise ConfigError.about(
+                key,
+                "needs a network whose last layer is linear, behind others, in one "
+                f"nn.Sequential; policy.type {self.settings.type} makes another",
+            )
+        return orthogonal(nn.Linear(last.in_features, outputs), 1.0)
 
     def _head(self, actions: int | tuple[int, ...], units: ActionUnits | None, algorithm: str) -> Head:
         """What makes actions of the outputs of the network."""
@@ -224,6 +234,9 @@ class ControlPolicy(RobotPolicy):
         """(N, K) value of each source at prepared observations."""
         if self.vf is None:
             raise ConfigError("this policy was built without a critic")
+        if self.shared:
+            assert isinstance(self.pi, nn.Sequential)
+            x = self.pi[:-1](x)
         value: Tensor = self.vf(x)
         return value
 
@@ -235,7 +248,7 @@ class ControlPolicy(RobotPolicy):
         """The steps of a rollout with observations as the networks take them."""
         allowed = self.encoder.allowed(inputs.observations)
         return StateInputs(
-            self.prepare(inputs.observations),
+            self.encoder.unscaled(inputs.observations) if self.shared else self.prepare(inputs.observations),
             torch.from_numpy(inputs.actions).to(self.device),
             None if allowed is None else torch.from_numpy(np.ascontiguousarray(allowed)).to(self.device),
         )
@@ -250,28 +263,37 @@ class ControlPolicy(RobotPolicy):
 
         The entropy is a scalar where it is the same at every step, else (N, 1).
         """
-        x, auxiliary = inputs.observations, None
-        if self.aux is None:
+        x, auxiliary, values = inputs.observations, None, None
+        if self.aux is None and not self.shared:
             mean = self.action_mean(x)
         else:
             assert isinstance(self.pi, nn.Sequential)
-            features = self.pi[:-1](x)
-            mean, auxiliary = self.pi[-1](features), self.aux(features)[:, None]
+            features = self.pi[:-1](self.encoder.scaled(x) if self.shared else x)
+            mean = self.pi[-1](features)
+            auxiliary = None if self.aux is None else self.aux(features)[:, None]
+            values = self.vf(features)[:, None] if self.shared and self.vf is not None else None
+        if self.vf is not None and values is None:
+            values = self.value(x)[:, None]
         spread = None
         if entropy and isinstance(self.head, Gaussian | Categorical):  # learners of the others do not ask for it
             spread = self.head.entropy(mean, inputs.allowed)
         return Evaluated(
             self.head.log_prob(mean, inputs.actions, inputs.allowed)[:, None],
             spread if spread is None or not spread.ndim else spread[:, None],
-            None if self.vf is None else self.value(x)[:, None],
+            values,
             auxiliary,
         )
 
     @torch.no_grad()
     def evaluate_all(self, inputs: StateInputs, *, micro: int) -> Evaluated:
-        """`evaluate` without gradients, all steps at once: control policies are small."""
-        found = self.evaluate(inputs)
-        return Evaluated(found.log_probs.cpu(), values=None if found.values is None else found.values.cpu())
+        """`evaluate` without gradients; all steps at once but with `policy.shared`: others are small."""
+        parts = [inputs]
+        if self.shared and len(inputs):
+            parts = [inputs.take(rows) for rows in np.array_split(np.arange(len(inputs)), -(-len(inputs) // micro))]
+        found = [self.evaluate(one) for one in parts]
+        values = [one.values.cpu() for one in found if one.values is not None]
+        log_probs = torch.cat([one.log_probs.cpu() for one in found])
+        return Evaluated(log_probs, values=torch.cat(values) if values else None)
 
     def actor(self) -> Actor | ControlPolicy:
         """A copy in numpy to act with, of networks on numbers; pictures and networks of users go through torch."""
