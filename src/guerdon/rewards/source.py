@@ -221,7 +221,7 @@ class GroundTruth(RewardSource[Any]):
 
     Args:
         terms: how it counts.
-        at_end: it is paid at the end of each row (an outcome).
+        at_end: it is paid at the end of each row (an outcome), but for conversations whose turns are paid.
     """
 
     def __init__(self, terms: SourceTerms, *, at_end: bool = False) -> None:
@@ -230,10 +230,12 @@ class GroundTruth(RewardSource[Any]):
 
     def measure(self, rollout: Rollout[Any], *, learn: bool = True) -> Rewards:
         """Read it; failures of responses that are not part of the rollout count, too."""
+        last = last_valid(rollout.mask)
+        at_end = self._at_end and not (rollout.conversations and (rollout.rewards[~last] != 0).any())
         return Rewards(
             rollout.rewards,
             rollout.failed,
-            paid=last_valid(rollout.mask) if self._at_end else None,
+            paid=last if at_end else None,
             failures=rollout.failures,
             measured=rollout.measured,
             greedy=None if rollout.greedy is None else self.measure(rollout.greedy),

@@ -1,0 +1,145 @@
+"""Parts of conversations for tests: tools, a world, an engine with given replies, a program that calls the model."""
+
+import json
+import os
+import sys
+import time
+
+import numpy as np
+
+from guerdon.collect.agents import WorldStep
+from guerdon.errors import ToolFailure
+from guerdon.policies.batches.tokens import response_ids, token_batch
+from guerdon.policies.language.generate import Generation
+from guerdon.types import Failure
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: the first
+        b: the second
+    """
+    return a + b
+
+
+def misbehave(how: str) -> str:
+    """Do what no tool should.
+
+    Args:
+        how: raise, fail, die, hang or long
+    """
+    if how == "raise":
+        raise ValueError("no such page")
+    if how == "fail":
+        raise ToolFailure("the index is down")
+    if how == "die":
+        os._exit(3)
+    if how == "hang":
+        time.sleep(600)
+    return "x" * 500
+
+
+def untyped(a):
+    """Return what it was given."""
+    return a
+
+
+def silent(a: int) -> int:
+    return a
+
+
+number = 3
+
+
+class Counting:
+    """Say `1` in the first turn to go on, then `1` again to win; each `1` in the first turn is paid `early`."""
+
+    def __init__(self, early: float = 0.25, paid: bool = True, broken: str = "") -> None:
+        self.early, self.paid, self.broken, self.turn = early, paid, broken, 0
+
+    def reset(self, row):
+        if self.broken == "reset":
+            raise RuntimeError("no game")
+        return WorldStep(row["messages"], state="start")
+
+    def step(self, message):
+        self.turn += 1
+        right = message["content"].startswith("1")
+        if self.turn == 1 and right:
+            return WorldStep(({"role": "user", "content": "b"},), self._reward(self.early), state="second")
+        if self.broken == "outcome":
+            return WorldStep(done=True, outcome=Failure("game_lost", "the game ended"))
+        won = float(self.turn == 2 and right)
+        return WorldStep((), self._reward(won), done=True, outcome=won)
+
+    def _reward(self, value):
+        return value if self.paid else None
+
+
+class Says:
+    """An engine whose replies a function of the prompt's text and the numbers drawn gives; None is a reply cut off."""
+
+    def __init__(self, tokenizer, write):
+        self.tokenizer, self.write, self.rounds, self.drawn = tokenizer, write, [], []
+
+    def sync(self, weights=None, version=None):
+        pass
+
+    def rest(self):
+        pass
+
+    def generate(self, prompts, n_per_prompt, *, max_new_tokens, rng=None, greedy=False, keys=None):
+        self.rounds.append(len(prompts))
+        numbers = [0.0] * len(prompts) if rng is None else [one.random() for one in rng]
+        self.drawn.append(numbers)
+        responses, finished = [], []
+        for prompt, u in zip(prompts, numbers, strict=True):
+            text = self.write(self.tokenizer.decode(prompt.tolist()), u)
+            ids = response_ids(self.tokenizer, "0" * max_new_tokens if text is None else text)
+            responses.append(ids[:max_new_tokens])
+            finished.append(text is not None and len(ids) <= max_new_tokens)
+        batch = token_batch(prompts, responses, np.array(finished), pad_id=0)
+        return Generation(batch, np.where(batch.mask_B_T, np.float32(-1), np.float32(0)))
+
+
+def program(how):
+    """A program that leads a conversation with nothing but the standard library."""
+    from urllib.error import HTTPError
+    from urllib.request import Request, urlopen
+
+    row = json.loads(sys.stdin.readline())
+    messages = row["messages"]
+
+    def ask(**more):
+        body = {"model": os.environ["OPENAI_MODEL"], "messages": messages, **more}
+        headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+        request = Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", json.dumps(body).encode(), headers)
+        try:
+            with urlopen(request) as reply:
+                return json.load(reply)["choices"][0]
+        except HTTPError as error:
+            return json.load(error)["error"]
+
+    if how == "exit":
+        sys.exit("broken on purpose")
+    if how == "hang":
+        time.sleep(600)
+    said = []
+    turns = {"two": 2, "many": 9}.get(how, 1)
+    for _ in range(turns):
+        time.sleep(float(row["id"][-1]) / 100 if how == "two" else 0.0)
+        choice = ask()
+        if "code" in choice:
+            sys.exit(choice["code"])
+        said.append(choice["message"]["content"])
+        messages += [choice["message"], {"role": "user", "content": "b"}]
+    print("a line that is no result")
+    if how == "two":
+        rewards = [float(text.startswith("1")) for text in said]
+        print(json.dumps({"reward": sum(rewards) / 2, "rewards": rewards, "success": rewards == [1.0, 1.0]}))
+
+
+if __name__ == "__main__":
+    program(sys.argv[1])
