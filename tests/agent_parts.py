@@ -1,4 +1,4 @@
-"""Parts of conversations for tests: tools, a world, an engine with given replies, a program that calls the model."""
+"""Parts of conversations for tests: a world, an engine with given replies, a program that calls the model."""
 
 import json
 import os
@@ -8,49 +8,9 @@ import time
 import numpy as np
 
 from guerdon.collect.agents import WorldStep
-from guerdon.errors import ToolFailure
 from guerdon.policies.batches.tokens import response_ids, token_batch
 from guerdon.policies.language.generate import Generation
 from guerdon.types import Failure
-
-
-def add(a: int, b: int) -> int:
-    """Add two numbers.
-
-    Args:
-        a: the first
-        b: the second
-    """
-    return a + b
-
-
-def misbehave(how: str) -> str:
-    """Do what no tool should.
-
-    Args:
-        how: raise, fail, die, hang or long
-    """
-    if how == "raise":
-        raise ValueError("no such page")
-    if how == "fail":
-        raise ToolFailure("the index is down")
-    if how == "die":
-        os._exit(3)
-    if how == "hang":
-        time.sleep(600)
-    return "x" * 500
-
-
-def untyped(a):
-    """Return what it was given."""
-    return a
-
-
-def silent(a: int) -> int:
-    return a
-
-
-number = 3
 
 
 class Counting:

@@ -9,7 +9,8 @@ from agent_parts import Says
 from guerdon.collect.agents import Moment, Request, ToolAgent, agent_of
 from guerdon.collect.conversations import CUT, ConversationLoop, arrays_of
 from guerdon.collect.text import Sampler, conversation_rows, join_shards, take
-from guerdon.policies.batches.tokens import stop_ids
+from guerdon.policies.batches.dialogues import tool_form
+from guerdon.policies.batches.tokens import prompt_ids, stop_ids
 from guerdon.policies.language.tiny_text import byte_tokenizer
 from guerdon.settings.agent import OwnAgentSettings, ToolAgentSettings
 from guerdon.settings.data import FilesDataSettings
@@ -24,7 +25,7 @@ PROMPTS = [Prompt(f"row{k}", ({"role": "user", "content": f"{k} + 1?"},), str(k 
 
 def settings(**given):
     base = {
-        "train_files": "unread.jsonl", "verifier": "numeric", "max_response_length": 120, "train_batch_size": 2,
+        "train_files": "unread.jsonl", "verifier": "numeric", "max_response_length": 200, "train_batch_size": 2,
         "n_samples": 2, "filter_accuracy": False, "filter_truncated": False, "unparsable": "wrong",
     }  # fmt: skip
     return FilesDataSettings(**{**base, **given})
@@ -56,7 +57,7 @@ def asks_twice(prompt, u):
 @pytest.fixture(scope="module")
 def tools():
     chosen = ToolAgentSettings(
-        tools=("agent_parts:add", "agent_parts:misbehave"), calls_at_once=2, call_timeout=3.0, max_turns=3,
+        tools=("agent_functions:add", "agent_functions:misbehave"), calls_at_once=2, call_timeout=4.0, max_turns=3,
         max_result_tokens=50,
     )  # fmt: skip
     agent = ToolAgent(chosen)
@@ -110,18 +111,24 @@ def test_numbers_belong_to_the_conversation_and_the_call(tools):
     assert greedy._engine.drawn == [[0.0], [0.0]]
 
 
+def asks_once(prompt, u):
+    return "4" if prompt.count("<tool_response>\n") > 1 else call("add", a=1, b=2)
+
+
 LIMITS = [
     ({"max_turns": 1}, {}, None, True, 1), ({}, {"max_response_length": 20}, None, True, 1),
-    ({"max_tokens": 70}, {}, None, True, 2), ({}, {}, 420, True, 1), ({}, {}, 9000, False, 2),
+    ({"max_tokens": 73}, {}, None, True, 2), ({}, {}, 0, True, 1), ({}, {}, 300, False, 2),
 ]  # fmt: skip
 
 
-@cases("agent_given, data_given, room, truncated, turns", LIMITS)
-def test_limits_end_conversations(tools, agent_given, data_given, room, truncated, turns):
+@cases("agent_given, data_given, more_room, truncated, turns", LIMITS)
+def test_limits_end_conversations(tools, agent_given, data_given, more_room, truncated, turns):
     chosen, agent = tools
-    own = chosen.model_copy(update=agent_given)
-    loop = loop_of(asks_twice, agent, own, settings(**data_given), room)
-    (one,) = loop.lead(PROMPTS[:1], root=1)
+    own, data = chosen.model_copy(update=agent_given), settings(**data_given)
+    shown, functions = tool_form(TOKENIZER).shown(PROMPTS[0].messages, agent.schemas)
+    first = len(prompt_ids(TOKENIZER, shown, functions)) + data.max_response_length
+    room = None if more_room is None else first + more_room
+    (one,) = loop_of(asks_once, agent, own, data, room).lead(PROMPTS[:1], root=1)
     assert (one.truncated, len(one.calls), one.failure) == (truncated, turns, None)
 
 

@@ -11,7 +11,7 @@ from tables import cases
 @pytest.fixture(scope="module")
 def tools():
     with Tools(
-        ["agent_parts:add", "agent_parts:misbehave", "calculator", "python"], call_timeout=3.0, calls_at_once=1
+        ["agent_functions:add", "agent_functions:misbehave", "calculator", "python"], call_timeout=4.0, calls_at_once=1
     ) as found:
         yield found
 
@@ -72,10 +72,10 @@ def test_calculator(expression, value):
 
 
 REFUSED = [
-    (["agent_parts:untyped"], "has no types or no description"),
-    (["agent_parts:silent"], "agent_parts:silent has no docstring"),
+    (["agent_functions:untyped"], "has no types or no description"),
+    (["agent_functions:silent"], "agent_functions:silent has no docstring"),
     (["agent_parts:Counting"], "is a type, not a function"),
-    (["agent_parts:add", "operator:add"], "operator:add has no types|two functions are called add"),
+    (["agent_functions:add", "operator:add"], "operator:add has no types|two functions are called add"),
 ]
 
 
@@ -89,9 +89,9 @@ NAMES = [
     ([], "at least 1 item"),
     (["calculator", "calculator"], "calculator is named twice"),
     (["calculater"], "unknown tool 'calculater'.*did you mean 'calculator'"),
-    (["agent_parts:nothing"], "there is no nothing in agent_parts"),
+    (["agent_functions:nothing"], "there is no nothing in agent_functions"),
     (["no_such_module:f"], "there is no module no_such_module"),
-    (["agent_parts:number"], "is a int and cannot be called"),
+    (["agent_functions:number"], "is a int and cannot be called"),
 ]
 
 

@@ -124,12 +124,12 @@ class Tools:
         self._parameters = {t["function"]["name"]: t["function"].get("parameters", {}) for t in self.schemas}
         self._timeout = call_timeout
         self._pool = SubprocessPool(
-            [sys.executable, "-m", "guerdon.tasks.tools", str(call_timeout)],
+            [sys.executable, "-m", "guerdon.tasks.tools", str(call_timeout), *names],
             workers=calls_at_once,
             once=True,
             start_seconds=_START_SECONDS,
             description="process of tools",
-            environment=dict(os.environ),
+            environment={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
@@ -284,10 +284,15 @@ def _answer(request: Mapping[str, Any], programs: _Programs) -> dict[str, Any]:
     return {"text": text}
 
 
-def _main(call_timeout: float) -> None:
+def _main(call_timeout: float, names: Sequence[str]) -> None:
     programs = _Programs(call_timeout)
-    answer_requests(lambda request: _answer(request, programs), alarm=call_timeout + _LATER)
+
+    def prepare() -> None:
+        for name in names:
+            TOOLS.factory(name)
+
+    answer_requests(lambda request: _answer(request, programs), alarm=call_timeout + _LATER, prepare=prepare)
 
 
 if __name__ == "__main__":
-    _main(float(sys.argv[1]))
+    _main(float(sys.argv[1]), sys.argv[2:])
