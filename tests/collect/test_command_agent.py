@@ -23,7 +23,7 @@ from guerdon.settings.data import FilesDataSettings
 from guerdon.tasks.prompts import Prompt
 from tables import cases
 
-PROGRAM = str(Path(__file__).parent.parent / "agent_parts.py")
+PROGRAM = str(Path(__file__).parent.parent / "agent_program.py")
 TOKENIZER = byte_tokenizer()
 DATA = FilesDataSettings(train_files="unread.jsonl", max_response_length=40)
 PROMPTS = [Prompt(f"row{k}", ({"role": "user", "content": "a"},), "1", "letters") for k in range(4)]

@@ -92,7 +92,9 @@ class Endpoint:
         self._names: dict[int, str] = {}
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.endpoint = self
-        self._thread = threading.Thread(target=self._server.serve_forever, name="guerdon.endpoint", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), name="guerdon.endpoint", daemon=True
+        )
         self._thread.start()
 
     def open(self, number: int) -> tuple[str, str]:
