@@ -117,7 +117,7 @@ def asks_once(prompt, u):
 
 LIMITS = [
     ({"max_turns": 1}, {}, None, True, 1), ({}, {"max_response_length": 20}, None, True, 1),
-    ({"max_tokens": 73}, {}, None, True, 2), ({}, {}, 0, True, 1), ({}, {}, 300, False, 2),
+    ({"max_tokens": 71}, {}, None, True, 2), ({}, {}, 0, True, 1), ({}, {}, 300, False, 2),
 ]  # fmt: skip
 
 

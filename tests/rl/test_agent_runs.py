@@ -30,7 +30,7 @@ def test_a_run_repeats_is_resumed_and_says_what_happened(tmp_path):
     summary = start(study).run()
     assert summary["unit"] == "conversations"
     other = world_study(tmp_path / "two", agent={"log_tokens": True})
-    interrupted(other, "loop.iterate", 3)
+    interrupted(other, "update", 3)
     start(other, resume=True).run()
     assert result(study) == result(other)
     rows = lines(study, "conversations")
@@ -82,11 +82,12 @@ def test_failures_are_left_out_counted_and_stop_the_run(tmp_path):
 def test_it_learns_to_win(tmp_path):
     study = world_study(
         tmp_path, algorithm={"learning_rate": 0.02}, data={"train_batch_size": 8},
-        runner={"total_steps": 1024, "eval_every": 1024, "checkpoint_every": 1024},
+        runner={"total_steps": 320, "eval_every": 320, "checkpoint_every": 320},
     )  # fmt: skip
     start(study).run()
     train = [row["success"] for row in lines(study) if row["kind"] == "train"]
-    assert np.mean(train[-4:]) > 0.7 > 0.3 > np.mean(train[:2])
+    assert train[0] < 0.3
+    assert np.mean(train[-2:]) > 0.7
 
 
 REFUSED = [
@@ -96,7 +97,7 @@ REFUSED = [
     ({"algorithm": {"adv_estimator": "remax"}}, "remax is not supported with an agent yet"),
     ({"algorithm": {"adv_estimator": "rloo", "kl_coef": 0.1}}, "reward pays every turn"),
     ({"algorithm": {"adv_estimator": "rloo", "by_state": True}}, "by_state would do nothing"),
-    ({"data": {"n_samples": 1}}, "must be at least 2"),
+    ({"data": {"n_samples": 1, "filter_accuracy": False}}, "must be at least 2"),
     ({"agent": {"max_turns": 0}}, "max_turns"),
     ({"agent": {"type": "tool"}}, "unknown agent 'tool'.*did you mean 'tools'"),
     ({"agent": {"params": {"lives": 3}}}, "lives"),

@@ -322,19 +322,27 @@ class Sampler:
         wanted = data.train_batch_size
         parts: list[TextRollout] = []
         kept: list[BoolArray] = []
-        survivors = 0
+        survivors, lost = 0, False
         while len(parts) < MOST_DRAWS and (not parts or (survivors < wanted and data.shortfall == "resample")):
             prompts = self.stream.take(int(wanted * data.oversample_factor))
             parts.append(self.answer(prompts, data.n_samples, seconds=seconds))
             kept.append(self._survives(parts[-1]))
             survivors += int(kept[-1].sum()) // data.n_samples
+            led = parts[-1].inputs.conversations
+            lost = led is not None and all(one.failure is not None for one in led)
+            if lost:  # something is broken: more conversations would fail, too
+                break
         everything, keep = join(parts), np.concatenate(kept)
         drawn = len(keep) // data.n_samples
         short = survivors < wanted
-        if short and (data.shortfall in ("error", "resample") or (data.shortfall == "shrink" and not survivors)):
+        if (
+            short
+            and not lost
+            and (data.shortfall in ("error", "resample") or (data.shortfall == "shrink" and not survivors))
+        ):
             raise DataError(self._starved(survivors, drawn))
         rows = np.flatnonzero(keep)
-        if short and data.shortfall == "fill":
+        if short and (lost or data.shortfall == "fill"):
             rows = np.concatenate([rows, np.flatnonzero(~keep)])
         shares, averaged_over = _shares(everything, keep)
         metrics: Metrics = {

@@ -378,7 +378,7 @@ def _notes(
         )
     own = study.text_policy
     if study.agent is not None:
-        notes += agent_notes(policy.tokenizer)
+        notes += agent_notes(policy.tokenizer, with_tools=study.agent.type in ("tools", "command"))
     if own.dropout:
         notes.append(
             "WARNING: policy.dropout: ratios, clip fractions and KL compare gradient passes with dropout to "
@@ -404,13 +404,13 @@ def _notes(
     return notes
 
 
-def agent_notes(tokenizer: Any) -> list[str]:
-    """What the chat template does with tools, where that is not all one expects."""
+def agent_notes(tokenizer: Any, *, with_tools: bool) -> list[str]:
+    """What the chat template does with conversations, and with tools where there are any, if not what one expects."""
     form = tool_form(tokenizer)
     notes = []
-    if form.own:
+    if form.own and with_tools:
         notes.append("the chat template knows no tools: guerdon writes them into the system turn, and results as text")
-    if not form.appends:
+    if form.appends is False:
         notes.append(
             "the chat template rewrites earlier turns, so that some prompts are contexts of their own (agent/contexts)"
         )

@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from guerdon.errors import GuerdonError, boundary
+from guerdon.errors import DataError, GuerdonError, boundary
 from guerdon.policies.batches.tokens import added_ids, chat_text, decode, prompt_ids, sequence, stop_ids
 from guerdon.reading.chats import ChatError
 from guerdon.types import IntArray, Message, Tool
@@ -49,12 +49,12 @@ class ToolForm:
         grammar: of calls in replies: the tokenizer's own schema, JSON in `<tool_call>` (Qwen, Hermes and guerdon), or
             a reply that is JSON with `name` and `parameters` (Llama 3).
         appends: whether the template only adds behind a conversation with tools and reasoning; where it does not, some
-            prompts are contexts of their own.
+            prompts are contexts of their own. None: not known, as the tokenizer lacks characters of the trial.
     """
 
     own: bool
     grammar: Grammar
-    appends: bool = True
+    appends: bool | None = True
 
     def shown(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
         """Messages and tools as the chat template is given them."""
@@ -101,8 +101,17 @@ def tool_form(tokenizer: Any) -> ToolForm:
     return ToolForm(own, grammar, _appends(tokenizer, form))
 
 
-def _appends(tokenizer: Any, form: ToolForm) -> bool:
-    """Whether a conversation with a call, reasoning and a further question is one context."""
+def _appends(tokenizer: Any, form: ToolForm) -> bool | None:
+    """Whether a conversation with a call, reasoning and a further question is one context; None: it cannot be tried."""
+    try:
+        return _is_one_context(tokenizer, form)
+    except ChatError:
+        return False
+    except DataError:
+        return None
+
+
+def _is_one_context(tokenizer: Any, form: ToolForm) -> bool:
     transcript = Transcript(tokenizer, form)
     said: list[Message] = [_PROBE[0]]
     end = stop_ids(tokenizer)[:1]
