@@ -11,9 +11,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from agent_parts import Says
-from guerdon.collect.agents import agent_of
 from guerdon.collect.command_agent import last_object, result_of
-from guerdon.collect.conversations import ConversationLoop
+from guerdon.collect.conversations import ConversationLoop, agent_of
 from guerdon.collect.endpoint import Endpoint
 from guerdon.policies.batches.dialogues import Reply
 from guerdon.policies.batches.tokens import stop_ids

@@ -3,7 +3,7 @@
 An agent starts conversations and is given the model's replies, round by round; it says what each conversation waits for
 (`Moment`): one reply or several, or nothing more, with what it earned. It never sees a token.
 
-    agent = agent_of(settings, temperature=1.0)
+    agent = ToolAgent(settings)
     moments = agent.start({0: prompt})
     moments = agent.read({0: [Reply(message, {})]})
 """
@@ -121,10 +121,12 @@ class ToolAgent:
         running = []
         for number, (reply,) in replies.items():
             calls = self._calls_of(reply) if reply is not None and reply.finished else []
-            running.append((number, reply, [(call, threads.submit(self._timed, number, call)) for call in calls]))
+            running.append((number, reply, [(call, threads.submit(self._timed, call)) for call in calls]))
         moments = {}
         for number, reply, jobs in running:
-            found = [(call, future.result()) for call, future in jobs]
+            ended = [(call, *future.result()) for call, future in jobs]
+            self._seconds[number] += max((seconds for _, _, seconds in ended), default=0.0)
+            found = [(call, result) for call, result, _ in ended]
             moments[number] = self._next(number, reply, found) if reply is not None and found else Moment()
         return moments
 
@@ -143,13 +145,13 @@ class ToolAgent:
         total = len(good) + len(reply.bad)
         return [{"bad": reply.bad[k]} if k in reply.bad else good.pop(0) for k in range(total)]
 
-    def _timed(self, number: int, call: Mapping[str, Any]) -> ToolResult:
+    def _timed(self, call: Mapping[str, Any]) -> tuple[ToolResult, float]:
+        """The result of a call, and the seconds that it took."""
         if "bad" in call:
-            return ToolResult(f"error: {call['bad']}", wrong=True)
+            return ToolResult(f"error: {call['bad']}", wrong=True), 0.0
         begun = time.monotonic()
         result = self._tools.call(call["function"]["name"], call["function"]["arguments"])
-        self._seconds[number] += time.monotonic() - begun
-        return result
+        return result, time.monotonic() - begun
 
     def _next(self, number: int, reply: Reply, found: Sequence[tuple[Mapping[str, Any], ToolResult]]) -> Moment:
         """The conversation with the results of its calls."""
@@ -282,22 +284,3 @@ def check_agent_here(settings: AgentSettings | None) -> None:
     """
     if isinstance(settings, CommandAgentSettings) and which(settings.command[0]) is None:
         raise ConfigError(f"agent.command: there is no program {settings.command[0]!r}", key="agent.command")
-
-
-def agent_of(settings: AgentSettings, *, temperature: float) -> Agent:
-    """The agent of a section.
-
-    Args:
-        settings: the section.
-        temperature: of the run.
-
-    Raises:
-        ConfigError: a tool or a program cannot be used.
-    """
-    if isinstance(settings, ToolAgentSettings):
-        return ToolAgent(settings)
-    if isinstance(settings, OwnAgentSettings):
-        return WorldAgent(settings)
-    from guerdon.collect.command_agent import CommandAgent
-
-    return CommandAgent(settings, temperature=temperature)

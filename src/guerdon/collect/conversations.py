@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from guerdon.collect.agents import Agent, Moment, Request
+from guerdon.collect.agents import Agent, Moment, Request, ToolAgent, WorldAgent
+from guerdon.collect.command_agent import CommandAgent
 from guerdon.errors import DataError
 from guerdon.policies.batches.dialogues import Reply, ToolForm, Transcript, read_reply, tool_form
 from guerdon.policies.batches.tokens import TokenBatch, decode, pad_id, piece_ids, token_batch, token_ends
 from guerdon.policies.language.generate import Engine
 from guerdon.processes.progress import log_once
-from guerdon.settings.agent import AgentSettings
+from guerdon.settings.agent import AgentSettings, OwnAgentSettings, ToolAgentSettings
 from guerdon.settings.data import DataSettings
 from guerdon.tasks.prompts import Prompt
 from guerdon.types import BoolArray, Chunks, Failure, FloatArray, IntArray, Message, Metrics
@@ -315,6 +316,23 @@ class ConversationLoop:
         begin, end = min(places)
         last = int(np.searchsorted(ends, end, side="left"))
         return ids[: last + 1], True, text[:begin]
+
+
+def agent_of(settings: AgentSettings, *, temperature: float) -> Agent:
+    """The agent of a section.
+
+    Args:
+        settings: the section.
+        temperature: of the run.
+
+    Raises:
+        ConfigError: a tool or a program cannot be used.
+    """
+    if isinstance(settings, ToolAgentSettings):
+        return ToolAgent(settings)
+    if isinstance(settings, OwnAgentSettings):
+        return WorldAgent(settings)
+    return CommandAgent(settings, temperature=temperature)
 
 
 # Conversations as the arrays of a rollout.

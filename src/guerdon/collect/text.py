@@ -20,8 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from guerdon.collect.agents import agent_of
-from guerdon.collect.conversations import Conversation, ConversationLoop, agent_metrics, arrays_of, taken_calls
+from guerdon.collect.conversations import (
+    Conversation,
+    ConversationLoop,
+    agent_metrics,
+    agent_of,
+    arrays_of,
+    taken_calls,
+)
 from guerdon.collect.evaluated import evaluated, evaluation
 from guerdon.collect.shards import STEPS, joined, with_own_groups
 from guerdon.compute.generators import ACTING, generator, shard_seed

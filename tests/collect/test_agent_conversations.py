@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from agent_parts import Says
-from guerdon.collect.agents import Moment, Request, ToolAgent, agent_of
-from guerdon.collect.conversations import CUT, ConversationLoop, arrays_of
+from guerdon.collect.agents import Moment, Request, ToolAgent
+from guerdon.collect.conversations import CUT, ConversationLoop, agent_of, arrays_of
 from guerdon.collect.text import Sampler, conversation_rows, join_shards, take
 from guerdon.policies.batches.dialogues import tool_form
 from guerdon.policies.batches.tokens import prompt_ids, stop_ids
