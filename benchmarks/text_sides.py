@@ -342,7 +342,7 @@ def floor_seconds(size: Size, prompt: int, dtype: str) -> float:
     """Core-seconds of one request's products with weights alone, in the same shapes, each layer with its own."""
     import torch
 
-    from guerdon.policies.language.generate import READ_AT_ONCE
+    from guerdon.policies.language.decoding import READ_AT_ONCE
 
     head, kind, written = size.hidden // size.heads, getattr(torch, dtype), size.written or size.length
     shapes = [

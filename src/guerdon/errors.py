@@ -213,6 +213,15 @@ class RewardFailure(GuerdonError, RuntimeError):
         self.reasons, self.result = dict(reasons), result
 
 
+class ToolFailure(GuerdonError, RuntimeError):
+    """A tool of an agent could not do its work, whatever it was asked: the conversation is left out and counted.
+
+    A tool raises it. Any other exception of a tool is a result that the model reads.
+    """
+
+    exit_code = 3
+
+
 class JobError(GuerdonError, RuntimeError):
     """Some jobs of a study failed; the others are intact."""
 

@@ -419,6 +419,8 @@ class Rollout(Generic[Inputs]):
             nowhere.
         chunks: of policies whose decisions have several parts: what the steps executed.
         kept: name to (B, T, ...) of the values of `info` that a replay keeps.
+        conversations: streams are conversations with a language model: a decision is a call, a step is a token.
+        states: (B, T) steps that begin in the same state of an agent have the same number, -1 where it is not known.
     """
 
     inputs: Inputs
@@ -451,6 +453,8 @@ class Rollout(Generic[Inputs]):
     life_lost: BoolArray | None = None
     chunks: Chunks | None = None
     kept: Mapping[str, np.ndarray] = field(default_factory=dict)
+    conversations: bool = False
+    states: IntArray | None = None
 
     def __post_init__(self) -> None:
         names = ("log_probs", "terminated", "truncated", "success", "success_known", "rewards", "failed")

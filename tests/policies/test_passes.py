@@ -13,6 +13,7 @@ from transformers import Qwen2Config
 
 from guerdon.policies.batches.passes import passes, slices, token_limit
 from guerdon.policies.batches.precision import halve_linear, product_of_cast
+from guerdon.policies.language import decoding
 from guerdon.policies.language import generate as decode
 from guerdon.policies.language.generate import LocalEngine
 from guerdon.policies.language.text import add_policy, reference, token_log_probs
@@ -167,8 +168,8 @@ def test_the_cache_of_transformers_in_memory_that_is_there(bf16, monkeypatch):
     monkeypatch.setattr(decode, "supports", lambda policy: False)
     prompts = [np.arange(7, 7 + n) for n in (3, 9, 5)]
     written = []
-    for make in (decode._cache, lambda config, room: DynamicCache(config=config)):
-        monkeypatch.setattr(decode, "_cache", make)
+    for make in (decoding._cache, lambda config, room: DynamicCache(config=config)):
+        monkeypatch.setattr(decoding, "_cache", make)
         engine = LocalEngine(policy, LocalGenerationSettings(batch_size=4))
         written.append(engine.generate(prompts, 3, max_new_tokens=30, rng=np.random.default_rng(0)))
     assert np.array_equal(written[0].batch.responses_B_T, written[1].batch.responses_B_T)

@@ -94,12 +94,12 @@ def evaluation(found: Rollout[Any] | None) -> dict[str, float]:
     """
     if found is None:
         return {"episodes": 0.0}
-    known, batch = found.known_B, found.inputs.batch
+    known = found.known_B
     result = {
-        "length": float(batch.lengths_B.mean()),
-        "truncated": float((~batch.finished_B).mean()),
+        "length": float(found.mask.sum(axis=1).mean()),
+        "truncated": float((~found.inputs.ended_B).mean()),
         "unchecked": float((~known).mean()),
-        "episodes": float(len(batch)),
+        "episodes": float(len(known)),
         "success_known": float(known.sum()),
     }
     return {"success": float((found.outcomes_B >= 1)[known].mean()), **result} if known.any() else result

@@ -279,10 +279,12 @@ def joined(parts: Sequence[Rollout[Any]], inputs: Callable[[Sequence[Rollout[Any
     steps = max(part.mask.shape[1] for part in parts)
     starts = np.cumsum([0, *(len(part.mask) for part in parts)]).tolist()
     of_decisions = None if first.chunks is not None else steps  # decisions have no padding
+    width = max(steps if part.chunks is None else part.chunks.size * part.chunks.tokens for part in parts)
     return Rollout(
-        **{name: _stacked(_each(parts, name), steps) for name in (*STEPS, "sampled_log_probs", "actions")},
+        **{name: _stacked(_each(parts, name), steps) for name in (*STEPS, "actions")},
         inputs=inputs(parts),
-        log_probs=_stacked(_each(parts, "log_probs"), of_decisions),
+        log_probs=_stacked(_each(parts, "log_probs"), width),
+        sampled_log_probs=_stacked(_each(parts, "sampled_log_probs"), width),
         values=_of_sources(_each(parts, "values"), of_decisions),
         next_values=_of_sources(_each(parts, "next_values"), of_decisions),
         chunks=None if first.chunks is None else _chunks(parts, steps),
@@ -302,6 +304,8 @@ def joined(parts: Sequence[Rollout[Any]], inputs: Callable[[Sequence[Rollout[Any
         seconds=_summed(_each(parts, "seconds"), dict.fromkeys(name for part in parts for name in part.seconds)),
         fresh=all(part.fresh for part in parts),
         version=first.version,
+        conversations=first.conversations,
+        states=_states(parts, steps),
     )
 
 
@@ -331,6 +335,14 @@ def _where(flags: Sequence[BoolArray | None], parts: Sequence[Rollout[Any]], ste
         return None
     whole = [np.zeros_like(part.mask) if one is None else one for one, part in zip(flags, parts, strict=True)]
     return _stacked(whole, steps)
+
+
+def _states(parts: Sequence[Rollout[Any]], steps: int) -> Any:
+    """Numbers of states, which are compared within a group alone; -1 in parts that name none, None where none does."""
+    if all(part.states is None for part in parts):
+        return None
+    known = [np.full(part.mask.shape, -1) if part.states is None else part.states for part in parts]
+    return np.concatenate([_padded(one, steps, -1) for one in known])
 
 
 def _failures(parts: Sequence[Rollout[Any]], starts: Sequence[int]) -> tuple[tuple[int, int, Failure], ...]:
@@ -421,7 +433,8 @@ def _chunks(parts: Sequence[Rollout[ControlInputs]], steps: int) -> Chunks:
         decisions.append(_padded(np.where(own.decision >= 0, own.decision + first, -1), steps, -1))
         slots.append(_padded(own.slot, steps, -1))
         first += len(part.inputs)
-    return Chunks(np.concatenate(decisions), np.concatenate(slots), known[0].size, known[0].tokens)
+    size = max(own.size for own in known)
+    return Chunks(np.concatenate(decisions), np.concatenate(slots), size, known[0].tokens)
 
 
 def _metrics(parts: Sequence[Rollout[Any]]) -> Metrics:

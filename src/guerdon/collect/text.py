@@ -11,7 +11,7 @@ baseline. The collector is built from plain configuration and can run in another
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -20,10 +20,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from guerdon.collect.conversations import (
+    Conversation,
+    ConversationLoop,
+    agent_metrics,
+    agent_of,
+    arrays_of,
+    taken_calls,
+)
 from guerdon.collect.evaluated import evaluated, evaluation
 from guerdon.collect.shards import STEPS, joined, with_own_groups
 from guerdon.compute.generators import ACTING, generator, shard_seed
 from guerdon.errors import DataError, GuerdonError
+from guerdon.policies.batches.dialogues import tool_form
 from guerdon.policies.batches.tokens import (
     TokenBatch,
     concatenate,
@@ -33,6 +42,8 @@ from guerdon.policies.batches.tokens import (
     prompt_lengths,
     response_texts,
     split_steps,
+    stop_ids,
+    token_batch,
     token_ends,
 )
 from guerdon.policies.language.generate import Engine, Generation, check_room
@@ -41,16 +52,30 @@ from guerdon.policies.language.text import TextPolicy
 from guerdon.policies.language.text_files import load_policy, outline
 from guerdon.processes.progress import timed
 from guerdon.reading.chats import ChatError
+from guerdon.settings.agent import AgentSettings, ToolAgentSettings
 from guerdon.settings.data import DataSettings
 from guerdon.settings.text_policy import GenerationSettings, TextPolicySettings
 from guerdon.tasks.prompt_files import load_prompts
 from guerdon.tasks.prompts import Prompt, PromptStream, insert_system_prompt
 from guerdon.tasks.reasoning import family_of, is_generated
+from guerdon.tasks.tools import schemas_of
 from guerdon.tasks.verifier import Verifier, outcome, verifier_from
-from guerdon.types import BoolArray, Failure, FloatArray, IntArray, Message, Metrics, Rollout, last_valid
+from guerdon.types import (
+    BoolArray,
+    Chunks,
+    Failure,
+    FloatArray,
+    IntArray,
+    Message,
+    Metrics,
+    Rollout,
+    Tool,
+    last_valid,
+)
 
 MOST_DRAWS = 50  # of prompts for one rollout, before the filter is declared too narrow
 DEFAULT_SEPARATOR = "\n"
+_ANY_ROOM = 1 << 20  # tokens of a conversation
 
 Weights = Mapping[str, Tensor | np.ndarray]
 
@@ -63,27 +88,32 @@ class RunPrompts(NamedTuple):
         validation: to evaluate on.
         too_long: how many were left out.
         longest: tokens of the longest one, of those to evaluate on too.
+        led: by an agent: what it adds may need all the room of the model.
     """
 
     train: tuple[Prompt, ...]
     validation: tuple[Prompt, ...]
     too_long: int = 0
     longest: int = 0
+    led: bool = False
 
     @classmethod
-    def read(cls, data: DataSettings, tokenizer: Any, room: int | None) -> RunPrompts:
+    def read(
+        cls, data: DataSettings, tokenizer: Any, room: int | None, agent: AgentSettings | None = None
+    ) -> RunPrompts:
         """Those that the `data` section describes.
 
         Args:
             data: the `data` section.
             tokenizer: of the policy.
             room: positions of the policy, which every prompt must fit with the longest response; None: no limit.
+            agent: the `agent` section; None: there is none.
 
         Raises:
             DataError: they cannot be read, all are too long, or the model has no room for one.
         """
         train, validation = load_prompts(data)
-        lengths, most = chat_lengths(tokenizer, (*train, *validation), data), data.max_prompt_length
+        lengths, most = chat_lengths(tokenizer, (*train, *validation), data, agent), data.max_prompt_length
         fitting = tuple(p for p, length in zip(train, lengths, strict=False) if length <= most)
         if not fitting:
             raise DataError(f"all {len(train)} prompts are longer than data.max_prompt_length ({most})")
@@ -91,11 +121,11 @@ class RunPrompts(NamedTuple):
         for k, (prompt, length) in enumerate(zip((*fitting, *validation), lengths, strict=True)):
             use = "to train on" if k < len(fitting) else "to validate on"
             check_room(length, data.max_response_length, room, f"the prompt {prompt.id} ({use})")
-        return cls(fitting, validation, len(train) - len(fitting), max(lengths))
+        return cls(fitting, validation, len(train) - len(fitting), max(lengths), agent is not None)
 
     def reach(self, data: DataSettings) -> int:
         """Tokens of the longest prompt and response together that there may be."""
-        return data.max_response_length + max(data.max_prompt_length, self.longest)
+        return (_ANY_ROOM if self.led else data.max_response_length) + max(data.max_prompt_length, self.longest)
 
     def of_shard(self, shard: int, count: int) -> RunPrompts:
         """Every `count`-th prompt to learn from, so that no two shards have one in common."""
@@ -112,6 +142,7 @@ class Responses:
         texts: of each row.
         tokenizer: of the policy that wrote.
         versions_B: (B,) version of the weights that wrote each row; None: it is not known.
+        conversations: of an agent, whose calls the rows are, in order; None: every row stands for itself.
     """
 
     batch: TokenBatch
@@ -119,6 +150,7 @@ class Responses:
     texts: tuple[str, ...]
     tokenizer: Any
     versions_B: IntArray | None = None
+    conversations: tuple[Conversation, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.batch)
@@ -126,6 +158,13 @@ class Responses:
     def __getstate__(self) -> dict[str, Any]:
         """What goes to another process: all but the tokenizer, of which it has its own (`join_shards`)."""
         return {**vars(self), "tokenizer": None}
+
+    @property
+    def ended_B(self) -> BoolArray:
+        """(B,) bool of responses, or of conversations: it ended by itself, no limit cut it."""
+        if self.conversations is None:
+            return self.batch.finished_B
+        return np.array([not one.truncated for one in self.conversations], dtype=np.bool_)
 
     @cached_property
     def char_ends(self) -> tuple[IntArray, ...]:
@@ -160,6 +199,8 @@ TextRollout = Rollout[Responses]
 
 def take(rollout: TextRollout, rows: IntArray) -> TextRollout:
     """These responses, in order; failures of the others stay, without a row, and so do counts and metrics."""
+    if rollout.chunks is not None:
+        return _take_conversations(rollout, rollout.chunks, rows)
     inputs = rollout.inputs.take(rows)
     width = inputs.batch.mask_B_T.shape[1]
     place = {int(old): new for new, old in enumerate(rows)}
@@ -184,6 +225,29 @@ def take(rollout: TextRollout, rows: IntArray) -> TextRollout:
     )
 
 
+def _take_conversations(rollout: TextRollout, chunks: Chunks, rows: IntArray) -> TextRollout:
+    """`take` of conversations: their calls are the rows of the inputs."""
+    calls, taken = taken_calls(chunks, rows)
+    inputs, steps = rollout.inputs.take(calls), int(rollout.mask[rows].sum(axis=1).max(initial=0))
+    place = {int(old): new for new, old in enumerate(rows)}
+    known = rollout.inputs.conversations or ()
+    log_probs = {
+        name: None if array is None else array[calls, : taken.size]
+        for name in ("log_probs", "sampled_log_probs")
+        for array in (getattr(rollout, name),)
+    }
+    return replace(
+        rollout,
+        inputs=replace(inputs, conversations=tuple(known[row] for row in rows)),
+        chunks=replace(taken, decision=taken.decision[:, :steps], slot=taken.slot[:, :steps]),
+        group_ids=rollout.groups_B[rows],
+        failures=tuple((place.get(row, -1), step, why) for row, step, why in rollout.failures),
+        states=None if rollout.states is None else rollout.states[rows, :steps],
+        **log_probs,
+        **{name: getattr(rollout, name)[rows, :steps] for name in STEPS},
+    )
+
+
 def join(parts: Sequence[TextRollout]) -> TextRollout:
     """Several rollouts of one policy as one, in order; groups must already differ."""
     return joined(parts, _responses)
@@ -191,12 +255,14 @@ def join(parts: Sequence[TextRollout]) -> TextRollout:
 
 def _responses(parts: Sequence[TextRollout]) -> Responses:
     inputs = [part.inputs for part in parts]
+    conversations = [one for i in inputs for one in i.conversations or ()]
     return Responses(
         concatenate([i.batch for i in inputs], pad_id=pad_id(inputs[0].tokenizer)),
         tuple(p for i in inputs for p in i.prompts),
         tuple(t for i in inputs for t in i.texts),
         inputs[0].tokenizer,
         np.concatenate(versions) if (versions := [i.versions_B for i in inputs if i.versions_B is not None]) else None,
+        None if inputs[0].conversations is None else tuple(conversations),
     )
 
 
@@ -226,6 +292,7 @@ class Sampler:
         prompts: to learn from, none of them too long.
         tokenizer: assembles prompts.
         seed: of the order of prompts and of sampling.
+        agent: leads conversations; None: a response is all there is.
     """
 
     def __init__(
@@ -237,8 +304,9 @@ class Sampler:
         tokenizer: Any,
         *,
         seed: int,
+        agent: ConversationLoop | None = None,
     ) -> None:
-        self.data = data
+        self.data, self.agent = data, agent
         self.engine, self.verifier, self.tokenizer = engine, verifier, tokenizer
         self.stream = PromptStream(prompts, seed=seed)
         self.rng = generator(seed, ACTING)
@@ -260,19 +328,27 @@ class Sampler:
         wanted = data.train_batch_size
         parts: list[TextRollout] = []
         kept: list[BoolArray] = []
-        survivors = 0
+        survivors, lost = 0, False
         while len(parts) < MOST_DRAWS and (not parts or (survivors < wanted and data.shortfall == "resample")):
             prompts = self.stream.take(int(wanted * data.oversample_factor))
             parts.append(self.answer(prompts, data.n_samples, seconds=seconds))
             kept.append(self._survives(parts[-1]))
             survivors += int(kept[-1].sum()) // data.n_samples
+            led = parts[-1].inputs.conversations
+            lost = led is not None and all(one.failure is not None for one in led)
+            if lost:  # something is broken: more conversations would fail, too
+                break
         everything, keep = join(parts), np.concatenate(kept)
         drawn = len(keep) // data.n_samples
         short = survivors < wanted
-        if short and (data.shortfall in ("error", "resample") or (data.shortfall == "shrink" and not survivors)):
+        if (
+            short
+            and not lost
+            and (data.shortfall in ("error", "resample") or (data.shortfall == "shrink" and not survivors))
+        ):
             raise DataError(self._starved(survivors, drawn))
         rows = np.flatnonzero(keep)
-        if short and data.shortfall == "fill":
+        if short and (lost or data.shortfall == "fill"):
             rows = np.concatenate([rows, np.flatnonzero(~keep)])
         shares, averaged_over = _shares(everything, keep)
         metrics: Metrics = {
@@ -282,6 +358,10 @@ class Sampler:
             "prompts_survived": float(survivors),
             "surplus_prompts": float(max(0, survivors - wanted)),
         }
+        if everything.inputs.conversations is not None:
+            of_agent, means = agent_metrics(everything.inputs.conversations)
+            metrics |= of_agent
+            averaged_over |= means
         chosen = take(everything, rows[: wanted * data.n_samples])
         return replace(chosen, metrics=metrics, averaged_over=averaged_over)
 
@@ -303,12 +383,88 @@ class Sampler:
         seconds: dict[str, float] | None = None,
     ) -> TextRollout:
         """`n` verified responses to each prompt; greedy ones without a generator."""
+        if self.agent is not None:
+            return self._conversed(self.agent, prompts, n, groups_B, rng, seconds)
         ids = [prompt_ids(self.tokenizer, messages_of(p, self.data), p.tools) for p in prompts]
         limit = self.data.max_response_length
         with timed(seconds, "generate"):
             made = self.engine.generate(ids, n, max_new_tokens=limit, rng=rng, greedy=rng is None)
         with timed(seconds, "verify"):
             return self._verified(made, tuple(p for p in prompts for _ in range(n)), groups_B)
+
+    def _conversed(
+        self,
+        agent: ConversationLoop,
+        prompts: Sequence[Prompt],
+        n: int,
+        groups_B: IntArray,
+        rng: np.random.Generator | None,
+        seconds: dict[str, float] | None,
+    ) -> TextRollout:
+        """`n` conversations for each prompt; what each earned says the agent, or the verifier of the last reply."""
+        rows = [replace(prompt, messages=messages_of(prompt, self.data)) for prompt in prompts for _ in range(n)]
+        root = None if rng is None else int(rng.integers(2**62))
+        with timed(seconds, "converse"):
+            conversations = agent.lead(rows, root=root)
+        with timed(seconds, "verify"):
+            found = self._outcomes(conversations)
+        made = arrays_of(conversations, self.tokenizer)
+        last, rewards = last_valid(made.mask), np.zeros(made.mask.shape, dtype=np.float32)
+        failed, known = np.zeros_like(made.mask), np.zeros_like(made.mask)
+        success = np.zeros_like(made.mask)
+        failures: list[tuple[int, int, Failure]] = []
+        for b, (one, outcome_b) in enumerate(zip(conversations, found, strict=True)):
+            if isinstance(outcome_b, Failure):
+                failed[b] = True
+                failures.append((b, 0, outcome_b))
+                continue
+            if not one.paid:
+                rewards[b, last[b]] = outcome_b
+            for end, call in zip(np.flatnonzero(made.ends[b]).tolist(), one.calls if one.paid else (), strict=False):
+                rewards[b, end] = 0.0 if call.reward is None else call.reward
+                if call.reward is None:
+                    failed[b, end] = True
+                    failures.append((b, end, Failure("no_reward", "the agent gives this call no reward")))
+            right = outcome_b is not None and outcome_b >= 1
+            success[b, last[b]] = right if one.success is None else one.success
+            known[b, last[b]] = outcome_b is not None or one.success is not None
+        row_prompts = tuple(rows[b] for b in made.stream_R)
+        texts = tuple(response_texts(self.tokenizer, made.batch))
+        return Rollout(
+            inputs=Responses(made.batch, row_prompts, texts, self.tokenizer, made.versions, tuple(conversations)),
+            log_probs=made.log_probs,
+            mask=made.mask,
+            terminated=last,
+            truncated=np.zeros_like(last),
+            success=success,
+            success_known=known,
+            rewards=rewards,
+            failed=failed,
+            failures=tuple(failures),
+            group_ids=groups_B.astype(np.int64),
+            steps=len(conversations),
+            measured=len(conversations),
+            chunks=made.chunks,
+            conversations=True,
+            states=made.states,
+        )
+
+    def _outcomes(self, conversations: Sequence[Conversation]) -> list[float | Failure | None]:
+        """What each conversation earned, or why that is not known; None where only single calls were paid."""
+        found = [one.failure or one.outcome for one in conversations]
+        unjudged = [b for b, one in enumerate(conversations) if found[b] is None and not one.paid]
+        if self.verifier is None:
+            for b in unjudged:
+                found[b] = _unpaid(conversations[b])
+            return found
+        last = [conversations[b].calls[-1] for b in unjudged]
+        finished = np.array([call.finished for call in last], dtype=np.bool_)
+        batch = token_batch([c.prompt for c in last], [c.ids for c in last], finished, pad_id=pad_id(self.tokenizer))
+        texts = judged_texts(self.tokenizer, batch, response_texts(self.tokenizer, batch))
+        judged = self.verifier.check_batch(texts, [conversations[b].prompt for b in unjudged])
+        for b, result in zip(unjudged, judged, strict=True):
+            found[b] = outcome(result, self.data.unparsable)
+        return found
 
     def _verified(self, made: Generation, prompts: tuple[Prompt, ...], groups_B: IntArray) -> TextRollout:
         """Check every response against the true answer of its prompt, where there is a verifier."""
@@ -345,13 +501,16 @@ class Sampler:
         shape = (-1, n)
         known = fresh.known_B.reshape(shape)
         right = np.where(known, fresh.outcomes_B.reshape(shape), 0.0).sum(axis=1)
-        keep = known.any(axis=1) | (self.verifier is None)
+        keep = known.any(axis=1)
+        if self.verifier is None:
+            led = fresh.inputs.conversations
+            keep |= led is None or np.array([one.failure is None for one in led]).reshape(shape).any(axis=1)
         if data.filter_accuracy:
             share = right / np.maximum(known.sum(axis=1), 1)
             slack = 1e-9  # 1/5 is not quite 0.2
             keep &= (share >= data.accuracy_lower_bound - slack) & (share <= data.accuracy_upper_bound + slack)
         if data.filter_truncated:
-            keep &= fresh.inputs.batch.finished_B.reshape(shape).all(axis=1)
+            keep &= fresh.inputs.ended_B.reshape(shape).all(axis=1)
         return np.repeat(keep, n)
 
     def _starved(self, survivors: int, drawn: int) -> str:
@@ -393,6 +552,7 @@ class TextCollector:
         shard: number of the part of the rollout that is collected here (`runner.rollout_shards`); decides the order of
             prompts and samples together with the seed.
         shares_gpu: whether what learns may use the GPU of this process, too.
+        agent: the `agent` section; None: one response to each prompt is all.
 
     Attributes:
         prompts: to train on, and to evaluate on.
@@ -418,6 +578,7 @@ class TextCollector:
         prompts: RunPrompts | None = None,
         shard: int = 0,
         shares_gpu: bool = False,
+        agent: AgentSettings | None = None,
     ) -> None:
         self.data, self.heads, self.greedy = data, tuple(heads), greedy
         self.recompute, self.recompute_above = recompute, recompute_above
@@ -433,15 +594,22 @@ class TextCollector:
             self.policy = outline(policy, value_heads=len(self.heads))
         policy = self.policy
         self.verifier = None if data.type == "prompts" else verifier_from(data)
-        self.prompts = RunPrompts.read(data, policy.tokenizer, policy.base.positions) if prompts is None else prompts
+        room = policy.base.positions
+        self.prompts = RunPrompts.read(data, policy.tokenizer, room, agent) if prompts is None else prompts
         longest = self.prompts.reach(data)
         if isinstance(section, TextPolicySettings) and not self._evaluates:
             own, how = section.model_dump_json(), generation.model_dump_json()
             engine: Engine = engine_of_process(own, how, seed, len(self.heads), longest, shares_gpu)
         else:
             engine = build_engine(policy, generation, max_length=longest)
-        own_seed = shard_seed(seed, shard)
-        self.sampler = Sampler(data, engine, self.verifier, self.prompts.train, policy.tokenizer, seed=own_seed)
+        self._agent = loop = None
+        if agent is not None:
+            stops = stop_ids(policy.tokenizer, policy.base.model.generation_config)
+            self._agent = agent_of(agent, temperature=generation.temperature)
+            loop = ConversationLoop(policy.tokenizer, engine, self._agent, agent, data, stops=stops, room=room)
+        self.sampler = Sampler(
+            data, engine, self.verifier, self.prompts.train, policy.tokenizer, seed=shard_seed(seed, shard), agent=loop
+        )
 
     def collect(self, policy: TextPolicy | Weights, *, version: int = 0, warm_up: bool = False) -> TextRollout:
         """Answer prompts until enough survive the filters.
@@ -472,8 +640,8 @@ class TextCollector:
             if greedy is not None:
                 greedy = self._evaluated(greedy, log_probs=self.recompute)
                 rollout = replace(rollout, greedy=greedy).counting([greedy])
-        metrics, tokens = _response_metrics(rollout.inputs)
-        responses = float(len(rollout.inputs))
+        metrics, tokens = _response_metrics(rollout.inputs, len(rollout.mask))
+        responses = float(len(rollout.mask))
         return replace(
             rollout,
             fresh=True,
@@ -527,7 +695,9 @@ class TextCollector:
         self.sampler.load_state_dict(values)
 
     def close(self) -> None:
-        """End the verifier's processes."""
+        """End the processes of the verifier and of the agent."""
+        if self._agent is not None:
+            self._agent.close()
         if self.verifier is not None:
             self.verifier.close()
 
@@ -555,27 +725,65 @@ def messages_of(prompt: Prompt, data: DataSettings) -> tuple[Message, ...]:
     return insert_system_prompt(prompt.messages, data.system_prompt)
 
 
-def chat_lengths(tokenizer: Any, prompts: Sequence[Prompt], data: DataSettings) -> list[int]:
-    """Tokens of each prompt, as the policy reads it.
+def chat_lengths(
+    tokenizer: Any, prompts: Sequence[Prompt], data: DataSettings, agent: AgentSettings | None = None
+) -> list[int]:
+    """Tokens of each prompt, as the policy reads it; of an agent, the first of a conversation, as far as it is known.
 
     Raises:
         DataError: the chat template of the policy cannot write one of them in full.
     """
     chats = [messages_of(p, data) for p in prompts]
+    tools: list[tuple[Tool, ...]] = [p.tools for p in prompts]
+    if isinstance(agent, ToolAgentSettings):
+        form, own = tool_form(tokenizer), schemas_of(agent.tools)
+        shown = [form.shown(messages, own) for messages in chats]
+        chats, tools = [messages for messages, _ in shown], [functions for _, functions in shown]
     try:
-        return prompt_lengths(tokenizer, chats, [p.tools for p in prompts])
+        return prompt_lengths(tokenizer, chats, tools)
     except ChatError as error:
-        for prompt, messages in zip(prompts, chats, strict=True):
+        for prompt, messages, functions in zip(prompts, chats, tools, strict=True):
             try:
-                prompt_ids(tokenizer, messages, prompt.tools)
+                prompt_ids(tokenizer, messages, functions)
             except ChatError as own:
                 raise DataError(f"the policy cannot be given the prompt {prompt.id}: {own}; leave it out") from error
         raise
 
 
+def conversation_rows(rollout: TextRollout, step: int, *, tokens: bool) -> Iterator[dict[str, Any]]:
+    """Plain rows of `conversations.jsonl`, one for each conversation of a rollout.
+
+    Args:
+        rollout: of an agent.
+        step: of the run, after the rollout.
+        tokens: with token ids and log-probabilities of every call.
+    """
+    failures = {row: why for row, _, why in rollout.failures}
+    for b, one in enumerate(rollout.inputs.conversations or ()):
+        failure, known = failures.get(b), bool(rollout.success_known[b].any())
+        yield {
+            "step": step,
+            "id": one.prompt.id,
+            "group": int(rollout.groups_B[b]),
+            **one.row(tokens=tokens),
+            "reward": None if failure is not None else round(float(rollout.rewards[b].sum()), 6),
+            "success": bool(rollout.success[b].any()) if known else None,
+            "failure": None if failure is None else str(failure),
+            "truncated": one.truncated,
+        }
+
+
+def _unpaid(conversation: Conversation) -> float | Failure:
+    """The outcome of a conversation for which neither its agent nor a verifier gives one.
+
+    One that a limit ended has not done its task, which is 0: as a failure, reaching limits would be a way out of it.
+    """
+    return 0.0 if conversation.truncated else Failure("no_reward", "the agent gave no reward, and data has no answers")
+
+
 def _shares(drawn: TextRollout, kept_B: BoolArray) -> tuple[Metrics, dict[str, float]]:
     """Shares of right and of truncated responses, before and after the filters, and of how many each is."""
-    known, finished = drawn.known_B, drawn.inputs.batch.finished_B
+    known, finished = drawn.known_B, drawn.inputs.ended_B
     shares: Metrics = {}
     of = {"accuracy_before_filter": known, "accuracy_after_filter": known & kept_B}
     for name, rows in of.items():
@@ -584,17 +792,17 @@ def _shares(drawn: TextRollout, kept_B: BoolArray) -> tuple[Metrics, dict[str, f
     return shares, {**{name: float(rows.sum()) for name, rows in of.items()}, "truncated": float(len(finished))}
 
 
-def _response_metrics(responses: Responses) -> tuple[Metrics, float]:
+def _response_metrics(responses: Responses, count: int) -> tuple[Metrics, float]:
     """Mean length in tokens, mean number of steps, separators per token: early signs of a reward that is hacked.
 
-    The number of tokens comes with them.
+    The number of tokens comes with them. Lengths are of `count` responses or conversations, steps of single replies.
     """
     tokens = int(responses.batch.mask_B_T.sum())
     if not tokens:
         return {"response_length": None, "steps": None, "separator_rate": None}, 0.0
     separator = separator_of(responses)
     return {
-        "response_length": tokens / len(responses),
+        "response_length": tokens / count,
         "steps": float(np.mean([len(split_steps(text, separator)) for text in responses.texts])),
         "separator_rate": sum(text.count(separator) for text in responses.texts) / tokens,
     }, float(tokens)

@@ -272,11 +272,12 @@ class SubprocessPool:
     Args:
         command: what to run.
         workers: how many processes, at most.
+        once: no request is sent twice, since it may have had an effect: one process that dies of it is an error.
         **options: as for `SubprocessWorker`.
     """
 
-    def __init__(self, command: Sequence[str], *, workers: int, **options: Any) -> None:
-        self.workers, self.restarts = workers, 0
+    def __init__(self, command: Sequence[str], *, workers: int, once: bool = False, **options: Any) -> None:
+        self.workers, self.restarts, self._once = workers, 0, once
         self._command, self._options = command, options
         self._closed = False
         self._running: set[SubprocessWorker] = set()
@@ -287,7 +288,7 @@ class SubprocessPool:
     def request(
         self, request: Mapping[str, Any], timeout: float, *, files: Callable[[], Sequence[int]] = tuple
     ) -> dict[str, Any]:
-        """A process's reply; where a process dies, another one gets the request once more.
+        """A process's reply; where a process dies, another one gets the request once more, unless `once`.
 
         Args:
             request: plain JSON values.
@@ -296,13 +297,13 @@ class SubprocessPool:
 
         Raises:
             WorkerTimeoutError: there was no reply in time.
-            WorkerDiedError: two processes died of it.
+            WorkerDiedError: two processes died of it, or one with `once`.
             PoolClosedError: the pool was closed.
             MissingDependencyError: no process can be started.
         """
         worker = self._slots.get()
         try:
-            for last in (False, True):
+            for last in (True,) if self._once else (False, True):
                 if worker is not None and worker.process.poll() is not None:  # died while it was idle
                     self._end(worker)
                     worker = None

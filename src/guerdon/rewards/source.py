@@ -221,7 +221,7 @@ class GroundTruth(RewardSource[Any]):
 
     Args:
         terms: how it counts.
-        at_end: it is paid at the end of each row (an outcome).
+        at_end: it is paid at the end of each row (an outcome), but for conversations whose turns are paid.
         clipped: the policy learns from its sign, as usual in Atari games; returns are those of the environment.
     """
 
@@ -231,11 +231,13 @@ class GroundTruth(RewardSource[Any]):
 
     def measure(self, rollout: Rollout[Any], *, learn: bool = True) -> Rewards:
         """Read it; failures of responses that are not part of the rollout count, too."""
+        last = last_valid(rollout.mask)
+        at_end = self._at_end and not (rollout.conversations and (rollout.rewards[~last] != 0).any())
         return Rewards(
             np.sign(rollout.rewards) if self._clipped else rollout.rewards,
             rollout.failed,
             returned=rollout.rewards if self._clipped else None,
-            paid=last_valid(rollout.mask) if self._at_end else None,
+            paid=last if at_end else None,
             failures=rollout.failures,
             measured=rollout.measured,
             greedy=None if rollout.greedy is None else self.measure(rollout.greedy),

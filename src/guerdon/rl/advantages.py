@@ -45,12 +45,16 @@ class Steps:
         terminated_B_T: the task ended: no value beyond it. None: at the last valid step of each row.
         truncated_B_T: a limit ended the episode: its value goes on. None: nowhere.
         groups_B: rows with the same start share an id, in any order; None: every row for itself.
+        turns: steps are turns of conversations.
+        states_B_T: `turn_rloo`: steps in the same state have the same number, -1 where it is not known; None: nowhere.
     """
 
     mask_B_T: BoolArray
     terminated_B_T: BoolArray | None = None
     truncated_B_T: BoolArray | None = None
     groups_B: IntArray | None = None
+    turns: bool = False
+    states_B_T: IntArray | None = None
 
     def ends(self) -> tuple[BoolArray, BoolArray]:
         """(B, T) where the task ended, and where an episode ended."""
@@ -153,6 +157,59 @@ def rloo(source: SourceRewards, steps: Steps, *, form: LeaveOneOut = "paper") ->
     return _group_relative(source, steps, baselined)
 
 
+def turn_rloo(source: SourceRewards, steps: Steps, *, by_state: bool = False) -> Estimate:
+    """Return from a turn on, minus the mean over the other members of the group of their mean over turns.
+
+    A_ik = G_ik - 1/(K-1) sum_{j != i} mean_l G_jl, with G_ik the discounted sum of the rewards from turn k on.
+    What is subtracted does not depend on member i, so the gradient is unbiased, also where members have different
+    numbers of turns. With the own member inside the mean, or with means per turn index, it would not be.
+
+    Args:
+        source: of reward.
+        steps: turns; with `states_B_T` for `by_state`.
+        by_state: subtract the mean over the turns of other members in the same state, where there are any. State and
+            members are given when the turn's action is drawn, so that the gradient stays unbiased.
+    """
+    mask, rewards, _, known_B = _measured_rows(source, steps)
+    assert steps.groups_B is not None
+    known = mask & known_B[:, None]
+    returns = discounted_returns(np.where(known, rewards, 0.0), known, gamma=source.gamma)
+    group = _group_statistics(returns, known, steps.groups_B)
+    others = np.maximum(group.known - 1, 1)
+    baseline = np.repeat(((group.total - paid_means(returns, known)) / others)[:, None], mask.shape[1], axis=1)
+    if by_state and steps.states_B_T is not None:
+        baseline = _means_of_states(returns, known, steps.groups_B, steps.states_B_T, baseline)
+    enough = known & (group.known >= 2)[:, None]
+    return Estimate(
+        np.where(enough, returns - baseline, 0.0),
+        enough,
+        silent=len(np.unique(steps.groups_B[group.known < 2])),
+        flat=len(np.unique(steps.groups_B[(group.known >= 2) & group.flat])),
+    )
+
+
+def _means_of_states(
+    returns_B_T: np.ndarray, known_B_T: BoolArray, groups_B: IntArray, states_B_T: IntArray, baseline_B_T: np.ndarray
+) -> np.ndarray:
+    """(B, T) mean return of the other members' turns in the same state, `baseline_B_T` where there are none."""
+    places = known_B_T & (states_B_T >= 0)
+    rows = np.nonzero(places)[0]
+    keys = np.stack([groups_B[rows], states_B_T[places]], axis=1)
+    _, state = np.unique(keys, axis=0, return_inverse=True)
+    _, of_member = np.unique(np.stack([state.ravel(), rows], axis=1), axis=0, return_inverse=True)
+
+    def sums(values: np.ndarray) -> np.ndarray:
+        """Over the turns in the same state of all members, without those of the turn's own member."""
+        everyone, own = np.bincount(state.ravel(), values), np.bincount(of_member.ravel(), values)
+        return np.asarray(everyone[state.ravel()] - own[of_member.ravel()])
+
+    values = returns_B_T[places]
+    count = sums(np.ones(len(values)))
+    found = baseline_B_T.copy()
+    found[places] = np.where(count > 0.5, sums(values) / np.maximum(count, 1.0), baseline_B_T[places])
+    return found
+
+
 def grpo(source: SourceRewards, steps: Steps, *, standardize: bool = True) -> Estimate:
     """(r_it - mean_j m_j) / (std_j m_j + 1e-6) (GRPO, 2402.03300, section 4.1; with process rewards 2502.01456).
 
@@ -207,16 +264,18 @@ def remax(source: SourceRewards, steps: Steps) -> Estimate:
     return _to_go(np.where(paid & known[:, None], rewards - greedy[:, None], 0.0), mask, source.gamma, known)
 
 
-def estimators(*, lam: float = 1.0, form: LeaveOneOut = "paper") -> dict[str, Estimator]:
+def estimators(*, lam: float = 1.0, form: LeaveOneOut = "paper", by_state: bool = False) -> dict[str, Estimator]:
     """Every estimator by the name that `algorithm.adv_estimator` gives it.
 
     Args:
         lam: `gae`: lambda, the trade-off between bias and variance.
         form: `rloo`: leave-one-out of dense rewards as in the paper, or as PRIME's code has it.
+        by_state: `turn_rloo`: compare turns in the same state.
     """
     return {
         "gae": partial(gae, lam=lam),
         "rloo": partial(rloo, form=form),
+        "turn_rloo": partial(turn_rloo, by_state=by_state),
         "grpo": grpo,
         "dr_grpo": partial(grpo, standardize=False),
         "gdpo": gdpo,
@@ -284,6 +343,7 @@ def estimate_advantages(
     form: LeaveOneOut = "paper",
     whitened: bool = False,
     lam: float = 1.0,
+    by_state: bool = False,
 ) -> Advantages:
     """Advantages of any number of sources: the first place where they meet.
 
@@ -297,13 +357,17 @@ def estimate_advantages(
         form: `rloo`: see there.
         whitened: zero mean and unit variance over the steps of the batch, after the sources are added.
         lam: `gae`: lambda.
+        by_state: `turn_rloo`: see there.
 
     Raises:
-        ConfigError: a group estimator where no group has two members; `reinforce_pp` without whitening.
+        ConfigError: a group estimator where no group has two members; `reinforce_pp` without whitening; an estimator
+            of outcomes where turns before the last one are paid.
         DataError: a reward that is not finite in a row not marked as failed.
     """
     _check(sources, steps, estimator if isinstance(estimator, str) else "", whitened)
-    one_source = estimators(lam=lam, form=form)[estimator] if isinstance(estimator, str) else estimator
+    one_source = (
+        estimators(lam=lam, form=form, by_state=by_state)[estimator] if isinstance(estimator, str) else estimator
+    )
     found = {name: one_source(_whole_episodes(source, steps), steps) for name, source in sources.items()}
     if not isinstance(estimator, str):
         for name, one in found.items():
@@ -590,6 +654,14 @@ def _check_source(name: str, source: SourceRewards, steps: Steps, estimator: str
         if needed and getattr(source, key) is None:
             raise ConfigError(f"{estimator} needs {key} of the reward source {name!r}")
     mask = steps.mask_B_T
+    if steps.turns and needs.groups and estimator != "turn_rloo":
+        _, rewards, _ = _measured(source, steps)
+        early = (np.where(last_valid(mask), 0.0, rewards) != 0).any(axis=1)
+        if early.any():
+            raise ConfigError(
+                f"{int(early.sum())} conversations are paid at turns before the last one, for which {estimator} is "
+                "biased: set algorithm.adv_estimator to turn_rloo, or let the agent give outcomes alone"
+            )
     for field in fields(source):
         array = getattr(source, field.name)
         shape = mask.shape if field.name.endswith("_T") else mask.shape[:1]

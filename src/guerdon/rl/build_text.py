@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,13 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from guerdon.collect.agents import check_agent_here
 from guerdon.collect.evaluated import EvaluatedCollector, evaluation
-from guerdon.collect.text import Responses, RunPrompts, TextCollector, join_shards
+from guerdon.collect.text import Responses, RunPrompts, TextCollector, conversation_rows, join_shards
 from guerdon.compute import distributed
 from guerdon.compute.optimizers import AdamW
 from guerdon.engines.reward_models import RewardModels
 from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.models.load import load_source_model
+from guerdon.policies.batches.dialogues import tool_form
 from guerdon.policies.language.generate_vllm import check_vllm
 from guerdon.policies.language.text import TextPolicy, add_policy, reference
 from guerdon.policies.language.text_files import (
@@ -53,6 +56,7 @@ from guerdon.tasks.prompts import shared_system_prompt
 from guerdon.types import RewardModel
 
 VERIFIER = "verifier"
+ENV = "env"  # the same of conversations with an agent
 SHOWN_PROMPTS, SHOWN_SAMPLES = 6, 4
 KL_START = "kl_ref"  # the adapter that holds the start of a second stage
 
@@ -92,9 +96,11 @@ def text_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     if study.generation.engine == "vllm":
         collector = EvaluatedCollector(collector, heads, _micro(study.text_algorithm))
     learner.shares = {name: source.terms.share for name, source in sources.items() if source.terms.share is not None}
-    notes = _notes(study, prompts, sources, alike=learning.alike) + learning.notes
+    notes = _notes(study, policy, prompts, sources, alike=learning.alike) + learning.notes
 
     def show(folder: Path, step: int) -> None:
+        if study.agent is not None:  # conversations.jsonl has them
+            return
         rollout = collector.show(policy, prompts=SHOWN_PROMPTS, samples=SHOWN_SAMPLES, version=learner.version)
         if rollout is not None:
             rollout = join([rollout])
@@ -113,9 +119,14 @@ def text_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
 
     terms = {name: sources[name].terms for name in _learned(study)}
     truth = None if study.reward.truth == VERIFIER else study.reward.truth
-    stats = EpisodeStats(list(sources), learned=[n for n in sources if n not in (VERIFIER, truth)], truth=truth)
+    known = (VERIFIER, ENV, truth)
+    stats = EpisodeStats(list(sources), learned=[n for n in sources if n not in known], truth=truth)
     save = partial(save_policy, policy)
-    return Parts(collector, sources, terms, learner, stats, "responses", show, save, notes, None, models, evaluate)
+    unit, rows = "responses", None
+    if study.agent is not None:
+        unit, tokens = "conversations", study.agent.log_tokens
+        rows = partial(conversation_rows, tokens=tokens)
+    return Parts(collector, sources, terms, learner, stats, unit, show, save, notes, None, models, evaluate, rows)
 
 
 def _needs_log_probs(
@@ -145,7 +156,8 @@ def check_text(study: Study) -> None:
         load_prompts(data)
         raise
     _check_generation(study, policy)
-    prompts = RunPrompts.read(data, policy.tokenizer, policy.base.positions)
+    check_agent_here(study.agent)
+    prompts = RunPrompts.read(data, policy.tokenizer, policy.base.positions, study.agent)
     policy.base.reach(prompts.reach(data))
     _check_disk_of(study, study.runner.logger.folder, policy, build_primes(study, policy))
 
@@ -193,7 +205,8 @@ def build_learning(study: Study, *, fresh: bool) -> Learning:
     heads = (*_learned(study), *((KL,) if kl_in_reward else ()))
     policy = load_policy(study.text_policy, seed=runner.seed, value_heads=len(heads) if critic else 0)
     policy.temperature = study.generation.temperature
-    prompts = RunPrompts.read(study.data, policy.tokenizer, policy.base.positions)
+    check_agent_here(study.agent)
+    prompts = RunPrompts.read(study.data, policy.tokenizer, policy.base.positions, study.agent)
     alike, system_prompt = shared_system_prompt(prompts.train)
     primes = build_primes(study, policy, system_prompt=system_prompt)
     start = _reference(study, policy, primes) if algorithm.kl_coef else None
@@ -209,7 +222,7 @@ def build_learning(study: Study, *, fresh: bool) -> Learning:
         heads=heads,
         reference=start,
         store_reference=bool(runner.resume_dir),
-        max_length=study.data.max_response_length,
+        max_length=study.data.max_response_length if study.agent is None else study.agent.longest(study.data),
     )
     notes = []
     if fresh and runner.resume_dir:
@@ -221,8 +234,13 @@ def build_learning(study: Study, *, fresh: bool) -> Learning:
 
 def _learned(study: Study) -> tuple[str, ...]:
     """The sources that the policy learns from: the verifier, where there is one, and reward models, without a truth."""
-    names = (*((VERIFIER,) if study.verified else ()), *study.text_sources)
+    names = (*((ground_truth(study),) if study.verified else ()), *study.text_sources)
     return tuple(name for name in names if name != study.reward.truth)
+
+
+def ground_truth(study: Study) -> str:
+    """The name of the source of ground truth: the verifier, or `env` where an agent says what conversations earn."""
+    return VERIFIER if study.agent is None else ENV
 
 
 def build_primes(study: Study, policy: TextPolicy, *, system_prompt: str | None = None) -> dict[str, PrimeReward]:
@@ -277,7 +295,8 @@ def build_text_sources(
     terms = text_terms(study.text_reward, study.text_algorithm)
     sources: dict[str, RewardSource[Responses]] = {}
     if study.verified:
-        sources[VERIFIER] = GroundTruth(terms[VERIFIER], at_end=True)
+        name = ground_truth(study)
+        sources[name] = GroundTruth(replace(terms[VERIFIER], name=name), at_end=True)
     made: dict[str, RewardSource[Responses]] = {**primes}
     for name, one in study.text_reward.of(RunSource).items():
         if isinstance(one.model, ExactModelSettings):
@@ -337,6 +356,7 @@ def _shards(
             "prompts": prompts.of_shard(shard, count),
             "shard": shard,
             "shares_gpu": 0 < study.cluster.collector_gpus < 1,
+            "agent": study.agent,
         }
         for shard in range(count)
     ]
@@ -347,7 +367,9 @@ def _micro(algorithm: TextAlgorithmSettings) -> int:
     return algorithm.micro_batch_size or algorithm.minibatch_size or 1024
 
 
-def _notes(study: Study, prompts: RunPrompts, sources: dict[str, RewardSource[Any]], *, alike: bool) -> list[str]:
+def _notes(
+    study: Study, policy: TextPolicy, prompts: RunPrompts, sources: dict[str, RewardSource[Any]], *, alike: bool
+) -> list[str]:
     """Lines for the start of the log."""
     assert study.data is not None
     total = len(prompts.train) + prompts.too_long
@@ -358,6 +380,8 @@ def _notes(study: Study, prompts: RunPrompts, sources: dict[str, RewardSource[An
             "are left out"
         )
     own = study.text_policy
+    if study.agent is not None:
+        notes += agent_notes(policy.tokenizer, with_tools=study.agent.type in ("tools", "command"))
     if own.dropout:
         notes.append(
             "WARNING: policy.dropout: ratios, clip fractions and KL compare gradient passes with dropout to "
@@ -379,6 +403,19 @@ def _notes(study: Study, prompts: RunPrompts, sources: dict[str, RewardSource[An
         notes.append(
             "WARNING: the prompts have several turns, and data.system_prompt or data.shots adds more for the policy; "
             "the saved reward model is not given what they add, so that it gives other values than in this run"
+        )
+    return notes
+
+
+def agent_notes(tokenizer: Any, *, with_tools: bool) -> list[str]:
+    """What the chat template does with conversations, and with tools where there are any, if not what one expects."""
+    form = tool_form(tokenizer)
+    notes = []
+    if form.own and with_tools:
+        notes.append("the chat template knows no tools: guerdon writes them into the system turn, and results as text")
+    if form.appends is False:
+        notes.append(
+            "the chat template rewrites earlier turns, so that some prompts are contexts of their own (agent/contexts)"
         )
     return notes
 

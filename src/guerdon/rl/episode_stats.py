@@ -222,7 +222,8 @@ def _whole_rows(
     rollout: Rollout[Inputs], rewards: Mapping[str, Rewards], weights: Mapping[str, float], step: int
 ) -> list[Row]:
     """One row per response: success, length, and what each source paid in total; None where it is unknown."""
-    failed = {name: np.asarray((r.failed & rollout.mask).any(axis=1)) for name, r in rewards.items()}
+    lost = ~rollout.mask.any(axis=1) if rollout.conversations else False  # a conversation that was left out
+    failed = {name: np.asarray((r.failed & rollout.mask).any(axis=1) | lost) for name, r in rewards.items()}
     sums = {name: np.asarray(r.values.sum(axis=1)) for name, r in rewards.items()}
     unknown = ~rollout.known_B
     rows = []

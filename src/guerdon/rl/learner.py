@@ -88,6 +88,13 @@ def decision_mask(chunks: Chunks) -> BoolArray:
     return np.asarray(np.arange(counts_B.max(initial=0)) < counts_B[:, None])
 
 
+def on_steps(chunks: Chunks, mask_B_T: BoolArray, values_R_C: np.ndarray) -> np.ndarray:
+    """(B, T) numbers of steps that stand with the decisions that they executed (one part each); 0 where masked."""
+    found = np.zeros(mask_B_T.shape, values_R_C.dtype)
+    found[mask_B_T] = values_R_C[chunks.decision[mask_B_T], chunks.slot[mask_B_T]]
+    return found
+
+
 def per_decision(
     rollout: Rollout[Inputs], steps: Steps, sources: Mapping[str, SourceRewards]
 ) -> tuple[Steps, dict[str, SourceRewards]]:
@@ -136,7 +143,8 @@ def per_decision(
             next_values_B_T=None if following is None else grid(following),
         )
     ends = anywhere(steps.terminated_B_T), anywhere(steps.truncated_B_T)
-    return Steps(mask, *ends, steps.groups_B), found
+    states = None if steps.states_B_T is None else grid(steps.states_B_T[rollout.chunks.slot == 0])
+    return Steps(mask, *ends, steps.groups_B, steps.turns, states), found
 
 
 def decision_rows(rollout: Rollout[Inputs], found: Advantages, settings: AlgorithmSettings) -> DecisionRows:
@@ -317,8 +325,11 @@ class OnPolicyLearner(Generic[Collected, Inputs]):
         mask, acting, parts = rollout.mask, rollout.log_probs, None
         if rollout.chunks is not None:
             mask, advantages, acting, parts = decision_rows(rollout, advantages, settings)
+            parts = None if rollout.conversations else parts  # each token of a call counts
         stale = rollout.version != self.version  # other weights acted, so that the first ratio is not 1 either
-        several = stale or steps_per_update(settings, len(rollout.inputs)) > 1
+        streams = _stream_of_rows(rollout) if rollout.conversations else None
+        units = len(rollout.inputs) if streams is None else len(np.unique(streams))
+        several = stale or steps_per_update(settings, units) > 1
         behaviour = rollout.sampled_log_probs
         if behaviour is None and not several:
             behaviour = acting
@@ -332,6 +343,7 @@ class OnPolicyLearner(Generic[Collected, Inputs]):
             values={name: rollout.values[name] for name in self.heads} if rollout.values else None,
             parts=parts,
             auxiliary=auxiliary_targets(settings.auxiliary_losses, rewards, rollout),
+            streams=streams,
         )
 
     def _observe(self, rollout: Rollout[Collected]) -> None:
@@ -343,7 +355,10 @@ class OnPolicyLearner(Generic[Collected, Inputs]):
 
     def _kl(self, rollout: Rollout[Collected], ref_B_T: FloatArray) -> Rewards:
         """The KL from the reference as a reward: -(log pi - log ref) of each step (k1, unbiased)."""
-        values = np.where(rollout.mask, ref_B_T - rollout.log_probs, np.float32(0)).astype(np.float32)
+        gap = ref_B_T - rollout.log_probs
+        if rollout.chunks is not None:  # of the tokens of calls: to the tokens of conversations
+            gap = on_steps(rollout.chunks, rollout.mask, gap)
+        values = np.where(rollout.mask, gap, np.float32(0)).astype(np.float32)
         greedy = None
         if rollout.greedy is not None:
             greedy = self._kl(rollout.greedy, self._reference_log_probs(rollout.greedy))
@@ -354,7 +369,7 @@ class OnPolicyLearner(Generic[Collected, Inputs]):
         assert self.reference is not None
         micro = self.settings.micro_batch_size or self.settings.minibatch_size or _MICRO
         found = self.reference.evaluate_all(self.reference.prepared(rollout.inputs), micro=micro)
-        return found.log_probs.numpy().reshape(rollout.mask.shape)
+        return found.log_probs.numpy().reshape(rollout.log_probs.shape)
 
     @distributed.collective
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -482,7 +497,9 @@ def source_advantages(
             next_values_B_T=rollout.next_values.get(name),
         )
     terminated = rollout.terminated if rollout.life_lost is None else rollout.terminated | rollout.life_lost
-    steps = Steps(rollout.mask, terminated, rollout.truncated, rollout.group_ids)
+    steps = Steps(
+        rollout.mask, terminated, rollout.truncated, rollout.group_ids, rollout.conversations, rollout.states
+    )
     if rollout.chunks is not None and settings.by_chunk:
         steps, sources = per_decision(rollout, steps, sources)
     return estimate_advantages(
@@ -492,6 +509,7 @@ def source_advantages(
         form=settings.rloo_form,
         whitened=settings.whiten_batch,
         lam=settings.gae_lambda,
+        by_state=settings.by_state,
     )
 
 

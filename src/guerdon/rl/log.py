@@ -28,11 +28,19 @@ from guerdon.rl.checkpoint import cut_back
 from guerdon.secrets import hide
 from guerdon.settings.runner import LoggerSettings
 
+CONVERSATIONS = "conversations.jsonl"  # of a run with an agent
 FILES = ("metrics.jsonl", "episodes.jsonl", "failures.jsonl", "timings.jsonl")
 
 
 class RunLog:
-    """The open log files of one run directory."""
+    """The open log files of one run directory.
+
+    Args:
+        folder: the directory.
+        sinks: get the metrics, too.
+        offsets: sizes to cut the files back to; None: they begin empty.
+        more: names of files beside `FILES`.
+    """
 
     def __init__(
         self,
@@ -40,10 +48,11 @@ class RunLog:
         *,
         sinks: Sequence[LogSink] = (),
         offsets: Mapping[str, int] | None = None,
+        more: Sequence[str] = (),
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._files: dict[str, FileIO] = {}
-        for name in FILES:
+        for name in (*FILES, *more):
             path = folder / name
             if offsets is None:
                 path.write_bytes(b"")

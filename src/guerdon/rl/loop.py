@@ -41,7 +41,7 @@ from guerdon.rewards.source import GroundTruth
 from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.best_policy import BestPolicy
 from guerdon.rl.episode_stats import TRUTH
-from guerdon.rl.log import RunLog, open_sinks, true_success
+from guerdon.rl.log import CONVERSATIONS, RunLog, open_sinks, true_success
 from guerdon.rl.parts import Parts
 from guerdon.rl.profile import RunProfile
 from guerdon.rl.reward_warnings import reward_warnings
@@ -193,7 +193,8 @@ class Loop:
         except GuerdonError:
             parts.close()
             raise
-        self.log = RunLog(folder, sinks=sinks, offsets=offsets)
+        more = () if parts.conversations is None else (CONVERSATIONS,)
+        self.log = RunLog(folder, sinks=sinks, offsets=offsets, more=more)
         self.progress = ProgressBar(study.runner.total_steps)
         for note in [*notes, *warnings]:
             self.progress.write_line(note)
@@ -326,6 +327,9 @@ class Loop:
         summary = self.stats.summary(rows)
         for row in rows:
             self.log.write("episodes.jsonl", row)
+        if self.parts.conversations is not None:
+            for row in self.parts.conversations(rollout, self.step):
+                self.log.write(CONVERSATIONS, row)
         counts: Metrics = {"failure_rate": self.failures.rate, "failures": self.failures.total}
         counts |= {f"failure_rate/{name}": rate for name, rate in self.failures.rates.items()}
         self.log.metrics("train", self.step, {**summary, **metrics, **counts})

@@ -39,23 +39,38 @@ _CLIPPED = "clip_fraction"
 _LARGEST = 80.0  # a log-ratio up to which the ratio is an ordinary float32
 
 
-def aggregation_weights(mask_B_T: Tensor, how: Aggregation, *, max_length: int | None = None) -> Tensor:
+def aggregation_weights(
+    mask_B_T: Tensor, how: Aggregation, *, max_length: int | None = None, streams_B: Tensor | None = None
+) -> Tensor:
     """Weight of each token's term in the loss of one gradient step.
 
     token: 1 / number of valid tokens (DAPO, 2503.14476, section 3.3). sequence: 1 / (responses x tokens of the
     response) (GRPO, 2402.03300, eq. 3). constant: 1 / (responses x `max_length`), so that length earns and costs
     nothing (Dr. GRPO, 2503.20783, section 3.2). Empty responses do not count as responses.
 
+    Where several rows are the calls of one conversation, conversations stand in the place of responses: the number of
+    calls depends on the actions, so that a mean over calls would be biased.
+
     Args:
         mask_B_T: valid tokens of the whole gradient step, not of one micro-batch.
         how: the mean to take.
-        max_length: `constant`: the length limit of a response.
+        max_length: `constant`: the length limit of a response, or of all that is written in a conversation.
+        streams_B: number of the conversation that each row is part of; None: every row is one.
 
     Returns:
         (B, T), 0 where masked.
     """
     mask = mask_B_T.to(torch.float32)
     lengths = mask.sum(-1, keepdim=True)
+    if streams_B is not None:
+        _, of_row, rows = streams_B.unique(return_inverse=True, return_counts=True)
+        totals = lengths.new_zeros(len(rows)).index_add_(0, of_row, lengths[:, 0])
+        conversations = (totals > 0).sum().clamp_min(1)
+        if how != "token":
+            whole = max_length if how == "constant" else totals.clamp_min(1.0)[of_row][:, None]
+            if whole is None:
+                raise ValueError("aggregation over a constant length needs max_length")
+            return mask / (whole * conversations)
     responses = (lengths > 0).sum().clamp_min(1)
     if how == "token":
         return mask / mask.sum().clamp_min(1.0)

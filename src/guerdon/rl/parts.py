@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -109,6 +109,7 @@ class Parts(NamedTuple):
         videos: of training episodes; None: none are written.
         reward_models: scores with the models of the sources.
         evaluate: what the policy achieves now, over so many episodes; None: the collector's own evaluation.
+        conversations: rows of `conversations.jsonl`, of a rollout at a step of the run; None: there is no agent.
     """
 
     collector: Collector[Any, Any]
@@ -123,6 +124,7 @@ class Parts(NamedTuple):
     videos: EpisodeVideos | None
     reward_models: RewardModels
     evaluate: Callable[[int], Mapping[str, float]] | None = None
+    conversations: Callable[[Rollout[Any], int], Iterable[dict[str, Any]]] | None = None
 
     def close(self) -> None:
         """Close worlds, files, and connections to where the parts work."""

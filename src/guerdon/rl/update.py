@@ -243,6 +243,8 @@ class Batch(Generic[Inputs]):
             Its values are one per row: (R, 1, H).
         auxiliary: (R, K, A) targets of the auxiliary heads; None without such heads.
         auxiliary_mask: (R, K, A) float32, 0 where a target is missing.
+        streams: (R, 1) int64, the conversation that a row is a call of, rows of one next to each other; None: every
+            row is one.
     """
 
     inputs: Inputs
@@ -257,6 +259,7 @@ class Batch(Generic[Inputs]):
     auxiliary: Tensor | None = None
     auxiliary_mask: Tensor | None = None
     parts: Tensor | None = None
+    streams: Tensor | None = None
 
     def take(self, rows: np.ndarray) -> Batch[Inputs]:
         """These rows, in order."""
@@ -280,6 +283,7 @@ def make_batch(
     values: Mapping[str, FloatArray] | None = None,
     parts: BoolArray | None = None,
     auxiliary: Mapping[str, tuple[FloatArray, BoolArray]] | None = None,
+    streams: np.ndarray | None = None,
 ) -> Batch[Inputs]:
     """A rollout with its advantages as rows of decisions: as many as the inputs have.
 
@@ -291,6 +295,7 @@ def make_batch(
         values: source to (B, T) values before the update, where there is a critic.
         parts: of decisions with several log-probabilities, see `Batch`.
         auxiliary: source to (B, T) targets of its auxiliary head, and where they are known; in the order of the heads.
+        streams: (R,) of rows that are calls of conversations, see `Batch`.
     """
     rows = len(inputs)
 
@@ -307,6 +312,8 @@ def make_batch(
     critic = (heads(arrays) for arrays in (values or {}, found.value_targets, found.known))
     heard = {"auxiliary": targets(0), "auxiliary_mask": targets(1)}
     batch = Batch(inputs, column(mask_B_T), column(found.advantages), *given, *critic, **heard)
+    if streams is not None:
+        batch = replace(batch, streams=torch.from_numpy(streams.astype(np.int64))[:, None])
     return batch if parts is None else replace(batch, parts=column(parts))
 
 
@@ -356,7 +363,8 @@ def update_policy(
     closed = closed and applies(policy, batch.columns(), policy_terms, settings)
     for rows, part in _mini_batches(batch, settings, rng):
         optimizer.zero_grad()
-        weights, divisor = _aggregation(part["mask"], settings, max_length)
+        streams = part.pop("streams", None)
+        weights, divisor = _aggregation(part["mask"], settings, max_length, streams)
         counts = {name: part[name].sum((0, 1)).clamp_min(1.0) for name in _HEAD_MASKS if name in part}
         count = part["mask"].sum().clamp_min(1.0)
         if settings.normalize_minibatches:
@@ -416,6 +424,9 @@ def _mini_batches(
     Columns are put in order once per epoch, which is cheaper than picking from each for every part; inputs, which may
     be pictures, are picked part by part.
     """
+    if batch.streams is not None:
+        yield from _mini_batches_of_streams(batch, batch.streams[:, 0].numpy(), settings, rng)
+        return
     n = len(batch.inputs)
     size = settings.minibatch_size or n
     for _ in range(settings.num_epochs):
@@ -426,11 +437,29 @@ def _mini_batches(
             yield order[here], {name: parts[i] for name, parts in ordered.items()}
 
 
-def _aggregation(mask: Tensor, settings: AlgorithmSettings, max_length: int | None) -> tuple[Tensor, Tensor | float]:
+def _mini_batches_of_streams(
+    batch: Batch[Inputs], streams_R: np.ndarray, settings: AlgorithmSettings, rng: np.random.Generator
+) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
+    """The same of whole conversations, of which `minibatch_size` are a gradient step."""
+    rows_of = [np.flatnonzero(streams_R == stream) for stream in np.unique(streams_R)]
+    n = len(rows_of)
+    size = settings.minibatch_size or n
+    for _ in range(settings.num_epochs):
+        order = np.arange(n) if size >= n else rng.permutation(n)
+        for here in slices(n, size):
+            rows = np.concatenate([rows_of[k] for k in order[here]])
+            index = torch.from_numpy(rows)
+            yield rows, {name: column.index_select(0, index) for name, column in batch.columns().items()}
+
+
+def _aggregation(
+    mask: Tensor, settings: AlgorithmSettings, max_length: int | None, streams: Tensor | None = None
+) -> tuple[Tensor, Tensor | float]:
     """Weights of the decisions of a gradient step, and what their weighted sum is divided by."""
     if settings.loss_agg == "token":
         return mask, mask.sum().clamp_min(1.0)
-    return aggregation_weights(mask, settings.loss_agg, max_length=max_length), 1.0
+    streams_R = None if streams is None else streams[:, 0]
+    return aggregation_weights(mask, settings.loss_agg, max_length=max_length, streams_B=streams_R), 1.0
 
 
 def _loss(

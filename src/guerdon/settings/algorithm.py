@@ -40,6 +40,7 @@ class EstimatorInfo(NamedTuple):
 
 _INFO = {
     "rloo": EstimatorInfo(kl_in="reward", groups=True),  # 2402.14740; with one step per batch, ppo is its REINFORCE
+    "turn_rloo": EstimatorInfo(kl_in="reward", groups=True),
     "grpo": EstimatorInfo(loss_agg="sequence", groups=True),  # 2402.03300
     "dr_grpo": EstimatorInfo(groups=True),  # 2503.20783
     "gdpo": EstimatorInfo(True, loss_agg="sequence", groups=True),  # 2601.05242
@@ -283,6 +284,7 @@ class ControlAlgorithmSettings(_SharedSettings, RobotAlgorithmSettings):
     kl_in: ClassVar[Literal["loss"]] = "loss"
     rollout_is_threshold: ClassVar[None] = None
     rloo_form: ClassVar[Literal["paper"]] = "paper"
+    by_state: ClassVar[bool] = False
 
     @property
     def needs(self) -> EstimatorInfo:
@@ -316,6 +318,10 @@ class ControlAlgorithmSettings(_SharedSettings, RobotAlgorithmSettings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        if self.adv_estimator == "turn_rloo":
+            raise ConfigError.about(
+                "adv_estimator", "turn_rloo compares turns of conversations of an agent: take rloo, for whole episodes"
+            )
         if self.needs.greedy:
             raise ConfigError.about(
                 "adv_estimator",
@@ -368,6 +374,12 @@ class TextAlgorithmSettings(_SharedSettings):
         "paper",
         adv_estimator="rloo",
         description="leave-one-out of dense rewards as in the paper (eq. 5), or as PRIME's code has it",
+    )
+    by_state: bool = only_with(
+        False,
+        adv_estimator="turn_rloo",
+        description="compare a turn with those of other members of the group in the same state, where the agent names "
+        "states and there are such turns",
     )
     normalize_advantages: bool = Field(
         False,

@@ -19,6 +19,7 @@ from guerdon.config.loading import load
 from guerdon.config.tree import Tree, apply_overrides
 from guerdon.errors import ConfigError
 from guerdon.processes.progress import log_line
+from guerdon.settings.agent import AgentSettings, check_agent
 from guerdon.settings.algorithm import ControlAlgorithmSettings, RobotAlgorithmSettings, TextAlgorithmSettings
 from guerdon.settings.aliases import guide_names
 from guerdon.settings.base import FolderName, Seed, Settings, folder_name, refuse
@@ -140,6 +141,9 @@ class Study(Settings):
     reward: RewardSettings = Field(RewardSettings(), description="which measurements train the policy")
     data: DataSettings | None = Field(None, description="prompts with known answers, for a language model")
     generation: GenerationSettings = Field(LocalGenerationSettings(), description="how a language model writes")
+    agent: AgentSettings | None = Field(
+        None, description="conversations of several calls of a language model, with tools, a program or a world"
+    )
     reward_model: RewardModelSection | None = Field(
         None,
         description="a reward in addition to the verifier's, for a language model: a short form of one entry of "
@@ -345,7 +349,7 @@ class Study(Settings):
     @property
     def verified(self) -> bool:
         """Whether a run of a language model knows true success: its prompts have answers."""
-        return self.data is None or self.data.type != "prompts"
+        return self.data is None or self.data.type != "prompts" or (self.agent is not None and self.agent.judges)
 
     @cached_property
     def source(self) -> tuple[Path, tuple[str, ...]] | None:
@@ -578,6 +582,14 @@ class TextStudy(Study):
     @model_validator(mode="after")
     def _sources_fit(self) -> Self:
         self.generation.check(self)
+        if self.agent is not None:
+            check_agent(self.agent, self)
+        elif self.algorithm.adv_estimator == "turn_rloo":
+            raise ConfigError.about(
+                "algorithm.adv_estimator",
+                "turn_rloo compares turns of conversations, and there is no agent: set it to rloo, or add the section "
+                "agent",
+            )
         if self.algorithm.credit == "min_form" and not any(source.min_form for source in self.text_sources.values()):
             raise ConfigError.about(
                 "algorithm.credit",
@@ -713,7 +725,7 @@ def _decides_on_one_action(study: Study) -> bool:
     )
 
 
-_OF_TEXT = ("data", "generation", "label", "reward_model", "sft", "search")
+_OF_TEXT = ("agent", "data", "generation", "label", "reward_model", "sft", "search")
 _NO_POLICY = "policy.type {0.policy.type}, the default: a language model is `policy: {{type: text, path: FOLDER}}`"
 IDLE = (
     Rule(("env", "collect", "bc"), lambda s: s.text, "policy.type text", stored=True),

@@ -16,8 +16,9 @@ that were there; nothing is tokenised a second time.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -54,12 +55,15 @@ class TokenBatch:
         responses_B_T: (B, T) int64, padded on the right.
         mask_B_T: (B, T) bool, True at response tokens, the end-of-sequence token included.
         finished_B: (B,) bool, True where the response ended by itself, False where the length limit cut it.
+        follows_B: (B,) the row whose prompt and response the prompt of a row begins with, -1 where there is none; None:
+            nowhere.
     """
 
     prompts: tuple[IntArray, ...]
     responses_B_T: IntArray
     mask_B_T: BoolArray
     finished_B: BoolArray
+    follows_B: IntArray | None = None
 
     def __post_init__(self) -> None:
         b, shape = len(self.prompts), self.responses_B_T.shape
@@ -95,8 +99,17 @@ class TokenBatch:
         width = int(mask.sum(axis=1).max(initial=0))
         return TokenBatch(
             tuple(self.prompts[i] for i in index), self.responses_B_T[index, :width], mask[:, :width],
-            self.finished_B[index],
+            self.finished_B[index], self._followed(index),
         )  # fmt: skip
+
+    def _followed(self, index: IntArray) -> IntArray | None:
+        """`follows_B` of some rows."""
+        if self.follows_B is None:
+            return None
+        place = np.full(len(self) + 1, -1, dtype=np.int64)  # the last one stays -1
+        place[index] = np.arange(len(index))
+        found = place[self.follows_B[index]]
+        return found if (found >= 0).any() else None
 
 
 def token_batch(
@@ -109,12 +122,51 @@ def token_batch(
 
 def concatenate(batches: Sequence[TokenBatch], *, pad_id: int) -> TokenBatch:
     """Several batches as one, in order."""
-    return token_batch(
+    found = token_batch(
         [p for b in batches for p in b.prompts],
         [r for b in batches for r in b.responses()],
         np.concatenate([b.finished_B for b in batches]),
         pad_id=pad_id,
     )
+    if all(b.follows_B is None for b in batches):
+        return found
+    starts = np.cumsum([0, *(len(b) for b in batches)])
+    follows = [np.full(len(b), -1) if b.follows_B is None else b.follows_B for b in batches]
+    placed = [np.where(own >= 0, own + start, -1) for own, start in zip(follows, starts, strict=False)]
+    return replace(found, follows_B=np.concatenate(placed))
+
+
+def joined_turns(batch: TokenBatch) -> tuple[TokenBatch, IntArray]:
+    """Rows that follow each other as one row each, so that a network reads a conversation once.
+
+    Args:
+        batch: with `follows_B`.
+
+    Returns:
+        The rows; and for every response token of the batch, row by row, its place among the response tokens of these.
+        What stands between the responses of a conversation is in the responses of the rows, too.
+    """
+    assert batch.follows_B is not None
+    sequences, lengths_B = batch.sequences(), batch.lengths_B
+    followed = set(batch.follows_B.tolist())
+    whole_B = np.full(len(batch), -1, dtype=np.int64)
+    first: list[int] = []
+    last = [row for row in range(len(batch)) if row not in followed]
+    for number, row in enumerate(last):
+        first.append(row)
+        while row >= 0 and whole_B[row] < 0:  # several rows may follow one: it is read with the first of them
+            whole_B[row], first[-1] = number, row
+            row = int(batch.follows_B[row])
+    prompts = [batch.prompts[row] for row in first]
+    responses = [sequences[end][len(prompt) :] for end, prompt in zip(last, prompts, strict=True)]
+    starts = np.cumsum([0, *map(len, responses)])
+    begins = [
+        starts[whole] + len(own) - len(prompts[whole])
+        for own, whole in zip(batch.prompts, whole_B.tolist(), strict=True)
+    ]
+    places = np.concatenate([begin + np.arange(n) for begin, n in zip(begins, lengths_B, strict=True)])
+    joined = token_batch(prompts, responses, np.ones(len(last), dtype=np.bool_), pad_id=0)
+    return joined, places.astype(np.int64)
 
 
 def prompt_ids(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> IntArray:
@@ -395,6 +447,59 @@ def step_ends(ends_T: IntArray, text: str, separator: str) -> IntArray:
     found_S = np.minimum(np.searchsorted(ends_T, closes_S, side="left"), len(ends_T) - 1)
     found_S[-1] = len(ends_T) - 1
     return np.asarray(found_S, dtype=np.int64)
+
+
+def added_ids(
+    tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool], known: int, replies: Mapping[int, bool]
+) -> IntArray | None:
+    """What the chat template adds behind the last reply of a conversation, up to the opening of the next turn.
+
+    Replies stand as marks in the conversation, so that the template has no say in how they are written: the ids that
+    the model sampled stay as they are.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        messages: of the conversation.
+        tools: functions that can be called.
+        known: messages that the ids so far hold; the last of them is a reply.
+        replies: place of each reply of the model, and whether it begins with reasoning.
+
+    Returns:
+        Ids from the end of that reply on; None where the template writes the known messages otherwise than before.
+
+    Raises:
+        ControlTokenError: a control token in a message cannot be read as plain text.
+        DataError: a character that the tokenizer does not know; or the tokenizer raised.
+    """
+    marks = {place: (f"gk6r{place}q7x", f"gk6v{place}q7x") for place in replies}
+    chat: list[Message] = []
+    for place, message in enumerate(messages):
+        reasoning, said = marks.get(place, ("", ""))
+        if place not in replies:
+            chat.append(message)
+        else:
+            content = f"<think>\n{reasoning}\n</think>\n\n{said}" if replies[place] else said
+            chat.append({"role": "assistant", "content": content})
+    controls, hidden = control_tokens(tokenizer), dict[str, str]()
+    chat, functions = controls.hide(chat, hidden), controls.hide(tools, hidden)
+    try:
+        before = _rendered(tokenizer, chat[: known - 1], functions, answered=False)
+        after = _rendered(tokenizer, chat, functions, answered=False)
+    except ChatError:
+        return None
+    reasoning, said = marks[known - 1]
+    begun, found, added = after.removeprefix(before).partition(said)
+    kept = not replies[known - 1] or reasoning in begun
+    if not after.startswith(before) or not found or not kept or len(begun) > len(reasoning) + _MOST_MARKS:
+        return None
+    for message in chat[known:]:
+        text = message["content"].strip()
+        if text not in added and json.dumps(text)[1:-1] not in added and message["role"] != "assistant":
+            return None
+    return _plain_ids(tokenizer, controls, added, hidden) if hidden else _encode(tokenizer, added)
+
+
+_MOST_MARKS = 40  # characters of the marks of reasoning around a text
 
 
 def chat_text(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool] = (), *, answered: bool) -> str:

@@ -11,6 +11,7 @@ reference).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,7 +24,7 @@ from guerdon.errors import CheckpointError, ConfigError
 from guerdon.policies.batches.packing import lay_out
 from guerdon.policies.batches.passes import passes, slices
 from guerdon.policies.batches.prompt_sharing import lay_out_shared
-from guerdon.policies.batches.tokens import TokenBatch, pad_id
+from guerdon.policies.batches.tokens import TokenBatch, joined_turns, pad_id
 from guerdon.policies.language.shared_base import SharedBase
 from guerdon.settings.text_policy import LoraSettings
 from guerdon.types import BoolArray, Evaluated, IntArray, PolicyInputs
@@ -127,12 +128,16 @@ class TextPolicy:
             return self._evaluated_apart(inputs, apart, entropy=entropy, temperature=temperature)
         longest = max(lengths_B, default=0)
         eager = self.base.eager_for(longest)
-        if not self.remove_padding and self.base.shares_prompts(inputs, longest):
-            layout = lay_out_shared(inputs, device=self.device, eager=eager)
+        whole, places_M = (inputs, None) if inputs.follows_B is None else joined_turns(inputs)
+        if not self.remove_padding and self.base.shares_prompts(whole, longest):
+            layout = lay_out_shared(whole, device=self.device, eager=eager)
         else:
             layout = lay_out(
-                inputs, pad_id=pad_id(self.tokenizer), packed=self.remove_padding, device=self.device, eager=eager
+                whole, pad_id=pad_id(self.tokenizer), packed=self.remove_padding, device=self.device, eager=eager
             )
+        if places_M is not None:
+            kept_M = torch.from_numpy(places_M).to(self.device)
+            layout = replace(layout, predicts_M=layout.predicts_M[kept_M], targets_M=layout.targets_M[kept_M])
 
         at_once = LOGITS_AT_ONCE.get(self.device.type, 2**24)
         several = len(layout.targets_M) > at_once // self.base.vocabulary

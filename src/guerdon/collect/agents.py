@@ -1,0 +1,286 @@
+"""Agents: what happens in a conversation between two calls of the model. Tools of functions, and worlds of messages.
+
+An agent starts conversations and is given the model's replies, round by round; it says what each conversation waits for
+(`Moment`): one reply or several, or nothing more, with what it earned. It never sees a token.
+
+    agent = ToolAgent(settings)
+    moments = agent.start({0: prompt})
+    moments = agent.read({0: [Reply(message, {})]})
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from shutil import which
+from typing import Any, NamedTuple, Protocol
+
+from guerdon.errors import ConfigError, DataError, GuerdonError, boundary
+from guerdon.policies.batches.dialogues import Reply
+from guerdon.reading.chats import chat_messages, tool_schemas
+from guerdon.settings.agent import AGENTS, AgentSettings, CommandAgentSettings, OwnAgentSettings, ToolAgentSettings
+from guerdon.tasks.prompts import Prompt
+from guerdon.tasks.tools import ToolResult, Tools
+from guerdon.types import Failure, Message, Tool
+
+
+class Request(NamedTuple):
+    """A call of the model.
+
+    Attributes:
+        messages: of the conversation so far.
+        tools: functions that can be called.
+        most: tokens of the reply, where the agent wants fewer than the run allows.
+        stop: texts before which the reply ends.
+        key: of the request in its agent.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    most: int | None = None
+    stop: tuple[str, ...] = ()
+    key: str = ""
+
+
+class Moment(NamedTuple):
+    """Where a conversation stands.
+
+    Attributes:
+        requests: what it waits for; empty: it has ended.
+        reward: of the call before, where the agent pays single calls.
+        rewards: of all calls, in order, where an agent says at the end what each earned; None where it is not known.
+        outcome: of the conversation, once it has ended; None: the verifier judges the last reply.
+        success: whether it succeeded, where that is not whether the outcome is 1.
+        state: what turns of several conversations are compared by.
+        counts: what happened since the moment before, for the log.
+    """
+
+    requests: tuple[Request, ...] = ()
+    reward: float | None = None
+    rewards: tuple[float | None, ...] | None = None
+    outcome: float | Failure | None = None
+    success: bool | None = None
+    state: str | None = None
+    counts: Mapping[str, int] = {}
+
+
+Replies = Mapping[int, Sequence[Reply | None]]
+"""Replies to the requests of conversations, in their order; None: there is no room or no turn left for one."""
+
+
+class Agent(Protocol):
+    """Leads conversations, which have numbers."""
+
+    at_once: int | None
+    """Conversations that it can lead at a time; None: any number."""
+
+    def start(self, rows: Mapping[int, Prompt]) -> dict[int, Moment]:
+        """Begin conversations; returns when all of them wait or have ended."""
+        ...
+
+    def read(self, replies: Replies) -> dict[int, Moment]:
+        """Go on with conversations; returns when all of them wait or have ended."""
+        ...
+
+    def close(self) -> None:
+        """End processes."""
+        ...
+
+
+class ToolAgent:
+    """The model calls functions until it answers without a call; the verifier judges that answer.
+
+    Args:
+        settings: the `agent` section.
+    """
+
+    at_once = None
+
+    def __init__(self, settings: ToolAgentSettings) -> None:
+        self._tools = Tools(settings.tools, call_timeout=settings.call_timeout, calls_at_once=settings.calls_at_once)
+        self._threads = ThreadPoolExecutor(settings.calls_at_once, thread_name_prefix="guerdon.tools")
+        self._limit = settings.episode_timeout
+        self._said: dict[int, tuple[Message, ...]] = {}
+        self._seconds: dict[int, float] = {}
+
+    @property
+    def schemas(self) -> tuple[Tool, ...]:
+        """Of the tools."""
+        return self._tools.schemas
+
+    def start(self, rows: Mapping[int, Prompt]) -> dict[int, Moment]:
+        """Begin conversations."""
+        self._said = {number: prompt.messages for number, prompt in rows.items()}
+        self._seconds = dict.fromkeys(rows, 0.0)
+        return {number: self._moment(number) for number in rows}
+
+    def read(self, replies: Replies) -> dict[int, Moment]:
+        """Call what the replies call, all conversations at once."""
+        threads = self._threads
+        running = []
+        for number, (reply,) in replies.items():
+            calls = self._calls_of(reply) if reply is not None and reply.finished else []
+            running.append((number, reply, [(call, threads.submit(self._timed, call)) for call in calls]))
+        moments = {}
+        for number, reply, jobs in running:
+            ended = [(call, *future.result()) for call, future in jobs]
+            self._seconds[number] += max((seconds for _, _, seconds in ended), default=0.0)
+            found = [(call, result) for call, result, _ in ended]
+            moments[number] = self._next(number, reply, found) if reply is not None and found else Moment()
+        return moments
+
+    def close(self) -> None:
+        """End the processes."""
+        self._tools.close()
+        self._threads.shutdown()
+
+    def _moment(self, number: int, counts: Mapping[str, int] | None = None) -> Moment:
+        return Moment((Request(self._said[number], self.schemas),), counts=counts or {})
+
+    @staticmethod
+    def _calls_of(reply: Reply) -> list[Mapping[str, Any]]:
+        """The calls of a reply in order, with those that cannot be read."""
+        good = list(reply.message.get("tool_calls") or ())
+        total = len(good) + len(reply.bad)
+        return [{"bad": reply.bad[k]} if k in reply.bad else good.pop(0) for k in range(total)]
+
+    def _timed(self, call: Mapping[str, Any]) -> tuple[ToolResult, float]:
+        """The result of a call, and the seconds that it took."""
+        if "bad" in call:
+            return ToolResult(f"error: {call['bad']}", wrong=True), 0.0
+        begun = time.monotonic()
+        result = self._tools.call(call["function"]["name"], call["function"]["arguments"])
+        return result, time.monotonic() - begun
+
+    def _next(self, number: int, reply: Reply, found: Sequence[tuple[Mapping[str, Any], ToolResult]]) -> Moment:
+        """The conversation with the results of its calls."""
+        counts = {"calls": len(found), "bad_calls": sum(result.wrong for _, result in found)}
+        failure = next((result.failure for _, result in found if result.failure is not None), None)
+        if failure is None and self._seconds[number] > self._limit:
+            failure = Failure("agent_timeout", f"tools took more than {self._limit:g} s")
+        if failure is not None:
+            return Moment(outcome=failure, counts=counts)
+        results: list[Message] = []
+        for call, result in found:
+            named = {} if "bad" in call else {"tool_call_id": call["id"], "name": call["function"]["name"]}
+            results.append({"role": "tool", "content": result.text, **named})
+        self._said[number] = (*self._said[number], reply.message, *results)
+        return self._moment(number, counts)
+
+
+class WorldStep(NamedTuple):
+    """What a world of messages says after it was reset, and after a reply.
+
+    Attributes:
+        messages: that follow in the conversation.
+        reward: of the reply; None in worlds that give outcomes alone.
+        done: the episode has ended.
+        outcome: of the whole episode, where it is known: 1 is success. A `Failure` where the world broke.
+        state: a name of the state, by which `algorithm.by_state` compares turns.
+        tools: functions that can be called from now on, as JSON schemas; None: those of before.
+    """
+
+    messages: tuple[Message, ...] = ()
+    reward: float | None = None
+    done: bool = False
+    outcome: float | Failure | None = None
+    state: str | None = None
+    tools: tuple[Tool, ...] | None = None
+
+
+class MessageWorld(Protocol):
+    """An environment that says messages and is answered by the assistant's; one for each conversation."""
+
+    def reset(self, row: Mapping[str, Any]) -> WorldStep:
+        """Begin the episode of a row: `id`, `messages`, `ground_truth`, `extra_info`."""
+        ...
+
+    def step(self, message: Message) -> WorldStep:
+        """Go on after the assistant's message."""
+        ...
+
+
+class WorldAgent:
+    """Worlds of messages of a user, one after another in this process.
+
+    Args:
+        settings: the `agent` section.
+    """
+
+    at_once = None
+
+    def __init__(self, settings: OwnAgentSettings) -> None:
+        self._settings = settings
+        self._worlds: dict[int, MessageWorld] = {}
+        self._said: dict[int, tuple[Message, ...]] = {}
+        self._seconds: dict[int, float] = {}
+        self._last: dict[int, WorldStep] = {}
+        self._tools: dict[int, tuple[Tool, ...]] = {}
+
+    def start(self, rows: Mapping[int, Prompt]) -> dict[int, Moment]:
+        """Reset a world for each conversation."""
+        s = self._settings
+        self._seconds = dict.fromkeys(rows, 0.0)
+        self._said, self._tools = dict.fromkeys(rows, ()), dict.fromkeys(rows, ())
+        self._worlds = {number: AGENTS.build(s.type, s.params, object) for number in rows}
+        return {number: self._after(number, "reset", row_of(prompt)) for number, prompt in rows.items()}
+
+    def read(self, replies: Replies) -> dict[int, Moment]:
+        """Step the worlds."""
+        moments = {}
+        for number, (reply,) in replies.items():
+            if reply is None:  # cut off: what the world said last holds, and an episode that is not over is not solved
+                last = self._last[number]
+                moments[number] = Moment(outcome=0.0 if last.outcome is None else last.outcome)
+                continue
+            self._said[number] = (*self._said[number], reply.message)
+            moments[number] = self._after(number, "step", reply.message)
+        return moments
+
+    def close(self) -> None:
+        """Let go of the worlds."""
+        self._worlds = {}
+
+    def _after(self, number: int, method: str, given: Any) -> Moment:
+        begun = time.monotonic()
+        try:
+            with boundary(DataError, f"{self._settings.type}: {method} raised"):
+                step: WorldStep = getattr(self._worlds[number], method)(given)
+                new = chat_messages(list(step.messages)) if step.messages else ()
+                reward = None if step.reward is None else float(step.reward)
+                if step.tools is not None:
+                    self._tools[number] = tool_schemas(list(step.tools))
+        except GuerdonError as error:
+            return Moment(outcome=Failure("agent_error", str(error)))
+        self._seconds[number] += time.monotonic() - begun
+        self._last[number] = step
+        if self._seconds[number] > self._settings.episode_timeout:
+            limit = self._settings.episode_timeout
+            return Moment(outcome=Failure("agent_timeout", f"the world took more than {limit:g} s"))
+        self._said[number] = (*self._said[number], *new)
+        if not step.done:
+            return Moment((Request(self._said[number], self._tools[number]),), reward, state=step.state)
+        no_outcome = Failure("no_reward", "the world ended without an outcome")
+        outcome = step.outcome if step.outcome is not None or reward is not None else no_outcome
+        return Moment(reward=reward, outcome=outcome)
+
+
+def row_of(prompt: Prompt) -> dict[str, Any]:
+    """A row of the data as an agent gets it."""
+    return {
+        "id": prompt.id,
+        "messages": [dict(message) for message in prompt.messages],
+        "ground_truth": prompt.ground_truth,
+        "extra_info": dict(prompt.extra_info),
+    }
+
+
+def check_agent_here(settings: AgentSettings | None) -> None:
+    """Refuse an agent whose program is not on this machine; its tools are read with the prompts.
+
+    Raises:
+        ConfigError: there is no such program.
+    """
+    if isinstance(settings, CommandAgentSettings) and which(settings.command[0]) is None:
+        raise ConfigError(f"agent.command: there is no program {settings.command[0]!r}", key="agent.command")

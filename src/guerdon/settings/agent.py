@@ -1,0 +1,136 @@
+"""The `agent` section of a language study: how a conversation of several calls of the model goes on between the calls.
+
+Tools of guerdon or of the user, any program that speaks to an OpenAI-compatible address, or a world of messages.
+
+    ToolAgentSettings(tools=("calculator", "my_package.tools:search"))
+    CommandAgentSettings(command=("python", "my_agent.py"))
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from guerdon.config.registry import Registry
+from guerdon.errors import ConfigError
+from guerdon.settings.base import PARAMS, ByName, Named, Settings
+
+if TYPE_CHECKING:
+    from guerdon.settings.data import DataSettings
+
+TOOLS = Registry(
+    "tool",
+    "guerdon.tools",
+    {"calculator": "guerdon.tasks.tools:calculator", "python": "guerdon.tasks.tools:python"},
+)
+AGENTS = Registry(
+    "agent",
+    "guerdon.agents",
+    {"tools": "guerdon.collect.agents:ToolAgent", "command": "guerdon.collect.command_agent:CommandAgent"},
+)
+
+
+class _AgentSettings(Settings):
+    """What all agents share."""
+
+    max_turns: int = Field(8, ge=1, le=1000, description="calls of the model in a conversation")
+    max_tokens: int | None = Field(
+        None, ge=1, description="tokens that the model writes in a conversation; null: what max_turns allows"
+    )
+    episode_timeout: float = Field(
+        600.0, gt=0, description="seconds of a conversation, without those in which the model writes"
+    )
+    log_tokens: bool = Field(
+        False, description="write token ids and log-probabilities of every call to conversations.jsonl"
+    )
+
+    judges: ClassVar[bool] = True  # whether the agent itself can say what a conversation earned
+
+    def longest(self, data: DataSettings) -> int:
+        """Most tokens that the model writes in a conversation."""
+        most = self.max_turns * data.max_response_length
+        return most if self.max_tokens is None else min(most, self.max_tokens)
+
+
+class ToolAgentSettings(_AgentSettings):
+    """The model calls functions until it answers without a call."""
+
+    type: Literal["tools"] = Field("tools", description="the model calls functions until it answers without a call")
+    tools: tuple[Annotated[str, Named(TOOLS)], ...] = Field(
+        min_length=1, description="calculator, python, or functions with types and a docstring: package.module:function"
+    )
+    max_result_tokens: int = Field(
+        1024, ge=1, description="tokens of a result; longer ones are cut, marked and counted"
+    )
+    call_timeout: float = Field(30.0, gt=0, description="seconds of a call of a tool")
+    calls_at_once: int = Field(4, ge=1, le=1024, description="calls of tools at a time, each in a process of its own")
+
+    judges: ClassVar[bool] = False
+
+    @field_validator("tools")
+    @classmethod
+    def _differ(cls, tools: tuple[str, ...]) -> tuple[str, ...]:
+        twice = sorted({tool for tool in tools if tools.count(tool) > 1})
+        if twice:
+            raise ValueError(f"{twice[0]} is named twice; remove one of them")
+        return tools
+
+
+class CommandAgentSettings(_AgentSettings):
+    """A program leads the conversation."""
+
+    type: Literal["command"] = Field("command", description="a program that calls the model at OPENAI_BASE_URL")
+    command: tuple[str, ...] = Field(
+        min_length=1, description="the program and its arguments, started once for each conversation"
+    )
+    processes_at_once: int = Field(64, ge=1, le=4096, description="conversations, and processes, at a time")
+
+
+class OwnAgentSettings(_AgentSettings):
+    """A world of messages that a user brings."""
+
+    type: Annotated[str, Named(AGENTS)] = Field(description="a factory of your own: a world of messages")
+    params: dict[str, Any] = PARAMS
+
+    @model_validator(mode="after")
+    def _checked(self) -> OwnAgentSettings:
+        AGENTS.check(self.type, self.params)
+        return self
+
+
+AgentSettings = Annotated[ToolAgentSettings | CommandAgentSettings | OwnAgentSettings, ByName("type", "tools")]
+"""`agent`: what a conversation is between the calls of the model."""
+
+
+def check_agent(agent: AgentSettings, study: Any) -> None:
+    """Refuse what an agent does not go with.
+
+    Args:
+        agent: the `agent` section.
+        study: of a language model.
+
+    Raises:
+        ConfigError: with the key and the reason.
+    """
+    algorithm, data = study.algorithm, study.data
+    if study.text_sources:
+        name = next(iter(study.text_sources))
+        key = "reward_model" if study.reward_model is not None else f"reward.sources.{name}"
+        raise ConfigError.about(key, "does not score conversations of an agent yet; remove it, or the section agent")
+    if study.generation.engine != "local":
+        raise ConfigError.about("generation.engine", "must be local with an agent; other engines are not supported yet")
+    if algorithm.needs.critic or algorithm.needs.greedy:
+        why = f"{algorithm.adv_estimator} is not supported with an agent yet: take turn_rloo, rloo or grpo"
+        raise ConfigError.about("algorithm.adv_estimator", why)
+    per_turn = algorithm.adv_estimator in ("turn_rloo", "reinforce", "reinforce_pp")
+    if algorithm.kl_coef and algorithm.kl_in == "reward" and not per_turn:
+        raise ConfigError.about(
+            "algorithm.kl_in",
+            f"reward pays every turn, for which {algorithm.adv_estimator} is biased: set it to loss, or adv_estimator "
+            "to turn_rloo",
+        )
+    if data is not None and data.type == "prompts" and not agent.judges:
+        raise ConfigError.about(
+            "data.type", "prompts has no answers, and tools measure nothing, so nothing would train the policy"
+        )

@@ -1,0 +1,257 @@
+"""Conversations of several calls: rounds, limits, failures, and what becomes of them in a rollout."""
+
+import json
+
+import numpy as np
+import pytest
+
+from agent_parts import Says
+from guerdon.collect.agents import Moment, Request, ToolAgent
+from guerdon.collect.conversations import CUT, ConversationLoop, agent_of, arrays_of
+from guerdon.collect.text import Sampler, conversation_rows, join_shards, take
+from guerdon.policies.batches.dialogues import tool_form
+from guerdon.policies.batches.tokens import prompt_ids, stop_ids
+from guerdon.policies.language.tiny_text import byte_tokenizer
+from guerdon.settings.agent import OwnAgentSettings, ToolAgentSettings
+from guerdon.settings.data import FilesDataSettings
+from guerdon.tasks.prompts import Prompt
+from guerdon.tasks.verifier import verifier_from
+from guerdon.types import Failure
+from tables import cases
+
+TOKENIZER = byte_tokenizer()
+PROMPTS = [Prompt(f"row{k}", ({"role": "user", "content": f"{k} + 1?"},), str(k + 1), "sums") for k in range(3)]
+
+
+def settings(**given):
+    base = {
+        "train_files": "unread.jsonl", "verifier": "numeric", "max_response_length": 200, "train_batch_size": 2,
+        "n_samples": 2, "filter_accuracy": False, "filter_truncated": False, "unparsable": "wrong",
+    }  # fmt: skip
+    return FilesDataSettings(**{**base, **given})
+
+
+def loop_of(write, agent, agent_settings, data=None, room=None):
+    data = data or settings()
+    return ConversationLoop(
+        TOKENIZER, Says(TOKENIZER, write), agent, agent_settings, data, stops=stop_ids(TOKENIZER), room=room
+    )
+
+
+def sampler_of(loop, data):
+    return Sampler(data, loop._engine, verifier_from(data), PROMPTS, TOKENIZER, seed=3, agent=loop)
+
+
+def call(name, **arguments):
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+def asks_twice(prompt, u):
+    """Call `add` on the numbers of the question, then answer with its result; some call wrongly first."""
+    results = prompt.split("<tool_response>\n")[1:]
+    if not results:
+        return call("add", a=int(prompt.split("<|user|>")[1][0]), b=1) + (call("sub") if u > 0.5 else "")
+    return results[0].split("\n")[0]
+
+
+@pytest.fixture(scope="module")
+def tools():
+    chosen = ToolAgentSettings(
+        tools=("agent_functions:add", "agent_functions:misbehave"), calls_at_once=2, call_timeout=4.0, max_turns=3,
+        max_result_tokens=50,
+    )  # fmt: skip
+    agent = ToolAgent(chosen)
+    yield chosen, agent
+    agent.close()
+
+
+def test_a_conversation_with_tools_becomes_rows(tools):
+    chosen, agent = tools
+    data = settings()
+    sampler = sampler_of(loop_of(asks_twice, agent, chosen, data), data)
+    drawn = sampler.draw()
+    assert drawn.mask.shape[0] == 4
+    assert len(drawn.inputs) == 8
+    assert drawn.outcomes_B.tolist() == [1, 1, 1, 1]
+    assert drawn.known_B.all()
+    chunks, batch = drawn.chunks, drawn.inputs.batch
+    for b in range(4):
+        ids = batch.responses_B_T[chunks.decision[b][drawn.mask[b]], chunks.slot[b][drawn.mask[b]]]
+        first, second = batch.responses()[2 * b : 2 * b + 2]
+        np.testing.assert_array_equal(ids, np.concatenate([first, second]))
+        begins = np.concatenate([batch.prompts[2 * b], first])
+        np.testing.assert_array_equal(batch.prompts[2 * b + 1][: len(begins)], begins)
+    facts = drawn.metrics
+    assert (facts["agent/turns"], facts["agent/contexts"], facts["agent/failed"]) == (2.0, 1.0, 0.0)
+    assert facts["agent/calls"] == 4 + facts["agent/bad_calls"]
+    assert drawn.steps == 4
+    rows = list(conversation_rows(drawn, 4, tokens=True))
+    assert [row["reward"] for row in rows] == [1.0] * 4
+    assert rows[0].keys() == {
+        "step", "id", "group", "messages", "calls", "reward", "success", "failure", "truncated",
+    }  # fmt: skip
+    assert [message["role"] for message in rows[0]["messages"]][:3] == ["user", "assistant", "tool"]
+    assert rows[0]["calls"][0]["ids"] == batch.responses()[0].tolist()
+
+
+def test_numbers_belong_to_the_conversation_and_the_call(tools):
+    chosen, agent = tools
+
+    def drawn(prompts):
+        loop = loop_of(asks_twice, agent, chosen)
+        loop.lead(prompts, root=5)
+        return loop._engine
+
+    both, alone = drawn(PROMPTS[:2]), drawn(PROMPTS[:1])
+    assert both.rounds == [2, 2]
+    assert [numbers[0] for numbers in both.drawn] == [numbers[0] for numbers in alone.drawn]
+    assert len({u for numbers in both.drawn for u in numbers}) == 4
+    greedy = loop_of(asks_twice, agent, chosen)
+    greedy.lead(PROMPTS[:1], root=None)
+    assert greedy._engine.drawn == [[0.0], [0.0]]
+
+
+def asks_once(prompt, u):
+    return "4" if "<tool_response>\n" in prompt else call("add", a=1, b=2)
+
+
+LIMITS = [
+    ({"max_turns": 1}, {}, None, True, 1), ({}, {"max_response_length": 20}, None, True, 1),
+    ({"max_tokens": 71}, {}, None, True, 2), ({}, {}, 0, True, 1), ({}, {}, 300, False, 2),
+]  # fmt: skip
+
+
+@cases("agent_given, data_given, more_room, truncated, turns", LIMITS)
+def test_limits_end_conversations(tools, agent_given, data_given, more_room, truncated, turns):
+    chosen, agent = tools
+    own, data = chosen.model_copy(update=agent_given), settings(**data_given)
+    shown, functions = tool_form(TOKENIZER).shown(PROMPTS[0].messages, agent.schemas)
+    first = len(prompt_ids(TOKENIZER, shown, functions)) + data.max_response_length
+    room = None if more_room is None else first + more_room
+    (one,) = loop_of(asks_once, agent, own, data, room).lead(PROMPTS[:1], root=1)
+    assert (one.truncated, len(one.calls), one.failure) == (truncated, turns, None)
+
+
+@cases("how, reason", [("fail", "tool_failure"), ("die", "tool_died"), ("raise", None)])
+def test_what_the_policy_cannot_cause_is_a_failure(tools, how, reason):
+    chosen, agent = tools
+    data = settings(n_samples=2, train_batch_size=1)
+
+    def write(prompt, u):
+        return "4" if "<tool_response>\n" in prompt else call("misbehave", how=how)
+
+    drawn = sampler_of(loop_of(write, agent, chosen, data), data).draw() if reason is None else None
+    if reason is None:
+        assert not drawn.failed.any()
+        assert "ValueError: no such page" in drawn.inputs.conversations[0].messages[2]["content"]
+        return
+    sampler = sampler_of(loop_of(write, agent, chosen, data), data)
+    failed = sampler.answer(PROMPTS[:1], 2)
+    assert [(row, why.reason) for row, _, why in failed.failures] == [(0, reason), (1, reason)]
+    assert len(failed.inputs) == 0
+    assert not failed.known_B.any()
+    assert next(iter(conversation_rows(failed, 2, tokens=False)))["reward"] is None
+
+
+def test_long_results_are_cut_and_counted_once(tools):
+    chosen, agent = tools
+
+    def write(prompt, u):
+        return call("misbehave", how="long") if prompt.count("<tool_response>\n") < 2 else "4"
+
+    (one,) = loop_of(write, agent, chosen).lead(PROMPTS[:1], root=1)
+    assert one.messages[2]["content"] == "x" * 50 + CUT
+    assert one.counts["cut_results"] == 2
+    assert one.contexts == 1
+
+
+def world(**params):
+    chosen = OwnAgentSettings(type="agent_parts:Counting", params=params, max_turns=4)
+    return chosen, agent_of(chosen, temperature=1.0)
+
+
+def says(first, second):
+    return lambda prompt, u: second if prompt.count("<|user|>") > 1 else first
+
+
+def test_worlds_pay_turns_or_outcomes():
+    data = settings()
+    for paid, rewards in ((True, [0.25, 1.0]), (False, [0.0, 1.0])):
+        chosen, agent = world(paid=paid)
+        found = sampler_of(loop_of(says("1", "1"), agent, chosen, data), data).answer(PROMPTS[:1], 2)
+        at_ends = found.rewards[0][np.append(np.diff(found.chunks.decision[0]) != 0, True)]
+        assert at_ends.tolist() == rewards
+        assert found.success[0].any()
+        assert found.states[0].tolist() == [0, 0, 1, 1]  # of a digit and the end of each reply
+    chosen, agent = world(broken="reset")
+    (one,) = loop_of(says("1", "1"), agent, chosen).lead(PROMPTS[:1], root=1)
+    assert one.failure.reason == "agent_error"
+    assert "no game" in one.failure.detail
+    chosen, agent = world(broken="outcome")
+    (one,) = loop_of(says("0", "1"), agent, chosen).lead(PROMPTS[:1], root=1)
+    assert one.failure == Failure("game_lost", "the game ended")
+
+
+def test_a_world_that_is_cut_off_is_not_solved():
+    chosen, agent = world(paid=False)
+    chosen = chosen.model_copy(update={"max_turns": 1})
+    (one,) = loop_of(says("1", "1"), agent, chosen).lead(PROMPTS[:1], root=1)
+    assert (one.truncated, one.outcome, one.failure) == (True, 0.0, None)
+
+
+def test_parts_of_rollouts_can_be_taken_and_joined():
+    chosen, agent = world()
+    data = settings()
+
+    def write(prompt, u):
+        return "1" if u > 0.4 else "000"
+
+    sampler = sampler_of(loop_of(write, agent, chosen, data), data)
+    whole = sampler.answer(PROMPTS, 2)
+    rows = np.array([3, 0])
+    part = take(whole, rows)
+    assert [one.prompt.id for one in part.inputs.conversations] == ["row1", "row0"]
+    for new, old in enumerate(rows):
+        taken, there = part.mask[new], whole.mask[old]
+        np.testing.assert_array_equal(part.rewards[new][taken], whole.rewards[old][there])
+        mine = part.inputs.batch.responses_B_T[part.chunks.decision[new][taken], part.chunks.slot[new][taken]]
+        theirs = whole.inputs.batch.responses_B_T[whole.chunks.decision[old][there], whole.chunks.slot[old][there]]
+        np.testing.assert_array_equal(mine, theirs)
+    assert part.log_probs.shape == part.inputs.batch.mask_B_T.shape
+    both = join_shards([whole, part], TOKENIZER)
+    assert len(both.inputs) == len(whole.inputs) + len(part.inputs)
+    np.testing.assert_array_equal(take(both, np.arange(6)).chunks.decision, whole.chunks.decision)
+    np.testing.assert_array_equal(np.unique(both.groups_B), np.arange(5))
+
+
+class Branching:
+    """Two requests at once, of which one goes on from the reply before."""
+
+    at_once = None
+
+    def start(self, rows):
+        first = Request(({"role": "user", "content": "a"},))
+        return {number: Moment((first, Request(({"role": "user", "content": "b"},)))) for number in rows}
+
+    def read(self, replies):
+        moments = {}
+        for number, own in replies.items():
+            done = len(own) == 1
+            said = ({"role": "user", "content": "b"}, own[-1].message, {"role": "user", "content": "c"})
+            moments[number] = Moment(outcome=1.0) if done else Moment((Request(said),))
+        return moments
+
+
+def test_branches_go_on_from_their_own_reply():
+    loop = loop_of(lambda prompt, u: "1", Branching(), ToolAgentSettings(tools=("calculator",)))
+    (one,) = loop.lead(PROMPTS[:1], root=1)
+    assert (len(one.calls), one.contexts) == (3, 2)
+    begins = np.concatenate([one.calls[1].prompt, one.calls[1].ids])
+    np.testing.assert_array_equal(one.calls[2].prompt[: len(begins)], begins)
+
+
+def test_failed_conversations_are_rows_without_steps():
+    chosen, agent = world(broken="reset")
+    found = arrays_of(loop_of(says("1", "1"), agent, chosen).lead(PROMPTS, root=1), TOKENIZER)
+    assert found.mask.shape == (3, 0)
+    assert len(found.batch) == 0

@@ -1,0 +1,234 @@
+"""Programs that lead conversations, and the endpoint that they call."""
+
+import json
+import os
+import sys
+import threading
+from http.client import HTTPConnection
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from agent_parts import Says
+from guerdon.collect.command_agent import last_object, result_of
+from guerdon.collect.conversations import ConversationLoop, agent_of
+from guerdon.collect.endpoint import Endpoint
+from guerdon.policies.batches.dialogues import Reply
+from guerdon.policies.batches.tokens import stop_ids
+from guerdon.policies.language.tiny_text import byte_tokenizer
+from guerdon.settings.agent import CommandAgentSettings
+from guerdon.settings.data import FilesDataSettings
+from guerdon.tasks.prompts import Prompt
+from tables import cases
+
+PROGRAM = str(Path(__file__).parent.parent / "agent_program.py")
+TOKENIZER = byte_tokenizer()
+DATA = FilesDataSettings(train_files="unread.jsonl", max_response_length=40)
+PROMPTS = [Prompt(f"row{k}", ({"role": "user", "content": "a"},), "1", "letters") for k in range(4)]
+
+
+def lead(how, write, prompts=PROMPTS[:1], **given):
+    chosen = CommandAgentSettings(command=(sys.executable, PROGRAM, how), **given)
+    agent = agent_of(chosen, temperature=1.0)
+    try:
+        engine = Says(TOKENIZER, write)
+        loop = ConversationLoop(TOKENIZER, engine, agent, chosen, DATA, stops=stop_ids(TOKENIZER), room=None)
+        return loop.lead(prompts, root=3), engine
+    finally:
+        agent.close()
+
+
+def test_programs_are_answered_in_rounds_whatever_they_take():
+    def write(prompt, u):
+        return "1" if u > 0.3 else "0"
+
+    found, engine = lead("two", write, PROMPTS)
+    assert engine.rounds == [4, 4]  # programs wait 0 to 30 ms before each call
+    again, _ = lead("two", write, PROMPTS, processes_at_once=2)
+    for one, other in zip(found, again, strict=True):
+        assert [call.ids.tolist() for call in one.calls] == [call.ids.tolist() for call in other.calls]
+        rewards = [float(TOKENIZER.decode(call.ids.tolist()).startswith("1")) for call in one.calls]
+        assert [call.reward for call in one.calls] == rewards
+        assert (one.outcome, one.success, one.contexts) == (sum(rewards) / 2, rewards == [1.0, 1.0], 1)
+
+
+ENDS = [
+    ("exit", {}, "agent_exit", False), ("hang", {"episode_timeout": 1.5}, "agent_timeout", False),
+    ("many", {"max_turns": 2}, None, True), ("one", {}, None, False),
+]  # fmt: skip
+
+
+@cases("how, given, reason, truncated", ENDS)
+def test_how_programs_end(how, given, reason, truncated):
+    (one,), _ = lead(how, lambda prompt, u: "1", **given)
+    assert (one.failure and one.failure.reason, one.truncated) == (reason, truncated)
+    if how == "exit":
+        assert one.failure.detail == "exit status 1: broken on purpose"
+
+
+RESULTS = [
+    ({"reward": 1}, (1.0, None, None)), ({"reward": None}, (None, None, None)),
+    ({"reward": 0, "rewards": [1, None], "success": True}, (0.0, (1.0, None), True)),
+    ({"error": "no"}, "agent_error: no"), ({"rewards": [1]}, "not one for each of 2 calls"),
+    ({"reward": True}, "not all numbers"), ({"reward": float("nan")}, "not all numbers"),
+    ({"success": 1}, "its success is not"),
+]  # fmt: skip
+
+
+@cases("result, expected", RESULTS)
+def test_results_of_programs(result, expected):
+    found = result_of(result, 2)
+    if isinstance(expected, str):
+        assert expected in str(found.outcome)
+    else:
+        assert (found.outcome, found.rewards, found.success) == expected
+
+
+def test_the_last_object_of_an_output():
+    assert last_object('{"a": 1}\nnoise\n[1]\n{"b": \n') == {"a": 1}
+    assert last_object("nothing") is None
+
+
+@pytest.fixture
+def line():
+    endpoint = Endpoint(1.0)
+    url, key = endpoint.open(0)
+    yield endpoint, urlsplit(url), key
+    endpoint.close()
+
+
+def post(at, key, body, **headers):
+    connection = HTTPConnection(at.hostname, at.port, timeout=60)
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    connection.request("POST", at.path + "/chat/completions", data, {"Authorization": f"Bearer {key}", **headers})
+    reply = connection.getresponse()
+    text = reply.read().decode()
+    connection.close()
+    return reply.status, text
+
+
+USER = [{"role": "user", "content": "a"}]
+PICTURE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]
+REFUSED = [
+    (b"{", 400, "not JSON"), (b"[]", 400, "JSON object"), ({}, 400, "messages"),
+    ({"messages": USER, "n": 2}, 400, "n above 1"), ({"messages": PICTURE}, 400, "not of type 'image_url'"),
+    ({"messages": USER, "response_format": {"type": "json_object"}}, 400, "response_format"),
+    ({"messages": USER, "stop": 3}, 400, "stop is a text"), ({"messages": USER, "max_tokens": 0}, 400, "above 0"),
+]  # fmt: skip
+
+
+def test_requests_that_are_refused(line):
+    _, at, key = line
+    for body, status, words in REFUSED:
+        found = post(at, key, body)
+        assert found[0] == status, (body, found)
+        assert words in json.loads(found[1])["error"]["message"], (body, found)
+    assert post(at, "sk-wrong", {"messages": USER})[0] == 401
+    assert post(at._replace(path="/other/v1"), key, {"messages": USER})[0] == 404
+
+
+def waiting(endpoint, count):
+    with endpoint.changed:
+        assert endpoint.changed.wait_for(lambda: len(endpoint.waiting(0)) == count, timeout=60)
+        return endpoint.waiting(0)
+
+
+def asked(at, key, body, **headers):
+    """A request in a thread, and the list that gets its reply."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(post(at, key, body, **headers)), daemon=True)
+    thread.start()
+    return thread, found
+
+
+CALL = {"type": "function", "id": "call_0", "function": {"name": "f", "arguments": {"x": "é"}}}
+
+
+def test_a_repeated_request_is_no_second_call(line):
+    endpoint, at, key = line
+    body = {"messages": USER, "stop": ["\n"], "max_tokens": 9, "max_completion_tokens": 7}
+    first, one = asked(at, key, body)
+    (request,) = waiting(endpoint, 1)
+    assert (request.request.stop, request.request.most) == (("\n",), 7)
+    second, two = asked(at, key, body, **{"x-stainless-retry-count": "1"})  # before or after the reply
+    endpoint.answer(0, request, Reply({"role": "assistant", "content": "", "tool_calls": [CALL]}, {}, True, (3, 4)))
+    first.join()
+    second.join()
+    assert one == two
+    reply = json.loads(one[0][1])
+    assert reply["choices"][0]["finish_reason"] == "tool_calls"
+    assert json.loads(reply["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"]) == {"x": "é"}
+    assert reply["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+
+
+def test_streams_and_a_full_context(line):
+    endpoint, at, key = line
+    thread, found = asked(at, key, {"messages": USER, "stream": True, "stream_options": {"include_usage": True}})
+    (request,) = waiting(endpoint, 1)
+    endpoint.answer(0, request, Reply({"role": "assistant", "content": "hi"}, {}, False, (1, 2)))
+    thread.join()
+    *chunks, end = [event.removeprefix("data: ") for event in found[0][1].strip().split("\n\n")]
+    assert end == "[DONE]"
+    chunks = [json.loads(chunk) for chunk in chunks]
+    assert chunks[0]["choices"][0]["delta"]["content"] == "hi"
+    assert chunks[1]["choices"][0]["finish_reason"] == "length"
+    assert chunks[2]["usage"]["total_tokens"] == 3
+    thread, found = asked(at, key, {"messages": USER})
+    (request,) = waiting(endpoint, 1)
+    endpoint.answer(0, request, None)
+    thread.join()
+    assert found[0][0] == 400
+    assert json.loads(found[0][1])["error"]["code"] == "context_length_exceeded"
+
+
+def test_many_clients_connect_at_once(line):
+    endpoint, at, key = line
+    jobs = [asked(at, key, {"messages": [{"role": "user", "content": str(k)}]}) for k in range(256)]
+    for request in waiting(endpoint, 256):
+        said = request.request.messages[0]["content"]
+        endpoint.answer(0, request, Reply({"role": "assistant", "content": said}, {}))
+    for k, (thread, found) in enumerate(jobs):
+        thread.join()
+        assert json.loads(found[0][1])["choices"][0]["message"]["content"] == str(k)
+
+
+OPENAI = os.environ.get("GUERDON_OPENAI")  # an interpreter with the package openai
+
+
+@pytest.mark.skipif(OPENAI is None, reason="GUERDON_OPENAI names no interpreter with the package openai")
+def test_the_client_of_openai(tmp_path):
+    program = tmp_path / "agent.py"
+    program.write_text(
+        "import json, os, sys\nfrom openai import OpenAI, BadRequestError\nrow = json.loads(sys.stdin.readline())\n"
+        "client, messages = OpenAI(), row['messages']\n"
+        "schema = {'type': 'object', 'properties': {}}\n"
+        "tools = [{'type': 'function', 'function': {'name': 'f', 'parameters': schema}}]\n"
+        "model = os.environ['OPENAI_MODEL']\n"
+        "assert [m.id for m in client.models.list()] == [model]\n"
+        "one = client.chat.completions.create(model=model, messages=messages, tools=tools).choices[0]\n"
+        "assert one.finish_reason == 'tool_calls', one\n"
+        "messages += [one.message.model_dump(exclude_none=True),\n"
+        "    {'role': 'tool', 'tool_call_id': one.message.tool_calls[0].id, 'content': '7'}]\n"
+        "with client.chat.completions.create(model=model, messages=messages, tools=tools, stream=True,\n"
+        "        stream_options={'include_usage': True}) as stream:\n"
+        "    said = ''.join(c.choices[0].delta.content or '' for c in stream if c.choices)\n"
+        "assert said == '7', said\n"
+        "try:\n    client.chat.completions.create(model=model, messages=messages, n=2)\n"
+        "except BadRequestError as error:\n    refused = 'n above 1' in str(error)\n"
+        "print(json.dumps({'reward': 1.0, 'success': refused}))\n"
+    )
+
+    def write(prompt, u):
+        return "7" if "<tool_response>\n7" in prompt else '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+
+    chosen = CommandAgentSettings(command=(OPENAI, str(program)))
+    agent = agent_of(chosen, temperature=1.0)
+    engine = Says(TOKENIZER, write)
+    data = DATA.model_copy(update={"max_response_length": 200})
+    loop = ConversationLoop(TOKENIZER, engine, agent, chosen, data, stops=stop_ids(TOKENIZER), room=None)
+    try:
+        (one,) = loop.lead(PROMPTS[:1], root=1)
+    finally:
+        agent.close()
+    assert (one.failure, one.outcome, one.success, len(one.calls), one.contexts) == (None, 1.0, True, 2, 1)

@@ -1,0 +1,170 @@
+"""Prompts that go on from each other, and calls in replies."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from guerdon.policies.batches.dialogues import Transcript, read_reply, same_message, tool_form
+from guerdon.policies.batches.tokens import prompt_ids, response_ids
+from guerdon.policies.language.tiny_text import byte_tokenizer
+from tables import cases
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer", "description": "first"}}},
+    },
+}
+USER = {"role": "user", "content": "1 + 2?"}
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def tokenizer_with(template, end="<|im_end|>"):
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", "<|eot_id|>"]})
+    tokenizer.eos_token = end
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def chatml():
+    return tokenizer_with(CHATML)
+
+
+def test_a_template_without_tools_gets_them_in_its_system_turn(chatml):
+    form = tool_form(chatml)
+    assert (form.own, form.grammar, form.appends) == (True, "hermes", True)
+    shown, tools = form.shown([{"role": "system", "content": "Be brief."}, USER], [TOOL])
+    assert tools == ()
+    assert shown[0]["content"].startswith("Be brief.\n\nYou can call functions")
+    assert '"name": "add"' in shown[0]["content"]
+
+
+def test_a_prompt_goes_on_from_the_ids_that_were_sampled(chatml):
+    transcript = Transcript(chatml, tool_form(chatml))
+    first, goes_on = transcript.prompt([USER], [TOOL])
+    assert not goes_on
+    sampled = response_ids(chatml, 'so <tool_call>{"name":"add",  "arguments":{"a":1}}</tool_call>')
+    reply = read_reply(chatml, tool_form(chatml), sampled, tools=True, first_call=0)
+    transcript.answer(sampled, reply.message)
+    results = [{"role": "tool", "content": "3 <|im_end|>", "tool_call_id": "call_0", "name": "add"}] * 2
+    second, goes_on = transcript.prompt([USER, reply.message, *results], [TOOL])
+    assert goes_on
+    np.testing.assert_array_equal(second[: len(first) + len(sampled)], np.concatenate([first, sampled]))
+    added = chatml.decode(second[len(first) + len(sampled) :].tolist())
+    said = "<tool_response>\n3 <|im_end|>\n</tool_response>"
+    assert added == f"\n<|im_start|>user\n{said}\n{said}<|im_end|>\n<|im_start|>assistant\n"
+    end = chatml.convert_tokens_to_ids("<|im_end|>")
+    assert (second == end).sum() == 3 + 1  # system, user, the reply, the results: none of the text of a result
+
+
+def test_a_rewritten_history_is_a_context_of_its_own(chatml):
+    form = tool_form(chatml)
+    transcript = Transcript(chatml, form)
+    transcript.prompt([USER], ())
+    transcript.answer(response_ids(chatml, "3"), {"role": "assistant", "content": "3"})
+    more = {"role": "user", "content": "and?"}
+    changed = [USER, {"role": "assistant", "content": "4"}, more]
+    ids, goes_on = transcript.prompt(changed, ())
+    assert not goes_on
+    np.testing.assert_array_equal(ids, prompt_ids(chatml, changed))
+    transcript.answer(response_ids(chatml, "5"), {"role": "assistant", "content": "5"})
+    ids, goes_on = transcript.prompt([*changed, {"role": "assistant", "content": "5"}, more], ())
+    assert goes_on
+    assert chatml.decode(ids.tolist()).endswith(
+        "5<|im_end|>\n<|im_start|>user\nand?<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_a_reply_that_was_cut_is_closed_by_the_template(chatml):
+    transcript = Transcript(chatml, tool_form(chatml))
+    transcript.prompt([USER], ())
+    cut = response_ids(chatml, "three")[:-1]
+    transcript.answer(cut, {"role": "assistant", "content": "three"})
+    ids, goes_on = transcript.prompt([USER, {"role": "assistant", "content": "three"}, USER], ())
+    assert goes_on
+    assert "three<|im_end|>\n<|im_start|>user" in chatml.decode(ids.tolist())
+
+
+HERMES = [
+    ('<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>', "", ["add"], 0),
+    ('a<tool_call>{"name": "f", "arguments": {}}</tool_call>b<tool_call>{"name": "g"}</tool_call>', "ab", ["f", "g"],
+     0),
+    ("<think>\nI <tool_call> it\n</think>\n\nplain", "<think>\nI <tool_call> it\n</think>\n\nplain", [], 0),
+    ("<tool_call>{bad</tool_call>", "<tool_call>{bad</tool_call>", [], 1),
+    ('<tool_call>{"name": "f", "arguments": {}}', '<tool_call>{"name": "f", "arguments": {}}', [], 1),
+    ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+     '<tool_call>{"name": "f", "arguments": [1]}</tool_call>', [], 1),
+    ('<tool_call>{"name": 3}</tool_call>', '<tool_call>{"name": 3}</tool_call>', [], 1),
+    ("<tool_call>[1]</tool_call>", "<tool_call>[1]</tool_call>", [], 1),
+    ("no call", "no call", [], 0),
+]  # fmt: skip
+
+
+@cases("text, content, names, bad", HERMES)
+def test_calls_of_qwen_and_hermes(text, content, names, bad):
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = CHATML
+    form = tool_form(tokenizer)
+    reply = read_reply(tokenizer, form, response_ids(tokenizer, text), tools=True, first_call=2)
+    calls = reply.message.get("tool_calls", [])
+    assert reply.message["content"] == content
+    assert [call["function"]["name"] for call in calls] == names
+    assert [call["id"] for call in calls] == [f"call_{2 + k}" for k in range(len(names))]
+    assert len(reply.bad) == bad
+    plain = read_reply(tokenizer, form, response_ids(tokenizer, text), tools=False, first_call=0)
+    assert plain.message == {"role": "assistant", "content": text}
+
+
+LLAMA = [
+    ('{"name": "add", "parameters": {"a": 1}}', "", ["add"], 0),
+    ('<|python_tag|>{"name": "f", "parameters": {}}; {"name": "g", "parameters": {"x": {}}}', "", ["f", "g"], 0),
+    ('It is {"name": "f"}', 'It is {"name": "f"}', [], 0),
+    ('{"name": "f", "parameters": 3}', '{"name": "f", "parameters": 3}', [], 1),
+    ('{"answer": 3}', '{"answer": 3}', [], 0),
+]
+
+
+@cases("text, content, names, bad", LLAMA)
+def test_calls_of_llama(text, content, names, bad):
+    tokenizer = byte_tokenizer()
+    form = tool_form(tokenizer).__class__(own=False, grammar="llama")
+    reply = read_reply(tokenizer, form, response_ids(tokenizer, text), tools=True, first_call=0)
+    assert reply.message["content"] == content
+    assert [call["function"]["name"] for call in reply.message.get("tool_calls", [])] == names
+    assert len(reply.bad) == bad
+
+
+def test_calls_are_compared_as_json():
+    def called(arguments):
+        return {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"function": {"name": "f", "arguments": arguments}}],
+        }
+
+    assert same_message(called({"a": 1, "b": [2]}), {**called({"b": [2], "a": 1}), "content": " "})
+    assert not same_message(called({"a": 1}), called({"a": 2}))
+
+
+TEMPLATES = [
+    ("qwen2_5", "hermes", False, True), ("qwen3", "hermes", False, False), ("qwen3_training", "hermes", False, True),
+    ("llama3_1", "llama", False, True), ("llama3_2", "llama", False, True), ("llama3", "hermes", True, True),
+]  # fmt: skip
+
+
+@pytest.mark.skipif(find_spec("trl") is None, reason="TRL, whose chat templates these are, is not installed")
+@cases("name, grammar, own, appends", TEMPLATES)
+def test_templates_of_models(name, grammar, own, appends):
+    folder = Path(next(iter(find_spec("trl").submodule_search_locations))) / "chat_templates"
+    template = (folder / f"{name}.jinja").read_text()
+    form = tool_form(tokenizer_with(template, "<|eot_id|>" if "llama" in name else "<|im_end|>"))
+    assert (form.grammar, form.own, form.appends) == (grammar, own, appends)

@@ -1,0 +1,138 @@
+"""Whole runs of an agent: a world of messages under a tiny policy, killed and resumed, in shards, with a KL."""
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+
+from guerdon.config.loading import load
+from guerdon.errors import ConfigError, TooManyFailuresError
+from guerdon.rl.run import run_folder
+from guerdon.settings.study import Study
+from tables import cases
+from text_rl import interrupted, letter_study, lines, result, start
+
+WORLD = {"type": "agent_parts:Counting", "max_turns": 3}
+
+
+def world_study(folder, *, agent=None, algorithm=None, **given):
+    return letter_study(
+        folder, agent={**WORLD, **(agent or {})}, algorithm={"adv_estimator": "turn_rloo", **(algorithm or {})}, **given
+    )
+
+
+def test_a_run_repeats_is_resumed_and_says_what_happened(tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    study = world_study(tmp_path / "one", agent={"log_tokens": True})
+    summary = start(study).run()
+    assert summary["unit"] == "conversations"
+    other = world_study(tmp_path / "two", agent={"log_tokens": True})
+    interrupted(other, "update", 3)
+    start(other, resume=True).run()
+    assert result(study) == result(other)
+    rows = lines(study, "conversations")
+    assert rows == lines(other, "conversations")
+    assert len(rows) == 64
+    assert {row["step"] for row in rows} == {16, 32, 48, 64}
+    two = next(row for row in rows if len(row["calls"]) == 2)
+    begins = two["calls"][0]["prompt_ids"] + two["calls"][0]["ids"]
+    assert two["calls"][1]["prompt_ids"][: len(begins)] == begins
+    train = [row for row in lines(study) if row["kind"] == "train"]
+    assert all(row["agent/turns"] > 1 and row["agent/contexts"] == 1 for row in train)
+    assert {"return/env", "success"} <= train[0].keys()
+    assert lines(study)[-1]["kind"] == "eval"
+    assert abs(train[0]["rollout_gap_max"]) < 1e-4  # what was sampled with kept keys is what training computes
+
+
+def test_settings_that_reach_into_the_update(tmp_path):
+    for name, algorithm, runner in (
+        ("kl", {"kl_coef": 0.1, "num_epochs": 2, "minibatch_size": 8, "micro_batch_size": 4}, {}),
+        ("state", {"by_state": True, "loss_agg": "sequence", "kl_coef": 0.1, "kl_in": "loss"}, {}),
+        ("shards", {"adv_estimator": "rloo", "normalize_advantages": True}, {"rollout_shards": 2}),
+        ("stale", {}, {"max_staleness": 1}),
+    ):
+        agent = {"params": {"paid": False}} if name == "shards" else {}
+        study = world_study(
+            tmp_path, name=name, algorithm=algorithm, agent=agent,
+            runner={"total_steps": 32, "checkpoint_every": 32, **runner},
+        )  # fmt: skip
+        start(study).run()
+        train = [row for row in lines(study) if row["kind"] == "train"]
+        assert len(train) == 2, name
+        assert all(np.isfinite(row["policy_loss"]) and not row["skipped_updates"] for row in train), name
+
+
+def test_failures_are_left_out_counted_and_stop_the_run(tmp_path):
+    study = world_study(tmp_path, agent={"params": {"broken": "outcome"}}, reward={"max_failure_rate": 0.2})
+    with pytest.raises(TooManyFailuresError, match=r"'env'.*game_lost"):
+        start(study).run()
+    rows = lines(study, "conversations")
+    lost = [row for row in rows if row["failure"] is not None]
+    assert lost
+    assert all(row["reward"] is None and row["success"] is None for row in lost)
+    returns = [row["return/env"] for row in lines(study, "episodes")]
+    assert returns.count(None) == len(lost)
+    reasons = [row["reason"] for row in lines(study, "failures")]
+    assert reasons == ["game_lost"] * len(lost)
+
+
+def test_it_learns_to_win(tmp_path):
+    study = world_study(
+        tmp_path, algorithm={"learning_rate": 0.02}, data={"train_batch_size": 8},
+        runner={"total_steps": 320, "eval_every": 320, "checkpoint_every": 320},
+    )  # fmt: skip
+    start(study).run()
+    train = [row["success"] for row in lines(study) if row["kind"] == "train"]
+    assert train[0] < 0.3
+    assert np.mean(train[-2:]) > 0.7
+
+
+REFUSED = [
+    ({"reward_model": {"rm_type": "prime"}}, "does not score conversations of an agent yet"),
+    ({"generation": {"engine": "vllm"}}, "must be local with an agent"),
+    ({"algorithm": {"adv_estimator": "gae"}}, "gae is not supported with an agent yet"),
+    ({"algorithm": {"adv_estimator": "remax"}}, "remax is not supported with an agent yet"),
+    ({"algorithm": {"adv_estimator": "rloo", "kl_coef": 0.1}}, "reward pays every turn"),
+    ({"algorithm": {"adv_estimator": "rloo", "by_state": True}}, "by_state would do nothing"),
+    ({"data": {"n_samples": 1, "filter_accuracy": False}}, "must be at least 2"),
+    ({"agent": {"max_turns": 0}}, "max_turns"),
+    ({"agent": {"type": "tool"}}, "unknown agent 'tool'.*did you mean 'tools'"),
+    ({"agent": {"params": {"lives": 3}}}, "lives"),
+    ({"agent": {"max_turn": 3}}, "max_turn"),
+    ({"agent": {"type": "tools", "tools": []}}, "tools"),
+]
+
+
+@cases("given, words", REFUSED)
+def test_what_does_not_go_with_an_agent(given, words):
+
+    with TemporaryDirectory() as folder:
+        base = {
+            "policy": {"type": "text", "tiny": {"hidden_size": 16, "layers": 1, "heads": 2}},
+            "data": {"type": "files", "train_files": "rows.jsonl", "n_samples": 4},
+            "agent": WORLD, "algorithm": {"adv_estimator": "turn_rloo"},
+        }  # fmt: skip
+        for key, value in given.items():
+            base[key] = value if value.get("type") else {**base.get(key, {}), **value}
+        path = Path(folder) / "study.yaml"
+        path.write_text(json.dumps(base))
+        with pytest.raises(ConfigError, match=words):
+            load(Study, path, [])
+
+
+def test_turn_rloo_and_agent_belong_together(tmp_path):
+    with pytest.raises(ValueError, match="there is no agent"):
+        letter_study(tmp_path, algorithm={"adv_estimator": "turn_rloo"})
+    with pytest.raises(ValueError, match=r"agent would do nothing with policy\.type mlp"):
+        Study.model_validate({"policy": {"type": "mlp"}, "agent": WORLD})
+    with pytest.raises(ValueError, match="take rloo"):
+        Study.model_validate({"algorithm": {"adv_estimator": "turn_rloo"}})
+    study = letter_study(
+        tmp_path, agent={"type": "command", "command": ["no-such-program"]}, algorithm={"adv_estimator": "rloo"}
+    )
+    with pytest.raises(ConfigError, match="there is no program 'no-such-program'"):
+        start(study)
+    assert not (run_folder(study) / "metrics.jsonl").exists()
