@@ -21,7 +21,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 FORMATS = {"_repr_html_": "text/html", "_repr_svg_": "image/svg+xml"}
-TIME = re.compile(r"\b\d+(?:\.\d+)? s\b")
+WAITING = re.compile(r"^\w+, \d+ s: .*\n", re.M)  # of a command that takes long
 
 
 def lines(text: str) -> list[str]:
@@ -44,7 +44,7 @@ def in_shell(command: str) -> None:
     if words[0] == "guerdon":
         words = [sys.executable, "-m", "guerdon", *words[1:]]
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    print(TIME.sub("... s", done.stdout), end="")
+    print(WAITING.sub("", done.stdout), end="")
     if done.returncode:
         raise SystemExit(f"{command}: status {done.returncode}")
 

@@ -166,7 +166,7 @@ def test_a_second_reward_is_on_the_page_and_in_the_json(tmp_path):
     assert second["figures"]["correlation"]["value"] == pytest.approx(-1)
     assert "grpo" in second["advantages"]
     said = CliRunner().invoke(app, ["audit", str(log), "--second", str(other), "-o", str(tmp_path / "b.html")]).output
-    assert re.search(r"^second reward .*other.*$", said, re.M)
+    assert re.search(r"^second reward .*scored.*$", said, re.M)
     assert re.search(r"^correlation: −1 \[.*\] \(\d+ rows\)$", said, re.M), said
     assert "Second reward" in (tmp_path / "log.jsonl.audit.html").read_text()
 

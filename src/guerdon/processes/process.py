@@ -76,7 +76,7 @@ def command() -> Iterator[Command]:
         with _modules_here(), _traced_interrupts(), needs_train():
             yield done
     except GuerdonError as error:
-        _fail(str(error), error.exit_code)
+        _fail(f"{error}{_once_there_is_space(error)}", error.exit_code)
     except UsageError as error:
         _fail(_usage(error), 2)
     except KeyboardInterrupt:
@@ -107,6 +107,13 @@ def _refused_by_machine(error: Exception) -> str | None:
     if number in _FULL:
         advice = f"{_FULL[number]}. {going_on(sys.argv)}"
     return f"{refused.filename or 'the machine'}: {refused.strerror}; {advice}"
+
+
+def _once_there_is_space(error: GuerdonError) -> str:
+    """What goes on with the work where a full disk caused an error; empty for other causes."""
+    refused = None if error.__cause__ is None else refused_by_system(error.__cause__)
+    advice = None if refused is None else _FULL.get(refused.errno or 0)
+    return "" if advice is None else f"; {advice}. {going_on(sys.argv)}"
 
 
 def going_on(argv: Sequence[str]) -> str:
