@@ -302,7 +302,11 @@ def test_hostile_text_is_text_in_every_field(tab, kind):
         assert tab.js("document.getElementById('summary-view').textContent").count("<script>document") == 4
         press(tab, "Escape")
         tab.js("new Promise((done) => setTimeout(done, 300))")  # formulas were made
-        for forbidden in ("img, iframe, object, a[href]", "script:not([src^=static])", "[style]:not(#moment-mark), [onerror]"):
+        for forbidden in (
+            "img, iframe, object, a[href]",
+            "script:not([src^=static])",
+            "[style]:not(#moment-mark), [onerror]",
+        ):
             assert tab.js(f"document.querySelectorAll('{forbidden}').length") == 0, forbidden
         press(tab, "u")
         at(tab, 1)
