@@ -182,3 +182,21 @@ def test_a_changed_row_loses_its_judgement_and_no_other_gets_it(tmp_path):
 def test_nothing_that_can_be_judged(tmp_path):
     with pytest.raises(DataError, match="nothing to judge: 2 x empty_response"):
         read_items(str(lines(tmp_path / "log.jsonl", [{"prompt": "q", "response": "", "reward": 1.0}] * 2)), None)
+
+
+def test_values_of_a_model_choose_and_stay(tmp_path):
+    """A model is asked once, when the folder is begun: its values are those of `guerdon score`."""
+    data, out = log_of(tmp_path / "log.jsonl", 6), tmp_path / "out"
+    with judging(data, out, choose="disagreement", models=("length_model:Length",)) as (session, people):
+        (values,) = session.models.values()
+        by_length = [len(show["response"]) for show in session.items.shows]
+        assert np.argsort(values, kind="stable").tolist() == np.argsort(by_length, kind="stable").tolist()
+        one = people[""].next(1)[0]
+        assert "length" not in json.dumps(one)
+    with judging(data, out) as (session, _):
+        np.testing.assert_array_equal(session.models["length_model:Length"], values)
+    with (
+        pytest.raises(ConfigError, match="does not judge episodes"),
+        judging(episodes_of(tmp_path / "episodes", 1), tmp_path / "more", models=("length_model:Length",)),
+    ):
+        pass

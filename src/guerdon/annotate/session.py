@@ -28,6 +28,7 @@ from guerdon.auditing.rows import Flags, Numbers
 from guerdon.errors import ConfigError, DataError, GuerdonError, did_you_mean
 from guerdon.files import atomic
 from guerdon.files.json_files import json_line, read_lines
+from guerdon.statistics.intervals import defined
 
 SETUP, ITEMS, TOKENS = "setup.json", "items.jsonl", "tokens.json"
 MOST_ROWS = 10_000_000  # the largest number of a row that --rows takes
@@ -265,19 +266,7 @@ def _begin(wanted: AnnotateSettings, items: Items) -> dict[str, Any]:
         ConfigError: something does not fit the data.
     """
     choose, share, seed, overlap = (_or_default(wanted, name) for name in _DEFAULTS)
-    if choose not in CHOICES:
-        raise ConfigError(f"--choose {choose}: choose one of {', '.join(CHOICES)}{did_you_mean(choose, CHOICES)}")
-    for option, value in (("random-share", share), ("overlap", overlap)):
-        if not 0 <= value <= 1:
-            raise ConfigError(f"--{option} {value:g}: a share is a number from 0 to 1")
-    if wanted.random_share is not None and choose == "random":
-        raise ConfigError("--random-share would do nothing with --choose random; remove it")
-    if wanted.scale is not None and items.kind != "responses":
-        raise ConfigError(f"--scale {wanted.scale}: of responses, and these are {items.kind}; remove it")
-    if wanted.scale is not None and not 2 <= wanted.scale <= 9:
-        raise ConfigError(f"--scale {wanted.scale}: a scale has 2 to 9 numbers, for which there are keys")
-    if wanted.reference and not any(items.references):
-        raise ConfigError(f"--show reference: {wanted.data} has no reference answers; remove it")
+    _check_options(wanted, items, choose, (share, overlap))
     of_pool = np.flatnonzero(_pool(wanted, items))
     models = {name: _scored(name, wanted.data, items) for name in wanted.models}
     rng = np.random.default_rng(seed)
@@ -291,10 +280,8 @@ def _begin(wanted: AnnotateSettings, items: Items) -> dict[str, Any]:
         rows.append({**row, "swapped": bool(swapped[k]) and items.kind == "pairs"})
     others = np.setdiff1d(np.arange(len(items)), of_pool)
     rows += [{"item": items.ids[place], "row": items.rows[place], "draw": None} for place in others]
-    place_of = {name: place for place, name in enumerate(items.ids)}
-    for row in rows if models else ():
-        values = {name: float(value[place_of[row["item"]]]) for name, (value, _) in models.items()}
-        row["values"] = {name: value if np.isfinite(value) else None for name, value in values.items()}
+    for row, place in zip(rows, (*of_pool[drawn.places], *others), strict=True):
+        row |= {"values": {name: defined(value[place]) for name, (value, _) in models.items()}} if models else {}
     setup = {
         "id": secrets.token_hex(8), "data": str(Path(wanted.data).resolve()), "kind": items.kind,
         "columns": wanted.columns, "choose": choose, "random_share": share, "seed": seed, "overlap": overlap,
@@ -304,6 +291,27 @@ def _begin(wanted: AnnotateSettings, items: Items) -> dict[str, Any]:
     atomic.write_bytes(wanted.out / ITEMS, b"".join(map(json_line, rows)))
     atomic.write_json(wanted.out / SETUP, setup)
     return setup
+
+
+def _check_options(wanted: AnnotateSettings, items: Items, choose: str, shares: tuple[float, float]) -> None:
+    """Refuse options that do not fit each other or the data.
+
+    Raises:
+        ConfigError: with the first of them.
+    """
+    if choose not in CHOICES:
+        raise ConfigError(f"--choose {choose}: choose one of {', '.join(CHOICES)}{did_you_mean(choose, CHOICES)}")
+    for option, value in zip(("random-share", "overlap"), shares, strict=True):
+        if not 0 <= value <= 1:
+            raise ConfigError(f"--{option} {value:g}: a share is a number from 0 to 1")
+    if wanted.random_share is not None and choose == "random":
+        raise ConfigError("--random-share would do nothing with --choose random; remove it")
+    if wanted.scale is not None and items.kind != "responses":
+        raise ConfigError(f"--scale {wanted.scale}: of responses, and these are {items.kind}; remove it")
+    if wanted.scale is not None and not 2 <= wanted.scale <= 9:
+        raise ConfigError(f"--scale {wanted.scale}: a scale has 2 to 9 numbers, for which there are keys")
+    if wanted.reference and not any(items.references):
+        raise ConfigError(f"--show reference: {wanted.data} has no reference answers; remove it")
 
 
 def _scored(model: str, data: str, items: Items) -> tuple[Numbers, Numbers]:
