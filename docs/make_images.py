@@ -19,6 +19,9 @@ from pathlib import Path
 
 from PIL import Image, ImageChops
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+import chromium  # the driver of the tests
+
 IMAGES = Path(__file__).with_name("images")
 PARTS = {  # file: the sections of the report that it shows, and the width and most height of the picture
     "report.png": (("conclusion", "curves", "numbers"), 1100, 2200),
@@ -41,6 +44,7 @@ ROWS = {  # of which the page of each kind of item shows the first
     "pairs": {"prompt": PROMPT, "response_1": RIGHT, "response_2": WRONG},
     "steps": {"problem": PROMPT, "steps": STEPS, "label": 1},
 }
+PRESSED = {"steps": [("ArrowDown", 40)] * 2, "episodes": [("ArrowRight", 39)] * 34 + [("m", 0)]}  # before the picture
 STUDY = """
 env: {type: metaworld, task: window-close, frame_size: 240}
 collect: {save_dir: FOLDER, episodes: 2, mixture: [{type: expert}]}
@@ -80,42 +84,37 @@ def annotate_pages(folder: Path) -> None:
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
             assert server.stderr is not None
             address = next(line.split()[-1] for line in server.stderr if "http://" in line)
-            take(address, (1100, 800), folder)
+            with chromium.Page(folder / f"{kind}.profile", 1100, 800) as tab:
+                tab.size(1100, 700)
+                tab.open(address)
+                tab.wait("document.documentElement.dataset.item && jobs.length === 0 && !isBusy")
+                for key, code in PRESSED.get(kind, ()):
+                    tab.key(key, code)
+                    tab.wait("current.kind !== 'episodes' || current.shown === current.at")
+                tab.pixels("body").quantize(64).save(IMAGES / f"annotate_{kind}.png", optimize=True)
             server.terminate()
-        with Image.open(folder / "part.png") as picture:
-            save(picture.convert("RGB"), IMAGES / f"annotate_{kind}.png")
 
 
 def photograph(page: str, sections: tuple[str, ...], size: tuple[int, int], target: Path, folder: Path) -> None:
     """Write a picture of some sections of a report, cut at the end of what they show."""
+    browser = next((found for name in ("chromium", "google-chrome") if (found := shutil.which(name))), None)
+    if browser is None:
+        sys.exit("no Chromium: apt-get install chromium")
     shown = "".join(f":not(#{name})" for name in sections)
     header = "" if "conclusion" in sections else "header, nav { display: none }"
     style = f"<style>section[id]{shown} {{ display: none }} {header}</style></head>"
     (folder / "part.html").write_text(page.replace("</head>", style, 1), encoding="utf-8")
+    picture = folder / "part.png"
     width, height = size
-    take((folder / "part.html").as_uri(), size, folder)
-    with Image.open(folder / "part.png") as picture:
-        image = picture.convert("RGB")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={width},{height}"]
+    where = [f"--user-data-dir={folder / 'profile'}", f"--screenshot={picture}", (folder / "part.html").as_uri()]
+    subprocess.run([browser, *options, *where], check=True, capture_output=True)
+    image = Image.open(picture).convert("RGB")
     ground = Image.new("RGB", image.size, image.getpixel((2, image.height - 2)))
     box = ImageChops.difference(image, ground).getbbox() or (0, 0, width, height)
-    save(image.crop((0, 0, width, min(height, box[3] + 24))), target)
-
-
-def take(address: str, size: tuple[int, int], folder: Path) -> None:
-    """Write `part.png`, a picture of a page."""
-    browser = next((found for name in ("chromium", "google-chrome") if (found := shutil.which(name))), None)
-    if browser is None:
-        sys.exit("no Chromium: apt-get install chromium")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=3000"]
-    options += [f"--window-size={size[0]},{size[1]}", f"--user-data-dir={folder / 'profile'}"]
-    command = [browser, *options, f"--screenshot={folder / 'part.png'}", address]
-    subprocess.run(command, check=True, capture_output=True)
-
-
-def save(picture: Image.Image, target: Path) -> None:
-    """Write a picture of few colours, and its path."""
-    picture.quantize(64).save(target, optimize=True)
-    print(f"wrote {target} ({picture.width} x {picture.height})")
+    cut = image.crop((0, 0, width, min(height, box[3] + 24)))
+    cut.quantize(64).save(target, optimize=True)
+    print(f"wrote {target} ({cut.width} x {cut.height})")
 
 
 if __name__ == "__main__":
