@@ -164,7 +164,7 @@ class Judgements:
         for row in self._log.rows:
             self._replay(row)
         for person, hands in self._hands.items():  # a page may still show them: nobody else gets them at once
-            for number in filter(lambda found: found is not None, map(self.number_of, hands)):
+            for number in [found for found in map(self.number_of, hands) if found is not None]:
                 self._holders.setdefault(number, {})[person] = clock() + HELD_S
         self._log.rows, self._handed_log.rows = [], []
 
