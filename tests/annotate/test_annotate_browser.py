@@ -208,7 +208,7 @@ def test_two_people_judge_fifty_items_by_keyboard(tmp_path, kind):
           f"95th percentile {np.percentile(milliseconds, 95):.0f} ms, of {len(milliseconds)}")  # fmt: skip
     if kind == "episodes":
         assert {row["row"] for rows in found.values() for row in rows if row["judgement"] == "success"} <= {1, None}
-        labelled = [episode.outcome for episode in read_episodes(out / "labels")]
+        labelled = [episode.outcome for episode in read_episodes(out / "labels", camera="front")]
         assert len(labelled) == 50
         assert any(outcome is True for outcome in labelled)
         assert any(outcome is False for outcome in labelled)
