@@ -19,6 +19,9 @@ from pathlib import Path
 
 from PIL import Image, ImageChops
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+import chromium  # the driver of the tests
+
 IMAGES = Path(__file__).with_name("images")
 PARTS = {  # file: the sections of the report that it shows, and the width and most height of the picture
     "report.png": (("conclusion", "curves", "numbers"), 1100, 2200),
@@ -41,6 +44,7 @@ ROWS = {  # of which the page of each kind of item shows the first
     "pairs": {"prompt": PROMPT, "response_1": RIGHT, "response_2": WRONG},
     "steps": {"problem": PROMPT, "steps": STEPS, "label": 1},
 }
+PRESSED = {"steps": [("ArrowDown", 40)] * 2, "episodes": [("ArrowRight", 39)] * 34 + [("m", 0)]}  # before the picture
 STUDY = """
 env: {type: metaworld, task: window-close, frame_size: 240}
 collect: {save_dir: FOLDER, episodes: 2, mixture: [{type: expert}]}
@@ -90,13 +94,22 @@ def annotate_pages(folder: Path) -> None:
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
             assert server.stderr is not None
             address = next(line.split()[-1] for line in server.stderr if "http://" in line)
-            image = screenshot(address, (1100, 800), folder)
+            with chromium.Page(folder / f"{kind}.profile", 1100, 800) as tab:
+                tab.size(1100, 700)
+                tab.open(address)
+                tab.wait("document.documentElement.dataset.item && jobs.length === 0 && !isBusy")
+                for key, code in PRESSED.get(kind, ()):
+                    tab.key(key, code)
+                    tab.wait("current.kind !== 'episodes' || current.shown === current.at")
+                tab.pixels("body").quantize(64).save(IMAGES / f"annotate_{kind}.png", optimize=True)
             server.terminate()
-        save(image, IMAGES / f"annotate_{kind}.png")
 
 
 def photograph(page: str, sections: tuple[str, ...], size: tuple[int, int], target: Path, folder: Path) -> None:
     """Write a picture of some sections of a report, cut at the end of what they show."""
+    browser = next((found for name in ("chromium", "google-chrome") if (found := shutil.which(name))), None)
+    if browser is None:
+        sys.exit("no Chromium: apt-get install chromium")
     shown = "".join(f":not(#{name})" for name in sections)
     header = "" if "conclusion" in sections else "header, nav { display: none }"
     style = f"<style>section[id]{shown} {{ display: none }} {header}</style></head>"

@@ -113,7 +113,8 @@ class Page:
     def pixels(self, selector):
         """An element as the screen shows it, in RGB."""
         box = self.js(f"document.querySelector('{selector}').getBoundingClientRect().toJSON()")
-        clip = {name: box[name] for name in ("x", "y", "width", "height")} | {"scale": 1}
+        x, y = self.js("[scrollX, scrollY]")
+        clip = {"x": box["x"] + x, "y": box["y"] + y, "width": box["width"], "height": box["height"], "scale": 1}
         shot = self.call("Page.captureScreenshot", format="png", clip=clip)
         return Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
 

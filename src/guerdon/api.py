@@ -146,6 +146,7 @@ def audit(
     judge: str | None = None,
     sample: int | None = None,
     against: str | Path | None = None,
+    labels: str | Path | None = None,
     accepted: str | Path | None = None,
     texts: bool = True,
     output: str | Path | None = None,
@@ -161,6 +162,7 @@ def audit(
         judge: a model, see `score`, whose marks of a sample are the second reward.
         sample: rows that the judge marks, at most; None: 400.
         against: the log of another run to compare with.
+        labels: a folder of `guerdon annotate`, whose labels stand for a truth that the log lacks.
         accepted: a file of findings that are known; the column `accepted` of the findings says which they are.
         texts: whether the page and the tables have the texts of the log.
         output: the page; by default NAME.audit.html in the working directory.
@@ -169,7 +171,8 @@ def audit(
 
     Raises:
         CheckpointError: the judge cannot be loaded.
-        ConfigError: a column has no known role, the page is no HTML file, or both `judge` and `second` are given.
+        ConfigError: a column has no known role, the page is no HTML file, or two of `judge`, `second` and `labels` are
+            given.
         DataError: the log cannot be read.
     """
     from guerdon.auditing.audited import Wanted, audit_path
@@ -178,12 +181,14 @@ def audit(
     of_judge = options if sample is None else {**options, "sample": sample}
     if judge is None and of_judge:
         raise ConfigError(f"{next(iter(of_judge))}: of a judge, and there is none; add judge=..., or remove it")
-    if judge is not None and second is not None:
-        raise ConfigError(f"judge={judge!r}: second is the one second reward; leave out one of them")
+    given = {"judge": judge, "second": second, "labels": labels}
+    several = [name for name, value in given.items() if value is not None]
+    if len(several) > 1:
+        raise ConfigError(f"{' and '.join(several)}: each is the one second reward; leave out all but one of them")
     log = Path(path)
     wanted = Wanted(
         log, page_of(log, _path(output)), columns or {}, _path(second), judge, options, sample, _path(against), seed,
-        _path(accepted), texts=texts,
+        _path(accepted), texts=texts, labels=_path(labels),
     )  # fmt: skip
     return AuditResult(tuple(audit_path(wanted)), wanted.page)
 

@@ -478,10 +478,9 @@ def report(
             f"{folder} is a data set, and recordings for the Rerun viewer are no longer written: lerobot-dataset-viz "
             "shows episodes, guerdon evaluate what reward models say of them; guerdon report reads studies and runs"
         )
+    from guerdon.comparison.folder_index import write_index
     from guerdon.comparison.report import write_report, write_single_report
     from guerdon.comparison.side_by_side import runs_of_a_folder
-
-    from guerdon.comparison.folder_index import write_index
 
     if (folder / "study.json").is_file() or runs_of_a_folder(folder):
         page = write_report(folder)

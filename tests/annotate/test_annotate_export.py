@@ -49,6 +49,9 @@ def test_responses_for_evaluate(judged_log):
     assert labelled["label"] is (labelled["oracle_label"] == 1)
     assert labelled["completion"] == labelled["response"]
     found = read_labelled(str(out / "labels.jsonl"))
+    used = {one["column"]: one["role"] for one in found.read_as["columns"]}
+    assert "reference" not in used.values()  # of a label that says the same as oracle_label
+    assert not {"draw", "draw_probability", "pool"} & used.keys()  # only what is not used is listed without a role
     section = label_figures(found.judged(), found.labels_N, found.prompts, draws=found.draws, reps=20, seed=0)
     assert section["draws"] == {
         "pool": 40, "made": 24, "labelled": 23, "chosen": True, "without_value": 1, "of_all_rows": True,

@@ -149,6 +149,16 @@ def test_two_people(tmp_path):
         assert (q.of.left("ann"), q.of.left("bo")) == (2, 2)
 
 
+def test_what_is_in_the_hands_of_a_person_stays_there_over_a_restart(tmp_path):
+    with queue(tmp_path, people=("ann", "bo")) as q:
+        assert q.of.next("bo", 3) == ["a0", "a1", "a2"]
+        q.judge("a1", "right", "bo")
+    with queue(tmp_path, people=("ann", "bo")) as q:
+        assert q.of.next("ann", 9) == ["a3"]
+        q.now += HELD_S + 1  # bo has not come back
+        assert q.of.next("ann", 9) == ["a3", "a0", "a2"]
+
+
 def test_judgements_of_items_that_are_gone_are_orphans(tmp_path):
     with queue(tmp_path) as q:
         q.of.next("", 4)

@@ -209,6 +209,8 @@ class _Api:
             data = await asyncio.to_thread(self.session.picture, where["item"], where["camera"], where["row"])
         except DataError as error:
             raise RefusedError(422, "undecodable", str(error)) from error
+        except TimeoutError as error:  # the page asks again
+            raise RefusedError(503, "busy", str(error)) from error
         if data is None:
             raise RefusedError(404, "not_found", "there is no such picture")
         return Response(data, media_type="image/jpeg", headers={"cache-control": "private, max-age=3600"})

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from guerdon.annotate.consensus import DISCARD, NO_CONSENSUS, Label, labels_of
+from guerdon.annotate.consensus import NO_CONSENSUS, Label, labels_of
 from guerdon.annotate.export import judged_by
-from guerdon.annotate.judgements import CANNOT_TELL, Judgement
+from guerdon.annotate.judgements import CANNOT_TELL, DISCARD, Judgement
 from guerdon.annotate.session import Session
 from guerdon.auditing.rows import Numbers
 from guerdon.evaluation.benchmarks.labelled import UNIT, Draws, Level, agreement, chosen_mean, label_figures

@@ -163,6 +163,9 @@ class Judgements:
             self._take(row["person"], row["items"])
         for row in self._log.rows:
             self._replay(row)
+        for person, hands in self._hands.items():  # a page may still show them: nobody else gets them at once
+            for number in [found for found in map(self.number_of, hands) if found is not None]:
+                self._holders.setdefault(number, {})[person] = clock() + HELD_S
         self._log.rows, self._handed_log.rows = [], []
 
     def close(self) -> None:

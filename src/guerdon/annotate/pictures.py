@@ -44,7 +44,8 @@ class EpisodePictures:
         """A row of an episode by one camera as JPEG; None where there is no such camera or row.
 
         Raises:
-            DataError: it cannot be decoded, or not in time.
+            DataError: it cannot be decoded.
+            TimeoutError: not in time.
         """
         key = self._keys.get(camera)
         if key is None or not 0 <= row < entry.length:
@@ -83,7 +84,8 @@ class _CameraPictures:
         """A row as JPEG, which is waited for.
 
         Raises:
-            DataError: it cannot be decoded, or not in time.
+            DataError: it cannot be decoded.
+            TimeoutError: not in time.
         """
         with self._changed:
             if row not in self._pictures and (self._at is None or not 0 <= row - self._at <= NEAR):
@@ -91,7 +93,7 @@ class _CameraPictures:
             self._changed.wait_for(lambda: row in self._pictures or self._why is not None, timeout=WAIT_S)
             if row in self._pictures:
                 return self._pictures[row]
-            raise self._why or DataError(f"row {row} was not decoded within {WAIT_S:g} s")
+            raise self._why or TimeoutError(f"row {row} was not decoded within {WAIT_S:g} s")
 
     def stop(self) -> None:
         """End the thread that decodes."""

@@ -201,7 +201,7 @@ def open_session(wanted: AnnotateSettings) -> Iterator[Session]:
             setup = _begun(wanted, items)
         tokens = _tokens(wanted, setup)
         asks, models = _asks(wanted.out, setup, items)
-        stored = {"reference_shown": True} if wanted.reference else {}
+        stored: dict[str, Any] = {"reference_shown": True} if wanted.reference else {}
         stored |= {} if guideline is None else {"guideline": guideline["hash"]}
         people = list(tokens.values()) or [""]
         judgements = Judgements(wanted.out, items.kind, asks, people, stored=stored)

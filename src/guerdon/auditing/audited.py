@@ -151,8 +151,10 @@ def _check_one_run(wanted: Wanted, names: Sequence[str]) -> None:
     Raises:
         ConfigError: it is wanted, and the log holds several.
     """
-    given = {"second": wanted.second, "judge": wanted.judge, "against": wanted.against, "labels": wanted.labels}
-    given |= {"watch": wanted.every}
+    given = {
+        "second": wanted.second, "judge": wanted.judge, "against": wanted.against, "labels": wanted.labels,
+        "watch": wanted.every,
+    }  # fmt: skip
     for option, value in given.items():
         if value is not None:
             listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

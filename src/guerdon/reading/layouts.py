@@ -206,6 +206,9 @@ LAYOUTS: tuple[RowLayout, ...] = (
     # labels
     RowLayout("HelpSteer2", "labels", ("prompt", "response", "helpfulness"), {}),
     RowLayout("BeaverTails", "labels", ("prompt", "response", "is_safe"), {"label": "is_safe"}),
+    RowLayout("labels of guerdon annotate", "labels", ("oracle_label", "draw", "draw_probability", "pool"),
+              {"label": "oracle_label:number", "reward": "judge_score", "reference": ""},
+              more=("draw", "draw_probability", "pool")),
     RowLayout("CJE", "labels", ("oracle_label",), {"label": "oracle_label:number", "reward": "judge_score"}),
     RowLayout("CJE", "log", ("judge_score", "oracle_label"), {"reward": "judge_score", "truth": "oracle_label"}),
     # steps

@@ -497,9 +497,7 @@ def source_advantages(
             next_values_B_T=rollout.next_values.get(name),
         )
     terminated = rollout.terminated if rollout.life_lost is None else rollout.terminated | rollout.life_lost
-    steps = Steps(
-        rollout.mask, terminated, rollout.truncated, rollout.group_ids, rollout.conversations, rollout.states
-    )
+    steps = Steps(rollout.mask, terminated, rollout.truncated, rollout.group_ids, rollout.conversations, rollout.states)
     if rollout.chunks is not None and settings.by_chunk:
         steps, sources = per_decision(rollout, steps, sources)
     return estimate_advantages(

@@ -287,6 +287,7 @@ function paint(entry, row, found) {
     found[i].close();
   });
   entry.shown = row;
+  if (!pending.length) $("away").hidden = true;
   readout(entry);
 }
 

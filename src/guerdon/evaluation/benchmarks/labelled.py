@@ -232,7 +232,7 @@ def chosen_mean(
     if len(set(group[known])) < 2:
         raise DataError(f"a corrected mean needs two labelled items at least; there are {int(known.sum())}")
     if tuning is None:
-        tuning = 1.0 if known.all() else _power_tuning(judge, labels, known)
+        tuning = 0.0 if known.all() else _power_tuning(judge, labels, known)
     weights = draws.weights(known)
     error = weights * (labels[known] - tuning * judge[known])
     corrected = _mean_interval([(tuning * judge, group), (error, group[known])])
