@@ -108,6 +108,7 @@ def test_lost_steps_stay_out_of_every_advantage(tmp_path, chunks):
     loop.close()
 
 
+@pytest.mark.slow
 def test_a_group_leaves_out_the_lost_episode(tmp_path):
     grpo = {"adv_estimator": "grpo", "group_size": 2, "minibatch_size": 8, "num_epochs": 1}
     mark = tmp_path / "mark"
@@ -139,6 +140,7 @@ def test_processes_change_no_byte_of_a_run_and_it_resumes_to_the_same_bytes(tmp_
     assert result(cut) == result(whole)
 
 
+@pytest.mark.slow
 def test_simulators_that_break_all_the_time_stop_the_run(tmp_path):
     broken = {(copy, episode): "raises" for copy in range(2) for episode in range(40)}
     short = {"rollout_steps": 4, "minibatch_size": 4, "num_epochs": 1}
