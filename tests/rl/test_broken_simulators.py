@@ -171,6 +171,7 @@ def test_a_rollout_that_loses_every_episode_goes_on_and_counts(policy, tmp_path)
     assert policy is None or first["updates"] == 0
 
 
+@pytest.mark.slow
 def test_chunks_that_lose_every_episode_stop_at_the_limit(tmp_path):
     broken = {(copy, episode): "raises" for copy in range(2) for episode in range(40)}
     short = {"rollout_steps": 4, "minibatch_size": 4, "num_epochs": 1}
