@@ -152,6 +152,7 @@ def test_simulators_that_break_all_the_time_stop_the_run(tmp_path):
 CHUNKS = {"type": "chunk_policy:ChunkPolicy", "params": {}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy", [pytest.param(None, id="single actions"), pytest.param(CHUNKS, id="chunks", marks=pytest.mark.slow)]
 )
