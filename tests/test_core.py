@@ -49,7 +49,9 @@ def served(tmp_path_factory):
     assert running.stop() == 0
 
 
+@pytest.mark.slow
 def test_every_command_works_or_names_the_extra(core, tmp_path):
+    """As `make test-core` in an environment without the extra, which `.ci/run` does each time."""
     check(tmp_path, core)
 
 

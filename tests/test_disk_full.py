@@ -72,11 +72,11 @@ def whole(tmp_path_factory):
     ("words", "written", "most_bytes", "named"),
     [
         (["run"], "runs", 300, "runs/one"),  # the first file: the configuration
-        (["run"], "runs", 3000, "runs/one"),  # an event file of TensorBoard, or weights
+        pytest.param(["run"], "runs", 3000, "runs/one", marks=pytest.mark.slow),  # TensorBoard's events, or weights
         (["run", "runner.save_video=true", "runner.video_share=1.0"], "runs", 5000, "videos"),
         (["run", "runner.logger.tensorboard=false"], "runs", 6000, "step_000000000020"),  # weights
-        (["run"], "runs", 40_000, "report.html"),
-        (["collect"], "data", 700, "data"),
+        pytest.param(["run"], "runs", 40_000, "report.html", marks=pytest.mark.slow),
+        pytest.param(["collect"], "data", 700, "data", marks=pytest.mark.slow),
         (["collect"], "data", 6000, "data"),
         pytest.param(["train", "policy=sft"], "sft", 500_000, "sft", marks=pytest.mark.slow),  # weights, by safetensors
         (["train", "policy=sft"], "sft", 1_700_000, "sft"),  # the state of the optimizer, by torch.save

@@ -79,6 +79,7 @@ def test_only_the_text_between_the_markers_is_replaced():
         hostile.replaced("before\nafter\n", "new")
 
 
+@pytest.mark.slow
 def test_the_page_has_the_counts_of_now():
     done = started("hostile.py", folder=hostile.TESTS)
     assert done.returncode == 0, done.stderr

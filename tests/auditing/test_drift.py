@@ -46,6 +46,7 @@ def test_the_distance_is_scipys(a, b):
     assert 0 < permutation_p(a, np.arange(len(a)), b, np.arange(len(b)), np.random.default_rng(0)) <= 1
 
 
+@pytest.mark.slow
 def test_groups_are_exchanged_whole():
     """Twenty prompts with equal rewards of 50 responses each are 40 observations, not 2,000."""
     random, small = np.random.default_rng(0), [0, 0]

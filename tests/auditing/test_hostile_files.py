@@ -273,6 +273,7 @@ def data_set(folder, columns):
     return folder
 
 
+@pytest.mark.slow
 def test_a_data_set_whose_numbers_unpack_to_too_much(tmp_path):
     count = 70_000_000
     zeros, states = pa.array(np.zeros(count, np.int32)), pa.array(np.zeros(2, np.float32))

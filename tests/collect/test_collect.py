@@ -349,6 +349,7 @@ collect: {{save_dir: data, episodes: 3, frame_every: 2, mixture: [{{type: random
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", sample(["InvertedPendulum-v5", "Pendulum-v1"], "InvertedPendulum-v5"))
 def test_collecting_from_the_command_line(tmp_path, task):
     (tmp_path / "study.yaml").write_text(STUDY.format(task=task))

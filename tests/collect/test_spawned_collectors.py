@@ -186,6 +186,7 @@ def test_chunks_of_actions_from_frames_go_on_in_the_middle_of_an_episode(spawned
     assert found_success == success
 
 
+@pytest.mark.slow
 def test_text_with_filters_and_resampling(spawned, tmp_path):
     study = Study.model_validate(
         {

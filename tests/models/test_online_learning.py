@@ -38,6 +38,7 @@ def checkpoint(tmp_path):
     return write
 
 
+@pytest.mark.slow
 def test_it_learns_from_outcomes_alone(checkpoint):
     model = load_online_image_model(checkpoint(), kind="resnet", **{**OPTIONS, "steps": 12})
     assert isinstance(model, Learnable)

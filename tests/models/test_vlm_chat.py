@@ -16,7 +16,7 @@ from guerdon.models.vlm.vlm_prompts import NO, PROMPTS, YES, GenerationOptions, 
 from guerdon.network.retry import Clock
 from guerdon.settings.vlm import EndpointSettings, VLLMSettings, VLMSettings
 from guerdon.types import Failure
-from tables import cases
+from tables import cases, first
 
 
 class YesOrNo:
@@ -70,14 +70,14 @@ class Hourglass:
 
 @pytest.mark.parametrize(
     ("kind", "settings"),
-    [
+    first([
         ("qwen_vl", {"question": "completed"}),
         ("qwen_vl", {"question": "completed", "input": "video", "nframes": 3}),
         ("qwen_vl", {"question": "completed", "answer": "hard", "max_tokens": 4}),
         ("qwen_vl", {"question": "progress", "nframes": 2, "max_tokens": 6}),
         ("primo_r1", {"nframes": 3, "max_tokens": 6}),
         ("trend", {"window": 2, "max_tokens": 4}),
-    ],
+    ], 3, several=True),
 )  # fmt: skip
 def test_an_endpoint_gives_what_the_model_gives_here(sharp, kind, settings):
     """Through HTTP and data URLs, from the 20 likeliest tokens: the same scores, texts, counts and failures."""
@@ -320,7 +320,11 @@ def _serve_log_probs(backend, asked, count):
 
 @pytest.mark.parametrize(
     ("kind", "settings"),
-    [("qwen_vl", {}), ("qwen_vl", {"question": "progress", "max_tokens": 5}), ("primo_r1", {"max_tokens": 5})],
+    first(
+        [("qwen_vl", {}), ("qwen_vl", {"question": "progress", "max_tokens": 5}), ("primo_r1", {"max_tokens": 5})],
+        1,
+        several=True,
+    ),
 )
 def test_vllm_in_process_gives_the_same(monkeypatch, sharp, kind, settings):
     fake = FakeVLLM(sharp)

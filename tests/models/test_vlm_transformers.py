@@ -30,7 +30,7 @@ from guerdon.models.vlm.vlm_prompts import (
 from guerdon.models.vlm.vlm_transformers import TransformersBackend, VisionInputs, read_vlm
 from guerdon.settings.vlm import TinyVLMSettings, VLMSettings
 from guerdon.types import Episode
-from tables import sample
+from tables import first, sample
 
 
 def question(prompt="completed", rows=1, task="close the door", size=(20, 24), seed=0, **options):
@@ -217,7 +217,7 @@ def likeliest(backend, asked, count, ends, never=()):
 
 
 @pytest.mark.parametrize("with_adapter", [None, "CAUSAL_LM", "plain"])
-@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize("architecture", first(FAMILIES, 1))
 def test_a_checkpoint_s_generation_config_changes_no_answer(tmp_path, architecture, with_adapter):
     """Only its ends hold; and they are kept where the model is written again."""
     folder = tmp_path / "model"
@@ -246,7 +246,7 @@ def test_a_checkpoint_s_generation_config_changes_no_answer(tmp_path, architectu
     assert backend.model.generation_config.repetition_penalty == 5.0
 
 
-@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize("architecture", first(FAMILIES, 1))
 def test_a_checkpoint_s_generation_config_applies_where_a_key_says_so(tmp_path, architecture):
     """But for what has a key of its own: here the limit and the temperature."""
     plain, asked = tiny_backend(architecture), question(seed=1)
@@ -312,7 +312,7 @@ def test_bfloat16_changes_little_and_float32_is_exact():
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
-@pytest.mark.parametrize("task", ["close the door", "put {x} in it. Then  wait"])
+@pytest.mark.parametrize("task", first(["close the door", "put {x} in it. Then  wait"], 1))
 def test_the_question_of_topreward_is_that_of_its_code(architecture, task):
     """The user turn with its video is left open, the statement follows, and the token " True" is scored."""
     backend = tiny_backend(architecture)
@@ -388,7 +388,7 @@ def rewritten(folder, names, **config):
     file.write_text(json.dumps({**json.loads(file.read_text()), **config}))
 
 
-@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize("architecture", first(FAMILIES, 1))
 @pytest.mark.parametrize("made", sample([True, "pissa", "olora", "gaussian"], True, "pissa"))
 def test_adapters_are_read_as_peft_reads_them(tmp_path, architecture, made):
     batch, expected = vlm_adapter(tmp_path, architecture, init_lora_weights=made)
@@ -405,7 +405,7 @@ def older(key):
     return key.replace("base_model.model.model.visual.", "base_model.model.visual.")
 
 
-@pytest.mark.parametrize("architecture", ["qwen2_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("architecture", first(["qwen2_vl", "qwen2_5_vl"], 1))
 @pytest.mark.parametrize(
     ("options", "config"),
     [

@@ -82,7 +82,7 @@ def expected_of(loop, prompts):
     return [values_in_run(loop, p, steps) for p in prompts for steps in SOLUTIONS]
 
 
-@pytest.mark.parametrize("form", sample(FORMS, "whole", "system_prompt", "lora_by_policy", "dpo"))
+@pytest.mark.parametrize("form", sample(FORMS, "whole", "lora_by_policy"))
 def test_it_scores_as_in_its_run(form, tmp_path):
     loop = learnt(tmp_path, **FORMS[form])
     prompts = prompts_of(loop)

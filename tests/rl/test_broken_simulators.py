@@ -20,6 +20,7 @@ from guerdon.rl.run import run, run_folder
 from guerdon.settings.study import Study
 from guerdon.worlds.build import build_world
 from rl_clock import Reader, clock_study, interrupted, lines, reader_reward, result, start
+from tables import first
 
 pytestmark = pytest.mark.hostile("parts")
 
@@ -85,7 +86,7 @@ def test_a_run_goes_on_and_counts_what_it_lost(tmp_path):
 CHUNKS = {"type": "chunk_policy:ChunkPolicy", "params": {"chunk": 3}}
 
 
-@pytest.mark.parametrize("chunks", [False, True])
+@pytest.mark.parametrize("chunks", first([False, True], 1))
 def test_lost_steps_stay_out_of_every_advantage(tmp_path, chunks):
     study = fragile_study(tmp_path, BROKEN, policy=CHUNKS if chunks else None)
     loop = start(study)
@@ -107,6 +108,7 @@ def test_lost_steps_stay_out_of_every_advantage(tmp_path, chunks):
     loop.close()
 
 
+@pytest.mark.slow
 def test_a_group_leaves_out_the_lost_episode(tmp_path):
     grpo = {"adv_estimator": "grpo", "group_size": 2, "minibatch_size": 8, "num_epochs": 1}
     mark = tmp_path / "mark"
@@ -138,6 +140,7 @@ def test_processes_change_no_byte_of_a_run_and_it_resumes_to_the_same_bytes(tmp_
     assert result(cut) == result(whole)
 
 
+@pytest.mark.slow
 def test_simulators_that_break_all_the_time_stop_the_run(tmp_path):
     broken = {(copy, episode): "raises" for copy in range(2) for episode in range(40)}
     short = {"rollout_steps": 4, "minibatch_size": 4, "num_epochs": 1}
@@ -149,6 +152,7 @@ def test_simulators_that_break_all_the_time_stop_the_run(tmp_path):
 CHUNKS = {"type": "chunk_policy:ChunkPolicy", "params": {}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy", [pytest.param(None, id="single actions"), pytest.param(CHUNKS, id="chunks", marks=pytest.mark.slow)]
 )
@@ -168,6 +172,7 @@ def test_a_rollout_that_loses_every_episode_goes_on_and_counts(policy, tmp_path)
     assert policy is None or first["updates"] == 0
 
 
+@pytest.mark.slow
 def test_chunks_that_lose_every_episode_stop_at_the_limit(tmp_path):
     broken = {(copy, episode): "raises" for copy in range(2) for episode in range(40)}
     short = {"rollout_steps": 4, "minibatch_size": 4, "num_epochs": 1}

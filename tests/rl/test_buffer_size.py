@@ -23,7 +23,7 @@ from guerdon.settings.policy import CNNPolicySettings
 from guerdon.settings.world import GymnasiumSettings
 from guerdon.worlds.spaces import ObservedColumn
 from rl_clock import clock_study, interrupted, lines, result, start
-from tables import refuses
+from tables import first, refuses
 
 SAC = {"type": "sac", "rollout_steps": 10, "batch_size": 8, "online_step_before_learning": 12}
 
@@ -157,7 +157,7 @@ def seen(moments=4, rollouts=3, steps=9, mode="disabled", **kwargs):
     return found
 
 
-@pytest.mark.parametrize("mode", ["disabled", "next_step", "same_step"])
+@pytest.mark.parametrize("mode", first(["disabled", "next_step", "same_step"], 1))
 @pytest.mark.parametrize(
     "given",
     [{}, {"keys": True}, {"shape": (40, 48)}, {"shape": (3, 40, 48)}, {"moments": 1}],

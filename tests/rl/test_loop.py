@@ -16,7 +16,7 @@ from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.run import run, run_folder
 from rl_clock import clock_study, interrupted, lines, reader_reward, result, start
 from rl_killed import Killed
-from tables import refuses, sample
+from tables import first, refuses, sample
 
 torch.set_num_threads(1)
 GRPO = {"adv_estimator": "grpo", "group_size": 2, "minibatch_size": 8, "num_epochs": 2}
@@ -43,7 +43,7 @@ def dies(*_, **__):
 
 
 @pytest.mark.hostile("kills")
-@pytest.mark.parametrize("setup", sample(SETUPS, "native", "bonus", "grpo"))
+@pytest.mark.parametrize("setup", sample(SETUPS, "native", "grpo"))
 def test_a_run_that_was_cut_off_anywhere_ends_the_same(setup, tmp_path):
     whole = clock_study(tmp_path, name="whole", **SETUPS[setup])
     start(whole).run()
@@ -121,11 +121,14 @@ def test_metrics_hold_no_times(tmp_path):
 
 @pytest.mark.parametrize(
     "reward",
-    [
-        {},
-        reader_reward(),
-        reader_reward(combine_mode="weighted", env_reward_weight=1.0, reward_weight=1e-9),
-    ],
+    first(
+        [
+            {},
+            reader_reward(),
+            reader_reward(combine_mode="weighted", env_reward_weight=1.0, reward_weight=1e-9),
+        ],
+        2,
+    ),
     ids=["native", "model", "nearly_native"],
 )
 @pytest.mark.parametrize("mode", ["disabled", "next_step", "same_step"])
@@ -253,7 +256,7 @@ def test_groups_that_cannot_be_are_refused(tmp_path):
 # Stages and data.
 
 
-@pytest.mark.parametrize("name", sample(["rloo", "dr_grpo", "reinforce", "reinforce_pp"], "rloo", "reinforce_pp"))
+@pytest.mark.parametrize("name", sample(["rloo", "dr_grpo", "reinforce", "reinforce_pp"], "rloo"))
 def test_every_estimator_trains_a_robot_without_a_critic(name, tmp_path):
     pytest.importorskip("metaworld")
     more = {"group_size": 2} if name in ("rloo", "dr_grpo") else {"rollout_steps": 10}

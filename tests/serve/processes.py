@@ -96,7 +96,7 @@ class Running:
 
 def start_server(
     folder: Path, *, models: dict[str, Any] | None = None, arguments: tuple[str, ...] = (), wait: bool = True,
-    env: dict[str, str] | None = None, fresh: bool = False, seconds: float = 60, **settings: Any,
+    env: dict[str, str] | None = None, fresh: bool = False, seconds: float = 200, **settings: Any,
 ) -> Running:  # fmt: skip
     """Start `guerdon serve` with these settings on a free port.
 

