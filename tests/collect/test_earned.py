@@ -31,12 +31,12 @@ def test_only_whole_episodes_count(told):
     earned.add(transition([1, 1, 1], done=[0]), none)
     assert told == [], "what it earned before is not known"
     earned.add(transition([2, 2, 2], done=[0], failures=[1]), none)
-    assert told == ["return 2 of 1 episodes in this rollout"]
+    assert told == ["episodes in this rollout 1, mean return 2"]
     earned.add(transition([4, 4, 4], done=[1, 2]), none)
-    assert told[1:] == ["return 3 of 2 episodes in this rollout"], "an episode that was lost is left out"
+    assert told[1:] == ["episodes in this rollout 2, mean return 3"], "an episode that was lost is left out"
     earned.next_rollout()
     earned.add(transition([8, 8, 8], done=[0, 1]), np.array([True, False, False]))
-    assert told[2:] == ["return 8 of 1 episodes in this rollout"], "one that is no part of the rollout, too"
+    assert told[2:] == ["episodes in this rollout 1, mean return 8"], "one that is no part of the rollout, too"
 
 
 def test_the_numbers_of_a_rollout_are_those_of_its_episodes(tmp_path, told):
@@ -45,10 +45,9 @@ def test_the_numbers_of_a_rollout_are_those_of_its_episodes(tmp_path, told):
     paid = {}
     for row in lines(study, "episodes"):
         paid.setdefault(row["step"], []).append(row["return/env"])
-    rollouts = [texts for texts in told if texts.endswith(" episodes in this rollout")]
-    wanted = [f"return {np.mean(values):.4g} of {len(values)} episodes in this rollout" for values in paid.values()]
-    assert [text for text in rollouts if text in wanted] == wanted
-    assert len(rollouts) > len(wanted), "before the rollout was over"
+    wanted = [f"episodes in this rollout {len(one)}, mean return {np.mean(one):.4g}" for one in paid.values()]
+    assert [text for text in told if text in wanted] == wanted
+    assert len(told) > len(wanted), "before the rollout was over"
 
 
 def test_after_a_resume_episodes_that_were_under_way_are_left_out(tmp_path, told):
@@ -65,8 +64,8 @@ def test_a_text_stands_beside_the_newest_bar():
     outer, inner = ProgressBar(10), ProgressBar(100, what="environment steps")
     try:
         inner.advance(20, "return 3")
-        tell("return 4 of 2 episodes in this rollout")
-        assert str(inner) == "environment steps 20/100: return 4 of 2 episodes in this rollout"
+        tell("mean return 4")
+        assert str(inner) == "environment steps 20/100: mean return 4"
         assert str(outer) == "steps 0/10"
     finally:
         inner.close()

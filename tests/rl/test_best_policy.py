@@ -121,7 +121,10 @@ def test_a_run_keeps_its_best_policy_with_an_evaluation_from_starts_that_no_othe
     load_policy(folder / FOLDER).actor().act(np.zeros((1, 2), np.float32), np.random.default_rng(0), greedy=True)
     assert len(last) >= 4
     assert not set(last) & set(seeds)
-    assert best_policy(summary["best"]).startswith(f"best policy: that of step {steps[3]} (true success 0.70 over 2 ")
+    assert best_policy(summary["best"]) == (
+        f"best policy: that of step {steps[3]}, in policy_best: true success 0.70 over 2 episodes of the evaluation "
+        f"that chose it, true success {summary['best']['fresh']['success']:.2f} over 4 fresh ones"
+    )
     assert json.loads((folder / "COMPLETE").read_text())["best"] == summary["best"]
 
 

@@ -161,7 +161,7 @@ class Earned:
         self._sums[done] = 0.0
         if self._returns and time.monotonic() - self._told >= TOLD_EVERY:
             self._told = time.monotonic()
-            tell(f"return {np.mean(self._returns):.4g} of {len(self._returns)} episodes in this rollout")
+            tell(f"episodes in this rollout {len(self._returns)}, mean return {np.mean(self._returns):.4g}")
 
     def next_rollout(self) -> None:
         """Forget the episodes of the last rollout."""

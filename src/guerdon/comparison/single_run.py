@@ -54,10 +54,16 @@ class RunResult(NamedTuple):
 
 def best_policy(best: Mapping[str, Any]) -> str:
     """The best policy of a run in words, from `best` of its `COMPLETE`."""
-    chosen = f"best policy: that of step {best['step']:,} ({true_success(best['evaluation'])}), in {FOLDER}"
+    chosen = f"best policy: that of step {best['step']:,}, in {FOLDER}: {_achieved(best['evaluation'])} episodes"
     if best["fresh"] is None:
-        return f"{chosen}; no fresh evaluation: {best['why']}"
-    return f"{chosen}; with fresh starts {true_success(best['fresh'])}"
+        return f"{chosen} of the evaluation that chose it; no fresh evaluation: {best['why']}"
+    return f"{chosen} of the evaluation that chose it, {_achieved(best['fresh'])} fresh ones"
+
+
+def _achieved(result: Mapping[str, float]) -> str:
+    """`true success 0.40 over 20`, of an evaluation that knows success or the return."""
+    known = f"true success {result['success']:.2f}" if "success" in result else f"return {result['return/env']:.4g}"
+    return f"{known} over {int(result['episodes'])}"
 
 
 @dataclass(frozen=True)
