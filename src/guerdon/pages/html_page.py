@@ -27,7 +27,7 @@ def render(template: str, context: Mapping[str, Any], own: Path, script: str) ->
         template: extends `base.html.j2`.
         context: what it shows.
         own: folder of the template, its script and, where it has one, `own.css`, which is added to the shared style.
-        script: the page runs it after the shared one, by which the page of work that goes on reads itself again.
+        script: the page runs it after the shared one, by which the page of work that goes on reloads itself.
     """
     code = "".join(path.read_text(encoding="utf-8") for path in (fmt.TEMPLATES / "live.js", own / script))
     styles = [
