@@ -42,6 +42,9 @@ def said(record):
     [
         ({}, {"A": (0, 1, 0), "B": (1, 1, 1)},
          "With learned progress (B), the policy solved its task in 3 of 3 runs; with 0/1 for success (A), in 1 of 3."),
+        ({}, {"A": (0, 0.5, 0), "B": (1, 1, 1)},
+         "With learned progress (B), the policy solved its task in 100% of the test episodes of 3 runs; "
+         "with 0/1 for success (A), in 17%."),
         ({}, {"A": (0.1, 0.2), "B": (0.9, 0.8)},
          "With learned progress (B), the policy solved its task in 85% of the test episodes of 2 runs; "
          "with 0/1 for success (A), in 15%."),

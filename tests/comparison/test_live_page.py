@@ -66,7 +66,7 @@ def test_a_process_writes_the_page_and_ends_with_the_work(unfinished, monkeypatc
 
     with pytest.raises(Over):
         work()
-    assert 'id="written"' not in page.read_text(), "work that was cut off leaves a page that does not read itself again"
+    assert 'id="written"' not in page.read_text(), "work that was cut off leaves a page that does not reload itself"
     assert not list(unfinished.glob(".*partial"))
     assert not (unfinished / "gate.jsonl").exists()
     assert capfd.readouterr().err == f"report: {page}, from the first evaluation on\n"

@@ -235,5 +235,5 @@ def test_the_page_of_a_study_that_runs_comes_back_to_where_the_reader_was(tmp_pa
         write_report(study)
         tab.js(f"{written}.dataset.every = 0")
         tab.wait_for_reload(reloaded)
-        assert not tab.js(written), "the page of a study that is done does not read itself again"
+        assert not tab.js(written), "the page of a study that is done does not reload itself"
         assert tab.js("document.documentElement.dataset.error") is None

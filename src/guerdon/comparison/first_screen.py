@@ -77,10 +77,12 @@ def _study_sentence(study: StudyRecord, row: ArmRow, baseline: ArmRow | None) ->
         return SENTENCES["no measure"]
     kind = _kind(study.measure, study.unit)
     runs = "one run" if len(study.seeds) * len(study.tasks) == 1 else "several runs"
-    words |= {"own": _amount(study, row, kind), "at": fmt.at(_last_evaluation(study, row.arm), study.unit)}
+    counted = all(_all_or_nothing(study, one.arm) for one in (row, baseline or row))
+    words["own"] = _amount(study, row, kind, counted=counted)
+    words["at"] = fmt.at(_last_evaluation(study, row.arm), study.unit)
     if baseline is None or baseline.final.estimate is None:
         return SENTENCES[f"{kind}, {runs}, alone"].format(**words)
-    words |= {"baseline": _named(baseline), "other": _amount(study, baseline, kind, short=True)}
+    words |= {"baseline": _named(baseline), "other": _amount(study, baseline, kind, counted=counted, short=True)}
     return SENTENCES[f"{kind}, {runs}, compared"].format(**words)
 
 
@@ -116,13 +118,19 @@ def _last_evaluation(study: StudyRecord, arm: str) -> float | None:
     return max((one[-1] for one in steps if one), default=None)
 
 
-def _amount(study: StudyRecord, row: ArmRow, kind: str, *, short: bool = False) -> str:
+def _all_or_nothing(study: StudyRecord, arm: str) -> bool:
+    """Whether each complete run of a setting succeeds in all of its last test episodes, or in none."""
+    return {final_success(run) for run in study.select(arm=arm, status="complete")} <= {0.0, 1.0}
+
+
+def _amount(study: StudyRecord, row: ArmRow, kind: str, *, counted: bool, short: bool = False) -> str:
     """What the complete runs of a setting reached, in words.
 
     Args:
         study: what was run.
         row: the numbers of the setting.
         kind: of the sentence: `robot`, `text` or `unknown`.
+        counted: of robots say in how many runs, each of which succeeds always or never; else the share of episodes.
         short: without what it is a share of, which the sentence has said before.
     """
     if kind == "unknown":
@@ -131,7 +139,7 @@ def _amount(study: StudyRecord, row: ArmRow, kind: str, *, short: bool = False) 
     if len(study.seeds) * len(study.tasks) == 1:
         return _of_one_run(runs[0], kind)
     finals = [final_success(run) for run in runs]
-    if kind == "robot" and set(finals) <= {0.0, 1.0}:
+    if kind == "robot" and counted:
         return f"{finals.count(1.0)} of {len(finals)}" + ("" if short else " runs")
     share = fmt.percent(row.final.estimate)
     if short:

@@ -37,7 +37,7 @@ _DESCRIPTION = re.compile(r'<meta name="description" content="(.*?)">', re.DOTAL
 
 
 @dataclass(frozen=True)
-class Entry:
+class IndexEntry:
     """One thing that a folder holds.
 
     Attributes:
@@ -84,7 +84,7 @@ def write_index(folder: Path) -> Path:
     return path
 
 
-def entries(folder: Path) -> Iterator[Entry]:
+def entries(folder: Path) -> Iterator[IndexEntry]:
     """What a folder holds, below it, too; what lies inside of a study or a run belongs to that."""
     for place, folders, files in os.walk(folder):
         here = Path(place)
@@ -103,25 +103,25 @@ def entries(folder: Path) -> Iterator[Entry]:
             yield _entry("Label sets", folder, here, here / CARD, _of_labels)
 
 
-def _reported(kind: str, folder: Path, here: Path, said: Callable[[Path], str], record: str) -> Entry:
+def _reported(kind: str, folder: Path, here: Path, said: Callable[[Path], str], record: str) -> IndexEntry:
     """A study or a run, whose page may not be there yet."""
     page = here / REPORT
     if page.is_file():
         return _entry(kind, folder, here, page, said)
     entry = _entry(kind, folder, here, here / record, said)
-    return Entry(kind, entry.name, "", entry.conclusion, entry.changed, f"guerdon report {here}")
+    return IndexEntry(kind, entry.name, "", entry.conclusion, entry.changed, f"guerdon report {here}")
 
 
-def _entry(kind: str, folder: Path, here: Path, page: Path, said: Callable[[Path], str]) -> Entry:
+def _entry(kind: str, folder: Path, here: Path, page: Path, said: Callable[[Path], str]) -> IndexEntry:
     try:
         with boundary(DataError, "it cannot be read"):
             conclusion = said(here)
     except DataError as error:
         conclusion = f"{error}."
-    return Entry(kind, _name(folder, here), _address(folder, page), conclusion, _changed(page))
+    return IndexEntry(kind, _name(folder, here), _address(folder, page), conclusion, _changed(page))
 
 
-def _audit(folder: Path, page: Path) -> Entry | None:
+def _audit(folder: Path, page: Path) -> IndexEntry | None:
     """The page of an audit; None for other files."""
     if page.suffix.lower() not in (".html", ".htm"):
         return None
@@ -131,7 +131,7 @@ def _audit(folder: Path, page: Path) -> Entry | None:
         return None
     said = _DESCRIPTION.search(head)
     conclusion = "" if said is None else html.unescape(said[1])
-    return Entry("Audits", _name(folder, page), _address(folder, page), conclusion, _changed(page))
+    return IndexEntry("Audits", _name(folder, page), _address(folder, page), conclusion, _changed(page))
 
 
 def _name(folder: Path, path: Path) -> str:

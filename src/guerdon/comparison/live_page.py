@@ -58,7 +58,7 @@ def live_page(folder: Path) -> Iterator[None]:
 
 
 def _write_last(folder: Path, began: float) -> None:
-    """Replace a page that was written since `began` by one that does not read itself again."""
+    """Replace a page that was written since `began` by one that does not reload itself."""
     with suppress(GuerdonError, OSError):
         if (folder / PAGE).stat().st_mtime >= began - 1:
             _write(folder, None)

@@ -30,7 +30,7 @@ def render(template: str, context: Mapping[str, Any], own: Path, scripts: Sequen
         context: what it shows.
         own: folder of the template, its script and, where it has one, `own.css`, which is added to the shared style.
         scripts: the only ones that the page runs, in order, after the shared one by which the page of work that goes on
-            reads itself again: `texts.js` is shared, all others are its own.
+            reloads itself: `texts.js` is shared, all others are its own.
     """
     places = [fmt.TEMPLATES if name == TEXTS else own for name in scripts]
     paths = [fmt.TEMPLATES / "live.js", *(place / name for place, name in zip(places, scripts, strict=True))]
