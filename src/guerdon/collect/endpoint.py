@@ -34,7 +34,7 @@ _MOST_BYTES = 64 << 20  # of a request
 _QUEUE = 1024  # connections that wait to be accepted: all conversations may connect at once
 
 
-class RefusedError(Exception):
+class RequestRefusedError(Exception):
     """A request that is answered with an error.
 
     Args:
@@ -135,7 +135,7 @@ class Endpoint:
         """A request, waiting; where it is a repeated one, that which is being answered or was answered last.
 
         Raises:
-            RefusedError: there is no such conversation, or the request cannot be answered.
+            RequestRefusedError: there is no such conversation, or the request cannot be answered.
         """
         known_as = hashlib.sha256(body).hexdigest()
         with self.changed:
@@ -154,16 +154,16 @@ class Endpoint:
     def _line(self, name: str, key: str) -> _Line:
         line = self._lines.get(name)
         if line is None:
-            raise RefusedError("there is no such conversation, or it has ended", "not_found", 404)
+            raise RequestRefusedError("there is no such conversation, or it has ended", "not_found", 404)
         if not hmac.compare_digest(line.key, key):
-            raise RefusedError("the key is not that of this conversation", "invalid_api_key", 401)
+            raise RequestRefusedError("the key is not that of this conversation", "invalid_api_key", 401)
         return line
 
     def check(self, name: str, key: str) -> None:
         """Refuse a wrong address or key.
 
         Raises:
-            RefusedError: it is wrong.
+            RequestRefusedError: it is wrong.
         """
         with self.changed:
             self._line(name, key)
@@ -172,19 +172,19 @@ class Endpoint:
         try:
             given = json.loads(body)
         except (ValueError, RecursionError) as error:
-            raise RefusedError(f"the body is not JSON: {error}") from error
+            raise RequestRefusedError(f"the body is not JSON: {error}") from error
         if not isinstance(given, dict):
-            raise RefusedError("the body is a JSON object with messages")
+            raise RequestRefusedError("the body is a JSON object with messages")
         if given.get("n") not in (None, 1):
-            raise RefusedError("n above 1 is not supported", "unsupported_parameter")
+            raise RequestRefusedError("n above 1 is not supported", "unsupported_parameter")
         form = given.get("response_format")
         if form is not None and (not isinstance(form, dict) or form.get("type") != "text"):
-            raise RefusedError("response_format other than text is not supported", "unsupported_parameter")
+            raise RequestRefusedError("response_format other than text is not supported", "unsupported_parameter")
         try:
             messages = chat_messages(given.get("messages"))
             tools = tool_schemas(given.get("tools"))
         except DataError as error:
-            raise RefusedError(str(error)) from error
+            raise RequestRefusedError(str(error)) from error
         choice = given.get("tool_choice")
         if choice == "none":
             tools = ()
@@ -202,14 +202,14 @@ def _most(given: Mapping[str, Any]) -> int | None:
     """The fewest tokens that a request allows."""
     limits = [given[key] for key in ("max_tokens", "max_completion_tokens") if given.get(key) is not None]
     if not all(isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 for limit in limits):
-        raise RefusedError("max_tokens and max_completion_tokens are numbers above 0")
+        raise RequestRefusedError("max_tokens and max_completion_tokens are numbers above 0")
     return min(limits, default=None)
 
 
 def _stops(given: Any) -> tuple[str, ...]:
     stops = [given] if isinstance(given, str) else given or []
     if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
-        raise RefusedError("stop is a text or a list of texts")
+        raise RequestRefusedError("stop is a text or a list of texts")
     return tuple(stops)
 
 
@@ -235,8 +235,8 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self.server.endpoint.check(name, self._key())
             if rest.rstrip("/") not in ("v1/models", f"v1/models/{MODEL}"):
-                raise RefusedError(f"there is no {rest[:80]}", "not_found", 404)
-        except RefusedError as error:
+                raise RequestRefusedError(f"there is no {rest[:80]}", "not_found", 404)
+        except RequestRefusedError as error:
             self._send(error.body, error.status)
             return
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "guerdon"}
@@ -247,22 +247,22 @@ class _Handler(BaseHTTPRequestHandler):
         size = int(self.headers.get("Content-Length") or 0)
         if size > _MOST_BYTES:
             self.close_connection = True
-            self._send(RefusedError("the request is too large", status=413).body, 413)
+            self._send(RequestRefusedError("the request is too large", status=413).body, 413)
             return
         body = self.rfile.read(size)
         name, _, rest = self.path.lstrip("/").partition("/")
         endpoint = self.server.endpoint
         try:
             if rest.rstrip("/") != "v1/chat/completions":
-                raise RefusedError(f"there is no {rest[:80]}; there are chat/completions and models", "not_found", 404)
+                raise RequestRefusedError(f"there is no {rest[:80]}; there are chat/completions and models", "not_found", 404)
             again = (self.headers.get("x-stainless-retry-count") or "0") != "0"
             one = endpoint.take(name, self._key(), body, again=again)
             one.answered.wait()
             if one.reply is None:
-                raise RefusedError(
+                raise RequestRefusedError(
                     "there is no room in the context, or no turn left, for another reply", "context_length_exceeded"
                 )
-        except RefusedError as error:
+        except RequestRefusedError as error:
             self._send(error.body, error.status)
             return
         given = json.loads(body)

@@ -95,7 +95,7 @@ class FlatAdam:
         steps, mean, square = self._moments.values()
         with torch.no_grad(), _flushed():  # `torch.optim.Adam.step` takes longer than what it calls
             steps.add_(1)
-            torch._fused_adam_(  # type: ignore[attr-defined]
+            torch._fused_adam_(
                 [self.flat], [grad], [mean], [square], [], [steps], amsgrad=False, beta1=0.9, beta2=0.999,
                 lr=self.learning_rate, weight_decay=0.0, eps=self._eps, maximize=False,
             )  # fmt: skip

@@ -1,7 +1,7 @@
 """Settings of known environments: the rows of `known_environments.yaml`, with which `guerdon run ID` begins.
 
 row = row_of("CartPole-v1", "dqn")
-row.words(row.settings)  # ["env.num_envs=1", "policy.hidden=[256, 256]", ...]
+words_of(row.settings)  # ["env.num_envs=1", "policy.hidden=[256, 256]", ...]
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class KnownRow(NamedTuple):
         whose = "RL Baselines3 Zoo's" if self.origin == "rl-zoo" else "guerdon's"
         which = "any environment" if self.env_id == OTHERS else self.env_id
         measured = ", ".join(f"{one:g}" for one in self.returns)
-        shown = f"returns of {len(self.returns)} seeds: {measured}" if self.returns else "settings only, not run by us"
+        shown = f"return by seed: {measured}" if self.returns else "settings only, not run"
         return f"[settings] {which}, {_NAMES[self.algorithm]}, {whose} ({shown}): {' '.join(words_of(settings))}"
 
 

@@ -53,7 +53,7 @@ class Lives(gymnasium.Wrapper, RecordConstructorArgs):  # type: ignore[misc]
     def __init__(self, env: gymnasium.Env) -> None:
         RecordConstructorArgs.__init__(self)
         super().__init__(env)
-        meanings = env.unwrapped.get_action_meanings()  # type: ignore[attr-defined]
+        meanings = env.unwrapped.get_action_meanings()
         self._fires = len(meanings) > _FIRE + 1 and meanings[_FIRE] == "FIRE"
         self._lives = 0
 
