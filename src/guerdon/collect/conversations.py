@@ -218,7 +218,7 @@ class ConversationLoop:
             asked += self._asked(number, own)
         if not asked:
             return replies
-        rng = None
+        rng: list[np.random.Generator] | None = None
         if root is not None:
             made = Counter({number: len(own.calls) for number, own in live.items()})
             rng = []

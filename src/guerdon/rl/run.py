@@ -13,6 +13,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from guerdon.collect.agents import check_agent_here
 from guerdon.compute import distributed
 from guerdon.config.loading import holds, to_yaml
 from guerdon.errors import ConfigError, GuerdonError
@@ -56,6 +57,8 @@ def run(study: Study, *, resume: bool = False, profile: int = 0) -> tuple[Path, 
     check_iterations(profile)
     if study.text:
         run_prompts(study.data)
+    if study.agent is not None:
+        check_agent_here(study.agent)
     learners = study.cluster.learners if study.engine == "ray" else distributed.launched()
     distributed.check_offload(study.policy, learners)
     folder = run_folder(study)
