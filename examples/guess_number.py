@@ -1,7 +1,7 @@
 """A world of messages: guess a digit, and be told whether the number is higher or lower.
 
-`configs/guess_number.yaml` trains a tiny model, made in code, to play it: at first its guesses are random characters, and
-at the end it halves the range (`guerdon run configs/guess_number.yaml`). It is a world for `agent.type`, see docs/agents.md.
+`examples/guess_number.yaml` trains a tiny model, made in code, on it (`guerdon run examples/guess_number.yaml`). It is
+a world for `agent.type`, see docs/agents.md.
 """
 
 from collections.abc import Mapping

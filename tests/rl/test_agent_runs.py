@@ -9,7 +9,7 @@ import pytest
 
 from guerdon.config.loading import load
 from guerdon.errors import ConfigError, TooManyFailuresError
-from guerdon.rl.run import run_folder
+from guerdon.rl.run import run, run_folder
 from guerdon.settings.study import Study
 from tables import cases
 from text_rl import interrupted, letter_study, lines, result, start
@@ -98,7 +98,7 @@ REFUSED = [
     ({"algorithm": {"adv_estimator": "rloo", "kl_coef": 0.1}}, "reward pays every turn"),
     ({"algorithm": {"adv_estimator": "rloo", "by_state": True}}, "by_state would do nothing"),
     ({"data": {"n_samples": 1, "filter_accuracy": False}}, "must be at least 2"),
-    ({"agent": {"max_turns": 0}}, "max_turns"),
+    ({"agent": {"type": "tools", "tools": ["calculator"], "max_turns": 0}}, r"agent\.max_turns is 0"),
     ({"agent": {"type": "tool"}}, "unknown agent 'tool'.*did you mean 'tools'"),
     ({"agent": {"params": {"lives": 3}}}, "lives"),
     ({"agent": {"max_turn": 3}}, "max_turn"),
@@ -134,5 +134,5 @@ def test_turn_rloo_and_agent_belong_together(tmp_path):
         tmp_path, agent={"type": "command", "command": ["no-such-program"]}, algorithm={"adv_estimator": "rloo"}
     )
     with pytest.raises(ConfigError, match="there is no program 'no-such-program'"):
-        start(study)
-    assert not (run_folder(study) / "metrics.jsonl").exists()
+        run(study)
+    assert not run_folder(study).exists()

@@ -12,7 +12,7 @@ from guerdon.types import last_valid
 from tables import cases
 
 ESTIMATORS = tuple(estimators())
-GROUPED = ("rloo", "grpo", "dr_grpo", "gdpo")
+GROUPED = ("rloo", "turn_rloo", "grpo", "dr_grpo", "gdpo")
 WHITENED = ("reinforce_pp", "gdpo")
 
 # PRIME's worked case: two responses to one prompt, process rewards after batch_norm, the first is right
@@ -88,11 +88,28 @@ def rows(source, mask):
     return found
 
 
+def turns_oracle(source, mask, groups, found):
+    """Each turn's return minus the mean over the other members of their mean over turns."""
+    out = np.zeros(mask.shape)
+    returns = {}
+    for i, (places, _) in found.items():
+        turns = [t for t in range(mask.shape[1]) if mask[i, t]]
+        paid = {s: float(source.rewards_B_T[i, s]) for s in places}
+        returns[i] = {t: sum(source.gamma ** (s - t) * r for s, r in paid.items() if s >= t) for t in turns}
+    for i, own in returns.items():
+        others = [sum(g.values()) / len(g) for j, g in returns.items() if j != i and groups[j] == groups[i]]
+        for t, value in own.items():
+            out[i, t] = value - sum(others) / len(others) if others else 0.0
+    return out
+
+
 def oracle(source, mask, groups, estimator, form="paper"):
     """One source's advantage by the formulas of the papers, loop by loop, right-padded masks only."""
     b, t_max = mask.shape
     found = rows(source, mask)
     out = np.zeros((b, t_max))
+    if estimator == "turn_rloo":
+        return turns_oracle(source, mask, groups, found)
     for i, (places, mine) in found.items():
         group = [m for j, (_, m) in found.items() if groups[j] == groups[i]]
         k = len(group)

@@ -86,7 +86,7 @@ def test_functions_that_are_no_tools(names, words):
 
 
 NAMES = [
-    ([], "at least 1 item"),
+    ([], "there is no tool"),
     (["calculator", "calculator"], "calculator is named twice"),
     (["calculater"], "unknown tool 'calculater'.*did you mean 'calculator'"),
     (["agent_functions:nothing"], "there is no nothing in agent_functions"),

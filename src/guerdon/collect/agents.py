@@ -21,7 +21,7 @@ from guerdon.policies.batches.dialogues import Reply
 from guerdon.reading.chats import chat_messages, tool_schemas
 from guerdon.settings.agent import AGENTS, AgentSettings, CommandAgentSettings, OwnAgentSettings, ToolAgentSettings
 from guerdon.tasks.prompts import Prompt
-from guerdon.tasks.tools import ToolResult, Tools
+from guerdon.tasks.tools import ToolResult, Tools, schemas_of
 from guerdon.types import Failure, Message, Tool
 
 
@@ -277,10 +277,13 @@ def row_of(prompt: Prompt) -> dict[str, Any]:
 
 
 def check_agent_here(settings: AgentSettings | None) -> None:
-    """Refuse an agent whose program is not on this machine; its tools are read with the prompts.
+    """Refuse an agent whose program is not on this machine, or whose tools are no functions with types and a docstring.
 
     Raises:
-        ConfigError: there is no such program.
+        ConfigError: the program or the tool.
+        MissingDependencyError: programs of the tool `python` cannot be isolated on this machine.
     """
+    if isinstance(settings, ToolAgentSettings):
+        schemas_of(settings.tools)
     if isinstance(settings, CommandAgentSettings) and which(settings.command[0]) is None:
         raise ConfigError(f"agent.command: there is no program {settings.command[0]!r}", key="agent.command")

@@ -218,12 +218,15 @@ class ConversationLoop:
             asked += self._asked(number, own)
         if not asked:
             return replies
-        rng = None
+        rng: list[np.random.Generator] | None = None
         if root is not None:
-            first = {number: len(own.calls) for number, own in live.items()}
-            rng = [np.random.default_rng([root, one.number, first[one.number] + one.place]) for one in asked]
+            made = Counter({number: len(own.calls) for number, own in live.items()})
+            rng = []
+            for one in asked:
+                rng.append(np.random.default_rng([root, one.number, made[one.number]]))
+                made[one.number] += 1
         limit = max(one.most for one in asked)
-        made = self._engine.generate(
+        found = self._engine.generate(
             [one.ids for one in asked],
             1,
             max_new_tokens=limit,
@@ -232,12 +235,12 @@ class ConversationLoop:
             keys=[id(one.transcript) for one in asked],
         )
         for k, one in enumerate(asked):
-            ids = made.batch.responses_B_T[k][made.batch.mask_B_T[k]]
-            finished = bool(made.batch.finished_B[k])
-            version = None if made.versions_B is None else int(made.versions_B[k])
+            ids = found.batch.responses_B_T[k][found.batch.mask_B_T[k]]
+            finished = bool(found.batch.finished_B[k])
+            version = None if found.versions_B is None else int(found.versions_B[k])
             ids, finished, text = self._cut(ids, one, finished)
             own = live[one.number]
-            log_probs = made.log_probs_B_T[k, : len(ids)]
+            log_probs = found.log_probs_B_T[k, : len(ids)]
             own.calls.append(Call(one.ids, ids, log_probs, finished, version, state=own.moment.state))
             reply = read_reply(
                 self._tokenizer, self.form, ids, tools=bool(one.request.tools), first_call=own.named, text=text

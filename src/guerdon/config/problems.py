@@ -17,7 +17,19 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
-from guerdon.config.schema import Spot, child, field_of, keys_of, leaves, literals, mark, models_in, tagged, tags
+from guerdon.config.schema import (
+    Spot,
+    child,
+    discriminator,
+    field_of,
+    keys_of,
+    leaves,
+    literals,
+    mark,
+    models_in,
+    tagged,
+    tags,
+)
 from guerdon.config.tree import Tree, describe
 from guerdon.errors import ConfigError
 
@@ -79,6 +91,9 @@ def _locate(model: type[BaseModel], data: Any, detail: Mapping[str, Any]) -> _Lo
         inside = child(spot, piece)
         present = _has(data, piece)
         last = i == len(pieces) - 1
+        if inside and _is_tag(spot, piece):
+            spot = tagged(spot, piece)
+            continue
         if not inside and not (last and detail["type"] == "extra_forbidden"):
             spot = tagged(spot, piece)
             continue
@@ -88,6 +103,13 @@ def _locate(model: type[BaseModel], data: Any, detail: Mapping[str, Any]) -> _Lo
             written.append(str(piece))
         data, known = (data[piece], True) if present else (data, False)
     return _Location(".".join(written), spot, parent, forms)
+
+
+def _is_tag(spot: Spot, piece: Any) -> bool:
+    """Whether a piece that is also the name of a field stands for the form of a union, which comes first."""
+    models = models_in(spot)
+    key = discriminator(tuple(models)) if len(models) > 1 else None
+    return key is not None and piece in tags(spot, key)
 
 
 def _has(data: Any, piece: Any) -> bool:

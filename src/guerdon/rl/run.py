@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from guerdon.collect.agents import check_agent_here
 from guerdon.compute import distributed
 from guerdon.config.loading import ABSENT, differences, to_yaml
 from guerdon.config.modules import MODULES_FOLDER, also_in
@@ -73,6 +74,8 @@ def run(
     check_iterations(profile)
     if study.text:
         run_prompts(study.data)
+    if study.agent is not None:
+        check_agent_here(study.agent)
     learners = study.cluster.learners if study.engine == "ray" else distributed.launched()
     distributed.check_offload(study.policy, learners)
     folder = run_folder(study)

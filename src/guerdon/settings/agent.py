@@ -58,7 +58,7 @@ class ToolAgentSettings(_AgentSettings):
 
     type: Literal["tools"] = Field("tools", description="the model calls functions until it answers without a call")
     tools: tuple[Annotated[str, Named(TOOLS)], ...] = Field(
-        min_length=1, description="calculator, python, or functions with types and a docstring: package.module:function"
+        description="calculator, python, or functions with types and a docstring: package.module:function"
     )
     max_result_tokens: int = Field(
         1024, ge=1, description="tokens of a result; longer ones are cut, marked and counted"
@@ -71,6 +71,8 @@ class ToolAgentSettings(_AgentSettings):
     @field_validator("tools")
     @classmethod
     def _differ(cls, tools: tuple[str, ...]) -> tuple[str, ...]:
+        if not tools:
+            raise ValueError("there is no tool: name calculator, python or package.module:function")
         twice = sorted({tool for tool in tools if tools.count(tool) > 1})
         if twice:
             raise ValueError(f"{twice[0]} is named twice; remove one of them")

@@ -231,7 +231,7 @@ class LocalEngine:
 
     def _going(self, prompts: Sequence[IntArray], keys: Sequence[Any]) -> dict[int, tuple[int, KeptRow]]:
         """Of the prompts that go on from what is kept: how many tokens that is, and their keys and values."""
-        found = {}
+        found: dict[int, tuple[int, KeptRow]] = {}
         for row, key in enumerate(keys):
             if key not in self._kept:
                 continue
