@@ -254,7 +254,9 @@ class _Handler(BaseHTTPRequestHandler):
         endpoint = self.server.endpoint
         try:
             if rest.rstrip("/") != "v1/chat/completions":
-                raise RequestRefusedError(f"there is no {rest[:80]}; there are chat/completions and models", "not_found", 404)
+                raise RequestRefusedError(
+                    f"there is no {rest[:80]}; there are chat/completions and models", "not_found", 404
+                )
             again = (self.headers.get("x-stainless-retry-count") or "0") != "0"
             one = endpoint.take(name, self._key(), body, again=again)
             one.answered.wait()
