@@ -93,23 +93,28 @@ def _forks(parent: int) -> socket.socket:
 
 
 def fork_as_asked(connection: socket.socket) -> None:
-    """Fork a process for each order until the other side closes."""
+    """Fork a process for each order until the other side closes; what runs then is ended."""
     import guerdon.serve.app
     import guerdon.serve.launch  # noqa: F401
 
+    running: set[int] = set()
     while True:
         order, descriptors, _, _ = socket.recv_fds(connection, 1 << 20, 1)
-        if not order:
+        if not order:  # the tests have ended, or were killed
+            for left in running:
+                os.kill(left, signal.SIGKILL)
             return
         asked = json.loads(order)
         if "ended" in asked:
             _, status = os.waitpid(asked["ended"], 0)
+            running.discard(asked["ended"])
             connection.send(str(os.waitstatus_to_exitcode(status)).encode())
             continue
         pid = os.fork()
         if pid == 0:
             connection.close()
             run(asked, descriptors[0])
+        running.add(pid)
         os.close(descriptors[0])
         connection.send(str(pid).encode())
 
