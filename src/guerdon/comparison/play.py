@@ -315,7 +315,7 @@ def _answers(study: Study, run: Path, prompts: int, seed: int | None) -> Iterato
             if known[row]:
                 yield f"verifier: {'right' if right[row] else 'wrong'}, the answer is {prompt.ground_truth}\n"
             else:
-                yield f"verifier: no verdict ({failures.get(row, 'the prompts have no answers')})\n"
+                yield f"verifier: not known whether it is right ({failures.get(row, 'the prompts have no answers')})\n"
         if known.any():
             yield f"{len(shown)} responses: right {int(right[known].sum())} of {int(known.sum())}"
 
