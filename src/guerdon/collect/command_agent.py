@@ -235,7 +235,9 @@ def result_of(result: Mapping[str, Any], calls: int) -> Moment:
         problem = "its success is not true, false or null"
     if problem:
         return Moment(outcome=Failure("agent_error", f"the result of the program is wrong: {problem}"))
-    paid = None if rewards is None else tuple(None if r is None else float(r) for r in rewards)
+    paid: tuple[float | None, ...] | None = None
+    if rewards is not None:
+        paid = tuple(None if value is None else float(value) for value in rewards)
     return Moment(outcome=None if reward is None else float(reward), rewards=paid, success=success)
 
 

@@ -471,7 +471,8 @@ def missing_of_study(study: StudyRecord) -> list[str]:
         failed = sum(run.status == "failed" for run in runs)
         line = f"{arm}: {len(complete)} of {fmt.plural(len(runs), 'run')} complete"
         line += f", {failed} failed" if failed else ""
-        line += f", {len(begun)} at work ({', '.join(begun[:4])}{', …' if len(begun) > 4 else ''})" if begun else ""
+        working = ", ".join(begun[:4]) + (", …" if len(begun) > 4 else "")
+        line += f", {len(begun)} at work ({working})" if begun else ""
         lines.append(line)
     runs_of_study = {f"{run.task}.{run.arm}.seed{run.seed}" for run in study.runs}
     begun_jobs = [file for file in (study.path / "jobs").glob("*.yaml") if not file.with_suffix(".done").exists()]
