@@ -18,9 +18,8 @@ import fake_vllm
 from guerdon.errors import ConfigError, DataError, MissingDependencyError
 from guerdon.policies.batches import packing
 from guerdon.policies.batches.tokens import stop_ids
-from guerdon.policies.language import decoding
+from guerdon.policies.language import decoding, generate_vllm
 from guerdon.policies.language import generate as decode
-from guerdon.policies.language import generate_vllm
 from guerdon.policies.language.generate import LocalEngine, draw
 from guerdon.policies.language.generate_vllm import VLLMEngine
 from guerdon.policies.language.text import add_policy
