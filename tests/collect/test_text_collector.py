@@ -151,7 +151,8 @@ def test_what_is_taken_of_a_rollout_is_taken_of_every_field():
     first, last = take(whole, np.array([1])), take(whole, np.array([6]))
     of_the_rollout = {"steps", "measured", "metrics", "averaged_over", "fresh", "version", "seconds"}
     of_robots = {"segments", "videos", "actions", "chunks", "ends", "intervened"}
-    for field in {field.name for field in fields(Rollout)} - of_the_rollout - of_robots:
+    of_agents = {"conversations", "states"}
+    for field in {field.name for field in fields(Rollout)} - of_the_rollout - of_robots - of_agents:
         one, other = getattr(first, field), getattr(last, field)
         arrays = [(one[name], other[name]) for name in one] if isinstance(one, dict) else [(one, other)]
         assert all(not np.array_equal(a, b) for a, b in arrays), field

@@ -18,8 +18,8 @@ import fake_vllm
 from guerdon.errors import ConfigError, DataError, MissingDependencyError
 from guerdon.policies.batches import packing
 from guerdon.policies.batches.tokens import stop_ids
+from guerdon.policies.language import decoding, generate_vllm
 from guerdon.policies.language import generate as decode
-from guerdon.policies.language import generate_vllm
 from guerdon.policies.language.generate import LocalEngine, draw
 from guerdon.policies.language.generate_vllm import VLLMEngine
 from guerdon.policies.language.text import add_policy
@@ -82,7 +82,7 @@ def test_behaviour_log_probs_are_those_of_the_policy(architecture, by_hand, tie,
 def test_prompts_read_in_parts_are_read_the_same(monkeypatch):
     policy = keen(tiny_policy("qwen2"))
     whole = write(policy)
-    monkeypatch.setattr(decode, "READ_AT_ONCE", 10)
+    monkeypatch.setattr(decoding, "READ_AT_ONCE", 10)
     same(whole, write(policy))
 
 

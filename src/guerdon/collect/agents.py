@@ -95,7 +95,7 @@ class ToolAgent:
         settings: the `agent` section.
     """
 
-    at_once = None
+    at_once: int | None = None
 
     def __init__(self, settings: ToolAgentSettings) -> None:
         self._tools = Tools(settings.tools, call_timeout=settings.call_timeout, calls_at_once=settings.calls_at_once)
@@ -208,7 +208,7 @@ class WorldAgent:
         settings: the `agent` section.
     """
 
-    at_once = None
+    at_once: int | None = None
 
     def __init__(self, settings: OwnAgentSettings) -> None:
         self._settings = settings

@@ -143,7 +143,7 @@ def per_decision(
             next_values_B_T=None if following is None else grid(following),
         )
     ends = anywhere(steps.terminated_B_T), anywhere(steps.truncated_B_T)
-    states = None if steps.states_B_T is None else grid(steps.states_B_T[rollout.chunks.slot == 0])
+    states = None if steps.states_B_T is None else grid(steps.states_B_T[chunks.slot == 0])
     return Steps(mask, *ends, steps.groups_B, steps.turns, states), found
 
 

@@ -63,7 +63,7 @@ def aggregation_weights(
     mask = mask_B_T.to(torch.float32)
     lengths = mask.sum(-1, keepdim=True)
     if streams_B is not None:
-        _, of_row, rows = streams_B.unique(return_inverse=True, return_counts=True)  # type: ignore[no-untyped-call]
+        _, of_row, rows = torch.unique(streams_B, return_inverse=True, return_counts=True)
         totals = lengths.new_zeros(len(rows)).index_add_(0, of_row, lengths[:, 0])
         conversations = (totals > 0).sum().clamp_min(1)
         if how != "token":
