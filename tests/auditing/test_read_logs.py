@@ -481,15 +481,15 @@ def test_bad_rows_are_counted_and_the_others_are_read(tmp_path):
     lines += ["{", "", "[1]", '{"prompt": "p", "response": "\\ud800", "reward": 2}', '{"prompt": "p", "respo']
     (tmp_path / "log.jsonl").write_text("\n".join(lines))
     rows = read_log(tmp_path / "log.jsonl")
-    np.testing.assert_array_equal(rows.reward_N, [1, np.nan, 1, np.nan, 1, 1, 1, 1, 2])
-    assert rows.line_N.tolist() == [1, 3, 6, 7, 8, 9, 10, 11, 15]
+    np.testing.assert_array_equal(rows.reward_N, [1, np.nan, 1, np.nan, 1, 1, 1, 2])
+    assert rows.line_N.tolist() == [1, 3, 6, 7, 8, 10, 11, 15]
     assert rows.bad == {
         "not JSON": 1, "not a map of columns": 1, "reward is not a number": 2, "response is NaN, not text": 1,
-        "half-written last line": 1,
+        "response is null": 1, "half-written last line": 1,
     }  # fmt: skip
-    assert rows.texts.responses == ["r", "r", "r", "r", "r", "", "r", "r", "\ud800"]
+    assert rows.texts.responses == ["r", "r", "r", "r", "r", "r", "r", "\ud800"]
     assert rows.texts.prompts[2] == "7"
-    np.testing.assert_array_equal(rows.truth_N, [np.nan] * 7 + [1, np.nan])
+    np.testing.assert_array_equal(rows.truth_N, [np.nan] * 6 + [1, np.nan])
     for note in ("1 infinite", "1 values of truth are not numbers", "1 values of step are not numbers"):
         assert any(note in one for one in rows.notes)
 

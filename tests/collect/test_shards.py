@@ -294,7 +294,8 @@ def full(seed, *, chunked=False, greedy=True):
         seconds={"simulate": 1.0 + seed}, videos=seen, ends=((1, seed, np.array([seed])),),
         actions=rng.random((*shape, 2)).astype(np.float32), intervened=rng.random(shape) < 0.5,
         chunks=Chunks(decision, np.where(mask, 0, -1), 1) if chunked else None,
-        kept={"mass": rng.random((*shape, 1))},
+        kept={"mass": rng.random((*shape, 1))}, states=rng.integers(0, 99, shape),
+        life_lost=rng.random(shape) < 0.5,
     )  # fmt: skip
 
 
@@ -313,7 +314,7 @@ def test_a_join_has_something_of_every_part_in_every_field(chunked):
     inputs = lambda parts: np.concatenate([part.inputs for part in parts])  # noqa: E731
     one, other = full(0, chunked=chunked), full(1, chunked=chunked)
     both, twice = joined([one, other], inputs), joined([one, one], inputs)
-    of_one = {"version"} | ({"sampled_log_probs"} if chunked else {"chunks"})
+    of_one = {"version", "conversations"} | ({"sampled_log_probs"} if chunked else {"chunks"})
     for name in {field.name for field in fields(Rollout)} - of_one:
         assert shown(getattr(both, name)) != shown(getattr(twice, name)), name
         assert shown(getattr(both, name)) != shown(getattr(one, name)), name

@@ -150,7 +150,7 @@ def test_what_is_taken_of_a_rollout_is_taken_of_every_field():
     whole = replace(whole, values={"verifier": rng.random(shape)}, next_values={"verifier": rng.random(shape)})
     first, last = take(whole, np.array([1])), take(whole, np.array([6]))
     of_the_rollout = {"steps", "measured", "metrics", "averaged_over", "fresh", "version", "seconds"}
-    of_robots = {"segments", "videos", "actions", "chunks", "ends", "intervened"}
+    of_robots = {"segments", "videos", "actions", "chunks", "ends", "intervened", "life_lost"}
     of_agents = {"conversations", "states"}
     for field in {field.name for field in fields(Rollout)} - of_the_rollout - of_robots - of_agents:
         one, other = getattr(first, field), getattr(last, field)

@@ -56,12 +56,12 @@ def played(*words):
 
 
 def test_returns_are_printed_and_repeat_with_the_seed(runs):
-    status, said, _ = played(runs / "keyed" / "run", "--episodes", 2)
+    status, said, _ = played(runs / "keyed" / "ppo-seed0", "--episodes", 2)
     assert status == 0
     lines = ["episode 1: return 3 in 3 steps, success", "episode 2: return 3 in 3 steps, success"]
     assert [line for line in said.splitlines() if line in lines] == lines
     assert "2 episodes: mean return 3, success in 2 of 2" in said
-    first, again, other = (played(runs / "drawn" / "run", "--episodes", 1, "--seed", seed)[1] for seed in (1, 1, 2))
+    first, again, other = (played(runs / "drawn" / "ppo-seed0", "--episodes", 1, "--seed", seed)[1] for seed in (1, 1, 2))
     assert first == again != other
     assert "in 9 steps, no success" in first
 
@@ -69,12 +69,12 @@ def test_returns_are_printed_and_repeat_with_the_seed(runs):
 def test_episodes_are_recorded_whole_or_not_at_all(runs, tmp_path, monkeypatch):
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     video = tmp_path / "new" / "car.mp4"
-    status, said, _ = played(runs / "drawn" / "run", "--episodes", 2, "--video", video)
+    status, said, _ = played(runs / "drawn" / "ppo-seed0", "--episodes", 2, "--video", video)
     assert status == 0
     assert said.endswith(f"wrote {video}\n")
     assert count_frames(video) == 20  # of two episodes, each with its start
     monkeypatch.setattr("guerdon.collect.stepping.steps", None)
-    status, _, error = played(runs / "drawn" / "run", "--video", tmp_path / "broken.mp4")
+    status, _, error = played(runs / "drawn" / "ppo-seed0", "--video", tmp_path / "broken.mp4")
     assert isinstance(error, TypeError)
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
@@ -88,16 +88,16 @@ def test_a_window_shows_the_pictures(runs, monkeypatch):
     monkeypatch.setattr(
         gymnasium.envs.classic_control.Continuous_MountainCarEnv, "metadata", {"render_modes": ["rgb_array"]}
     )
-    assert played(runs / "drawn" / "run", "--episodes", 1)[0] == 0
+    assert played(runs / "drawn" / "ppo-seed0", "--episodes", 1)[0] == 0
     assert shown == [(600, 400)] * 10
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("keyed",), "it holds the runs .*keyed/run"),
-        (("keyed/run", "--video", "a.mp4"), "draws no pictures"),
-        (("drawn/run", "--video", "a.gif"), "MP4"),
+        (("keyed",), "it holds the runs .*keyed/ppo-seed0"),
+        (("keyed/ppo-seed0", "--video", "a.mp4"), "draws no pictures"),
+        (("drawn/ppo-seed0", "--video", "a.gif"), "MP4"),
         (("nowhere",), "no folder of a run"),
     ],
 )
@@ -108,7 +108,7 @@ def test_what_cannot_be_played_is_refused(runs, words, why, monkeypatch):
 
 
 def test_a_run_without_a_policy_says_so(runs, tmp_path):
-    (tmp_path / "config.yaml").write_bytes((runs / "keyed" / "run" / "config.yaml").read_bytes())
+    (tmp_path / "config.yaml").write_bytes((runs / "keyed" / "ppo-seed0" / "config.yaml").read_bytes())
     assert "has no policy yet" in str(played(tmp_path)[2])
 
 
@@ -126,13 +126,13 @@ def test_responses_of_a_language_model_are_printed(tmp_path):
 
 def test_a_policy_acts_on_plain_dicts(runs):
     env = Keyed()
-    policy = guerdon.load_policy(runs / "keyed" / "run", env)
+    policy = guerdon.load_policy(runs / "keyed" / "ppo-seed0", env)
     observation, _ = env.reset(seed=0)
     for _ in range(3):
         observation, *_ = env.step(policy(observation))
     assert {policy(observation, greedy=False) for _ in range(50)} == {5, 6}
     car = gymnasium.make("MountainCarContinuous-v0")
-    policy = guerdon.load_policy(runs / "drawn" / "run", car)
+    policy = guerdon.load_policy(runs / "drawn" / "ppo-seed0", car)
     assert car.action_space.contains(policy(car.reset(seed=0)[0]))
     with pytest.raises(CheckpointError, match="made for observations"):
-        guerdon.load_policy(runs / "drawn" / "run", env)
+        guerdon.load_policy(runs / "drawn" / "ppo-seed0", env)

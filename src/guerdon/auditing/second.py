@@ -384,7 +384,7 @@ def advantage_changes(rows: Rows, second_N: Numbers) -> dict[str, AdvantageChang
     starts = np.flatnonzero(np.diff(step_N[order])) + 1
     batches = np.split(order, starts) if len(starts) < MOST_STEPS else [order]
     changes = {}
-    for name in estimators():
+    for name in (one for one in estimators() if one != "turn_rloo"):  # of episodes of one turn it is rloo
         needs = estimator_info(name)
         if not (needs.critic or needs.greedy or (needs.groups and not _paired(group_N))):
             pair = [_advantages(values[known], group_N, batches, name) for values in (rows.reward_N, second_N)]

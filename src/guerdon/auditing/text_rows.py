@@ -348,7 +348,8 @@ class RowReader:
         for role, value in values.items():
             if value != value:  # as pandas writes a missing text
                 raise _BadRow(f"{role} is NaN, not text")
-        if is_measured and (missing := _null_text(values)):
+        missing = _null_text(values) if is_measured else ""
+        if missing and self.of.uses[missing].column.partition(".")[0] in (*row, *parts):
             raise _BadRow(f"{missing} is null")
         if self._is_plain:
             return values.get("prompt"), values["response"]
