@@ -156,7 +156,8 @@ def test_reinforce_of_rows_with_several_episodes_is_that_of_a_row_for_each(data,
             np.testing.assert_array_equal(found.known_B_T[part], alone.known_B_T)
 
 
-R_OF = {"values": {}, "next_values": {}, "greedy": None, "chunks": None}
+R_OF = {"values": {}, "next_values": {}, "greedy": None, "chunks": None, "life_lost": None, "conversations": False,
+        "states": None}  # fmt: skip
 THREE = np.array([[1.0, 2.0], [0.0, 4.0], [9.0, 1.0]], np.float32)  # 3, 4 and 10 in all
 
 
@@ -260,7 +261,8 @@ def test_an_estimator_of_a_user_is_used_by_the_learner_and_has_to_fit():
     settings = TextAlgorithmSettings(adv_estimator=name, estimator_params={"scale": 3}, normalize_advantages=False)
     mask = np.ones_like(R, np.bool_)
     rollout = SimpleNamespace(
-        values={}, next_values={}, greedy=None, group_ids=None, chunks=None, mask=mask, terminated=flag, truncated=flag
+        values={}, next_values={}, greedy=None, group_ids=None, chunks=None, mask=mask, terminated=flag, truncated=flag,
+        life_lost=None, conversations=False, states=None,
     )
     rewards, terms = {"a": Rewards(R, failed=flag)}, {"a": SourceTerms("a", 1.0, 0.5)}
     found = source_advantages(rollout, rewards, terms, {"a": 0.5}, settings)

@@ -79,9 +79,11 @@ def test_averages_are_evaluated_shown_and_kept_and_nothing_else_changes(steps, t
     expected = list(averages(learned, names, 0.7))
     assert {"normalizer.mean", "normalizer.var"} < expected[-1].keys() - names
     assert_near(kept(study), expected[-1])
-    assert [count for count, _ in seen["evaluate"]] == [3, 5, 7]
-    for count, found in (*seen["evaluate"], *seen["show"]):
+    *evaluated, best = seen["evaluate"]  # the best policy comes last, once more
+    assert [count for count, _ in evaluated] == [3, 5, 7]
+    for count, found in (*evaluated, *seen["show"]):
         assert_near(found, expected[count])
+    assert any(all(torch.equal(best[1][name], value) for name, value in found.items()) for _, found in evaluated)
     for count, found in seen["collect"]:
         assert all(torch.equal(value, found[name]) for name, value in learned[count].items())
     assert any(not torch.equal(value, kept(study)[name]) for name, value in kept(plain).items())
