@@ -231,7 +231,7 @@ def _take_conversations(rollout: TextRollout, chunks: Chunks, rows: IntArray) ->
     inputs, steps = rollout.inputs.take(calls), int(rollout.mask[rows].sum(axis=1).max(initial=0))
     place = {int(old): new for new, old in enumerate(rows)}
     known = rollout.inputs.conversations or ()
-    log_probs = {
+    log_probs: dict[str, Any] = {
         name: None if array is None else array[calls, : taken.size]
         for name in ("log_probs", "sampled_log_probs")
         for array in (getattr(rollout, name),)

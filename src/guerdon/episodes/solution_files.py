@@ -25,11 +25,11 @@ from guerdon.errors import DataError
 from guerdon.files.atomic import write_bytes, write_parquet
 from guerdon.files.json_files import json_line
 from guerdon.reading.layouts import PLAIN, RowLayout, columns_of, layout_of
-from guerdon.reading.plan import Plan, cell_of
+from guerdon.reading.plan import Plan
 from guerdon.reading.reader import DataReading, Record, read
 from guerdon.reading.roles import ROLES, Role
 from guerdon.reading.shown import ReadAs, log_reading
-from guerdon.reading.values import is_empty, number_of
+from guerdon.reading.values import is_empty, is_null, number_of
 
 Format = Literal["seed", "training", "trl", "prm800k", "math_shepherd", "process_bench", "prmbench"]
 
@@ -78,18 +78,25 @@ def solution_of(record: Record, plan: Plan, *, labelled: bool = True) -> Solutio
         DataError: it is none, or its columns could be two things.
     """
     labels = plan.uses["step_labels"].column if "step_labels" in plan.uses else ""
-    may_be_empty = labels if "step_labels" not in plan.layout.roles else ""  # else no label may mean that all are right
-    empty = [name for name in _empty_columns(record, plan) if name != may_be_empty]
-    if empty:
-        raise formats.NoLabelsError(record.where, "no_value", f"{', '.join(empty)} is null")
-    return _solution_in(record, plan, labelled=labelled)
+    may_be_null = labels if "step_labels" not in plan.layout.roles else ""  # else no label may mean that all are right
+    null = [name for name, cell in _needed(record, plan) if is_null(cell) and name != may_be_null]
+    if null:
+        raise formats.NoLabelsError(record.where, "no_value", f"{', '.join(null)} is null")
+    try:
+        return _solution_in(record, plan, labelled=labelled)
+    except formats.LeftOutError:
+        raise
+    except DataError as error:
+        empty = [name for name, cell in _needed(record, plan) if is_empty(cell)]
+        if not empty:
+            raise
+        raise formats.NoLabelsError(record.where, "no_value", f"{', '.join(empty)} is empty") from error
 
 
-def _empty_columns(record: Record, plan: Plan) -> list[str]:
-    """The columns that a solution needs and that a row has with nothing in them; a row of another format has others."""
-    columns = {plan.uses[role].column for role in _NEEDED if role in plan.uses}
-    there = [name for name in columns if name.partition(".")[0] in record.row]
-    return sorted(name for name in there if is_empty(cell_of(record.row, name)))
+def _needed(record: Record, plan: Plan) -> list[tuple[str, Any]]:
+    """The columns that a solution needs and that a row has, with their cells; a row of another format has others."""
+    columns = {plan.uses[role].column.partition(".")[0] for role in _NEEDED if role in plan.uses}
+    return [(name, record.row[name]) for name in sorted(columns) if name in record.row]
 
 
 def _solution_in(record: Record, plan: Plan, *, labelled: bool) -> Solution:

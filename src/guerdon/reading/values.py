@@ -173,9 +173,14 @@ def shortened(value: Any) -> str:
     return text if len(text) <= _EXAMPLE else f"{text[: _EXAMPLE - 3]}..."
 
 
+def is_null(cell: Any) -> bool:
+    """Whether a cell is null, or not a number, as pandas writes a null."""
+    return cell is None or cell != cell
+
+
 def is_empty(cell: Any) -> bool:
-    """Whether nothing is in a cell: it is null, not a number, or a text of blanks."""
-    return cell is None or cell != cell or (isinstance(cell, str) and not cell.strip())
+    """Whether nothing is in a cell: it is null, or a text of blanks."""
+    return is_null(cell) or (isinstance(cell, str) and not cell.strip())
 
 
 def canonical(cell: Any) -> str:

@@ -223,15 +223,20 @@ class VLLMEngine:
         n_per_prompt: int,
         *,
         max_new_tokens: int,
-        rng: np.random.Generator | None = None,
+        rng: np.random.Generator | Sequence[np.random.Generator] | None = None,
         greedy: bool = False,
+        keys: Sequence[Any] | None = None,
     ) -> Generation:
-        """Write responses; see `generate.Engine`. One number of `rng` seeds each prompt."""
+        """Write responses; see `generate.Engine`. One number of `rng` seeds each prompt; `keys` change nothing."""
         if (rng is None) != greedy:
             raise ValueError("give a generator to sample with, or greedy=True")
         if not self._loaded:
             self.sync()
-        seeds = np.zeros(len(prompts), dtype=np.int64) if rng is None else rng.integers(2**31, size=len(prompts))
+        seeds = np.zeros(len(prompts), dtype=np.int64)
+        if isinstance(rng, np.random.Generator):
+            seeds = rng.integers(2**31, size=len(prompts))
+        elif rng is not None:
+            seeds = np.array([own.integers(2**31) for own in rng], dtype=np.int64)
         sampling = self._sampling(n_per_prompt, max_new_tokens, greedy)
         asked = [np.asarray(prompt, dtype=np.int64) for prompt in prompts]
         with boundary(GuerdonError, "vLLM failed to generate"):
