@@ -61,7 +61,9 @@ def test_returns_are_printed_and_repeat_with_the_seed(runs):
     lines = ["episode 1: return 3 in 3 steps, success", "episode 2: return 3 in 3 steps, success"]
     assert [line for line in said.splitlines() if line in lines] == lines
     assert "2 episodes: mean return 3, success in 2 of 2" in said
-    first, again, other = (played(runs / "drawn" / "ppo-seed0", "--episodes", 1, "--seed", seed)[1] for seed in (1, 1, 2))
+    first, again, other = (
+        played(runs / "drawn" / "ppo-seed0", "--episodes", 1, "--seed", seed)[1] for seed in (1, 1, 2)
+    )
     assert first == again != other
     assert "in 9 steps, no success" in first
 

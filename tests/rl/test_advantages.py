@@ -261,8 +261,17 @@ def test_an_estimator_of_a_user_is_used_by_the_learner_and_has_to_fit():
     settings = TextAlgorithmSettings(adv_estimator=name, estimator_params={"scale": 3}, normalize_advantages=False)
     mask = np.ones_like(R, np.bool_)
     rollout = SimpleNamespace(
-        values={}, next_values={}, greedy=None, group_ids=None, chunks=None, mask=mask, terminated=flag, truncated=flag,
-        life_lost=None, conversations=False, states=None,
+        values={},
+        next_values={},
+        greedy=None,
+        group_ids=None,
+        chunks=None,
+        mask=mask,
+        terminated=flag,
+        truncated=flag,
+        life_lost=None,
+        conversations=False,
+        states=None,
     )
     rewards, terms = {"a": Rewards(R, failed=flag)}, {"a": SourceTerms("a", 1.0, 0.5)}
     found = source_advantages(rollout, rewards, terms, {"a": 0.5}, settings)

@@ -159,7 +159,7 @@ def test_the_alarm_is_about_the_truth_where_success_is_unknown():
     none, stats = np.zeros_like(mask), EpisodeStats(["proxy", "gold"], ["proxy"], truth="gold")
 
     def row(**returns):
-        happened = SimpleNamespace(mask=mask, success=none, known_B=np.zeros(1, dtype=np.bool_))
+        happened = SimpleNamespace(mask=mask, success=none, known_B=np.zeros(1, dtype=np.bool_), conversations=False)
         paid = {n: SimpleNamespace(values=np.full((1, 1), v), failed=none) for n, v in returns.items()}
         return stats.add(happened, paid, {"proxy": 1.0}, step=0)
 
@@ -244,7 +244,8 @@ def test_a_run_without_a_truth_says_in_its_report_that_success_is_unknown(tmp_pa
     page = write_single_report(run_folder(study)).read_text()
     assert "true success is unknown: its prompts have no answers, so the run is in no result" in page
     assert "last success <b>unknown</b>" in page
-    assert "no alarm is possible there" in page
+    assert "is not known" in page
+    assert "alarm is on" not in page
     assert "not checked" in page
     assert "environment does not report" not in page
 
