@@ -385,16 +385,25 @@ def arrays_of(conversations: Sequence[Conversation], tokenizer: Any) -> Arrays:
     slot[mask] = np.concatenate([np.arange(n) for n in lengths_R]) if len(calls) else 0
     ends = np.zeros(mask.shape, dtype=np.bool_)
     ends[mask] = slot[mask] == np.repeat(lengths_R - 1, lengths_R)
+    chunks = Chunks(decision, slot, batch.mask_B_T.shape[1])
+    states = _states_of(calls, mask, lengths_R)
+    return Arrays(batch, log_probs, mask, chunks, ends, stream_R, states, _versions_of(calls))
+
+
+def _states_of(calls: Sequence[Call], mask: BoolArray, lengths_R: IntArray) -> IntArray | None:
+    """(B, T) a number for the state before each call, -1 where it has none; None: no call has one."""
     names = {name: k for k, name in enumerate(dict.fromkeys(c.state for c in calls if c.state is not None))}
-    states = None
-    if names:
-        states = np.full(mask.shape, -1, dtype=np.int64)
-        states[mask] = np.repeat([names.get(c.state or "", -1) for c in calls], lengths_R)
+    if not names:
+        return None
+    states = np.full(mask.shape, -1, dtype=np.int64)
+    states[mask] = np.repeat([names.get(call.state or "", -1) for call in calls], lengths_R)
+    return states
+
+
+def _versions_of(calls: Sequence[Call]) -> IntArray | None:
+    """(R,) the version of the policy that wrote each call; None: not known of all."""
     known = [call.version for call in calls if call.version is not None]
-    versions = np.array(known, dtype=np.int64) if known and len(known) == len(calls) else None
-    return Arrays(
-        batch, log_probs, mask, Chunks(decision, slot, batch.mask_B_T.shape[1]), ends, stream_R, states, versions
-    )
+    return np.array(known, dtype=np.int64) if known and len(known) == len(calls) else None
 
 
 def _followed(calls: Sequence[Call], stream_R: IntArray) -> IntArray:
