@@ -83,8 +83,8 @@ class EvaluateSettings(Settings):
         data_path=SET,
         description="file with the columns episode and success, for held-out episodes without outcomes",
     )
-    success_at_end: bool = only_with(
-        False,
+    success_at_end: bool | None = only_with(
+        None,
         outcomes=SET,
         description="the last row of an episode that succeeded is the moment of its success, where no row is marked",
     )

@@ -114,8 +114,8 @@ class _FrameFitSettings(_FitSettings):
         description="file with the columns episode and success, for recordings without outcomes; of several data sets "
         "one each, null where a set says its outcomes",
     )
-    success_at_end: bool = only_with(
-        False,
+    success_at_end: bool | None = only_with(
+        None,
         outcomes=SET,
         description="the last row of an episode that succeeded is the moment of its success, where no row is marked",
     )

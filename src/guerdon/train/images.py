@@ -560,7 +560,7 @@ def read_data(settings: Settings | VLMTrainSettings) -> tuple[Iterator[Episode],
 
     Data sets number their episodes alike: the hash of its set stands in front of each id, but for those of the first.
     """
-    outcomes = outcomes_in(settings.outcome_files, at_end=settings.success_at_end)
+    outcomes = outcomes_in(settings.outcome_files, at_end=bool(settings.success_at_end))
     hashes = [dataset_hash(path, known) for path, known in zip(settings.data_paths, outcomes, strict=True)]
     frames = not sees_states(settings)
 
@@ -890,7 +890,7 @@ def check_episodes(name: str, settings: Settings | VLMTrainSettings, collect: Co
 
 def _without_frames(settings: Settings | VLMTrainSettings) -> Iterator[Episode]:
     """Episodes with a black pixel for each frame that training would decode."""
-    outcomes = outcomes_in(settings.outcome_files, at_end=settings.success_at_end)
+    outcomes = outcomes_in(settings.outcome_files, at_end=bool(settings.success_at_end))
     for number, (path, known) in enumerate(zip(settings.data_paths, outcomes, strict=True)):
         camera = None if sees_states(settings) else camera_key(path, settings.camera)
         for episode in read_episodes(path, with_frames=False, outcomes=known):

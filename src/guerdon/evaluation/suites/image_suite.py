@@ -275,7 +275,7 @@ def check_evaluation(study: Study) -> None:
 
 def outcomes_of_data(how: EvaluateSettings) -> Outcomes | None:
     """The outcomes of the data at `evaluate.data_path` that are in a file."""
-    return None if how.outcomes is None else read_outcomes(how.outcomes, at_end=how.success_at_end)
+    return None if how.outcomes is None else read_outcomes(how.outcomes, at_end=bool(how.success_at_end))
 
 
 def evaluate_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, tuple[Evaluation, dict[str, Path]]]:
