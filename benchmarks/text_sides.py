@@ -176,9 +176,9 @@ def run_guerdon(
     with tempfile.TemporaryDirectory() as folder:
         recorded = 0 if traces is None else size.warm + size.steps - 1
         loop = Timed(Study.model_validate(study), Path(folder), profile=recorded)
-        loop._save = lambda: None  # type: ignore[method-assign]  # the end of a run is not part of a step
+        loop._save = lambda *_: None  # type: ignore[method-assign]  # the end of a run is not part of a step
         loop._complete = dict  # type: ignore[method-assign]
-        loop._evaluate = lambda: None  # type: ignore[method-assign]
+        loop._evaluate = lambda *_: None  # type: ignore[method-assign]
         watch = Stopwatch()
         loop.run()
         log = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]

@@ -138,15 +138,21 @@ def test_runs_of_one_id_lie_side_by_side_and_go_on(call):
     folder = Path("runs/CartPole-v1")
     assert sorted(path.name for path in folder.iterdir()) == ["dqn-seed0", "ppo-seed0", "ppo-seed1"]
     again = call("run", "CartPole-v1", *SMALL)
-    refused(again, "runs/CartPole-v1/ppo-seed0 already holds a run", "--resume runner.total_steps=80")
+    refused(
+        again,
+        "runs/CartPole-v1/ppo-seed0 already holds a run",
+        "--resume runner.total_steps=80 runner.schedule_steps=80",
+    )
     # what the run began with, its own rollout_steps too, need not be said again
-    status, out, err = call("run", "CartPole-v1", "--resume", "runner.total_steps=80")
+    status, out, err = call("run", "CartPole-v1", "--resume", "runner.total_steps=80", "runner.schedule_steps=80")
     assert status == 0, err
     complete = json.loads((folder / "ppo-seed0" / "COMPLETE").read_text())
     assert complete["step"] == 80
-    assert call("run", "CartPole-v1", "--resume", "runner.total_steps=80", "--dry-run")[0] == 0
+    assert (
+        call("run", "CartPole-v1", "--resume", "runner.total_steps=80", "runner.schedule_steps=80", "--dry-run")[0] == 0
+    )
     for more in ((), ("--dry-run",)):
-        words = ["--resume", "runner.total_steps=120", "algorithm.gamma=0.5"]
+        words = ["--resume", "runner.total_steps=120", "runner.schedule_steps=120", "algorithm.gamma=0.5"]
         refused(call("run", "CartPole-v1", *words, *more), "algorithm.gamma is 0.5, and was 0.99")
     status, out, err = call("report", folder)
     assert status == 0, err
@@ -159,7 +165,7 @@ def test_a_run_of_an_id_in_the_folder_of_an_earlier_version_goes_on(call):
     status, _, err = call("run", "CartPole-v1", *SMALL, "runner.logger.experiment_name=run")
     assert status == 0, err
     refused(call("run", "CartPole-v1", *SMALL), "runs/CartPole-v1/run already holds a run")
-    status, out, err = call("run", "CartPole-v1", "--resume", "runner.total_steps=80")
+    status, out, err = call("run", "CartPole-v1", "--resume", "runner.total_steps=80", "runner.schedule_steps=80")
     assert status == 0, err
     assert "wrote runs/CartPole-v1/run " in out
     assert "runs/CartPole-v1/ppo-seed1" in call("run", "CartPole-v1", *SMALL, "runner.seed=1")[1]
@@ -246,8 +252,8 @@ def test_an_unknown_key_of_an_arm_names_its_line(call):
         (["evaluate", "train.yaml", "--only", "zz", "--dry-run"], ["--only zz", "rm"]),
         (["train", "train.yaml"], ["nowhere"]),
         (["evaluate", "train.yaml"], ["models/rm", "guerdon train"]),
-        (["report", "."], ["no study (study.json)"]),
-        (["report", "tiny.yaml"], ["no study (study.json)"]),
+        (["report", "."], ["holds no study (study.json), no run"]),
+        (["report", "tiny.yaml"], ["there is no such folder"]),
         (["report", "nowhere"], ["nowhere"]),
         (["run", "tiny.yaml", "runner.logger.log_path=tiny.yaml"], ["tiny.yaml"]),
         (["run", "tiny.yaml", "runner.logger.log_path=tiny.yaml/x/y"], ["tiny.yaml"]),

@@ -112,8 +112,8 @@ def test_a_state_reward_model_needs_no_pictures_and_no_modality(here):
     model = "model: {model_type: 'line_env:Place'}, reward_mode: per_step, shaping: raw"
     done = CliRunner().invoke(app, ["run", "line_env:Line", *SMALL, f"reward={{use_reward_model: true, {model}}}"])
     assert done.exit_code == 0, (done.output, done.exception)
-    complete = json.loads((here / "runs/Line/run/COMPLETE").read_text())
-    rows = [json.loads(line) for line in (here / "runs/Line/run/metrics.jsonl").read_text().splitlines()]
+    complete = json.loads((here / "runs/Line/ppo-seed0/COMPLETE").read_text())
+    rows = [json.loads(line) for line in (here / "runs/Line/ppo-seed0/metrics.jsonl").read_text().splitlines()]
     assert complete
     assert any("Place" in name for row in rows for name in row)
 
@@ -127,7 +127,7 @@ def test_a_run_is_resumed_from_another_folder(here, tmp_path, monkeypatch):
     work = f"work_dir={tmp_path / 'work'}"
     status, said = run_line(work)
     assert status == 0, said
-    run = tmp_path / "work" / "run"
+    run = tmp_path / "work" / "ppo-seed0"
     assert json.loads((run / "run.json").read_text())["modules"] == str(here)
     (run / "COMPLETE").unlink()  # as if it had been killed
     other = tmp_path / "other"

@@ -82,7 +82,7 @@ def run(
     busy = f"{folder} is in use by another run; wait for its end, or choose another runner.logger.experiment_name"
     kept = resume and _at_end(study, folder)  # and nothing of it is written
     with nullcontext() if kept else held(folder, busy=busy):
-        _check_folder(folder, resume=resume)
+        _check_folder(study, folder, resume=resume)
         study = continued(study)
         if _at_end(study, folder):
             if profile:
@@ -115,14 +115,15 @@ def modules_of(folder: Path) -> str | None:
     return found if isinstance(found, str) and Path(found).is_dir() else None
 
 
-def _check_folder(folder: Path, *, resume: bool) -> None:
+def _check_folder(study: Study, folder: Path, *, resume: bool) -> None:
     """Refuse a folder with a run that is not to be resumed."""
     if resume or not (folder / "config.yaml").exists() or not (_begun(folder) or _recorded(folder)):
         return
     longer = 2 * _planned(folder).total_steps
+    schedule = f" runner.schedule_steps={longer}" if study.schedules else ""
     raise ConfigError(
         f"{folder} already holds a run; go on with it by --resume, to a larger length by --resume "
-        f"runner.total_steps={longer}, or choose another runner.logger.experiment_name"
+        f"runner.total_steps={longer}{schedule}, or choose another runner.logger.experiment_name"
     )
 
 

@@ -812,7 +812,7 @@ def read_study_file(path: Path, overrides: Sequence[str] = (), *, resume: bool =
     begun = study.runner.logger.folder / "config.yaml"
     if resume and begun.is_file():
         return load(Study, begun, overrides)
-    if line:
+    if line and not begun.is_file():  # else the start is refused
         log_line(line)
     return study
 
