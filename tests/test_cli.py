@@ -153,7 +153,7 @@ def test_runs_of_one_id_lie_side_by_side_and_go_on(call):
     )
     for more in ((), ("--dry-run",)):
         words = ["--resume", "runner.total_steps=120", "runner.schedule_steps=120", "algorithm.gamma=0.5"]
-        refused(call("run", "CartPole-v1", *words, *more), "algorithm.gamma is 0.5, and was 0.99")
+        refused(call("run", "CartPole-v1", *words, *more), "algorithm.gamma is 0.5, and was 0.98")
     status, out, err = call("report", folder)
     assert status == 0, err
     assert out == "report: runs/CartPole-v1/report.html\n"
