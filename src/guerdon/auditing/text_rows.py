@@ -349,7 +349,7 @@ class RowReader:
             if value != value:  # as pandas writes a missing text
                 raise _BadRow(f"{role} is NaN, not text")
         missing = _null_text(values) if is_measured else ""
-        if missing and self.of.uses[missing].column.partition(".")[0] in (*row, *parts):
+        if missing and self.of.uses[ALL_ROLES[missing]].column.partition(".")[0] in (*row, *parts):
             raise _BadRow(f"{missing} is null")
         if self._is_plain:
             return values.get("prompt"), values["response"]
