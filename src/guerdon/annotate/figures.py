@@ -83,7 +83,8 @@ def _people(session: Session, given: Sequence[tuple[int, Judgement]]) -> list[di
         own = [one for _, one in given if one.person == person]
         seconds = [one.seconds for one in own if one.seconds is not None]
         unsure = sum(one.word == CANNOT_TELL for one in own)
-        middle, share = median(seconds) if seconds else None, unsure / len(own) if own else None
+        middle = median(seconds) if seconds else None
+        share = unsure / len(own) if own else None
         found.append({"person": person, "judgements": len(own), "median_seconds": middle, "cannot_tell": share})
     return found
 

@@ -190,9 +190,9 @@ def open_session(wanted: AnnotateSettings) -> Iterator[Session]:
     if Path(wanted.data).is_dir() and wanted.out.resolve().is_relative_to(Path(wanted.data).resolve()):
         raise ConfigError(f"-o {wanted.out} is inside of {wanted.data}: name a folder outside, such as ../NAME.labels")
     setup = _stored_setup(wanted)
-    kind = wanted.kind or (setup or {}).get("kind")
-    columns = wanted.columns if wanted.columns is not None else (setup or {}).get("columns")
-    seed = _or_default(wanted, "seed") if setup is None else setup["seed"]
+    before = setup or {"kind": None, "columns": None, "seed": _or_default(wanted, "seed")}
+    kind, seed = wanted.kind or before["kind"], before["seed"]
+    columns = before["columns"] if wanted.columns is None else wanted.columns
     items = read_items(wanted.data, kind, columns=columns, seed=seed)
     guideline = _guideline(wanted.guideline)
     with ExitStack() as stack:
@@ -201,8 +201,11 @@ def open_session(wanted: AnnotateSettings) -> Iterator[Session]:
             setup = _begun(wanted, items)
         tokens = _tokens(wanted, setup)
         asks, models = _asks(wanted.out, setup, items)
-        stored: dict[str, Any] = {"reference_shown": True} if wanted.reference else {}
-        stored |= {} if guideline is None else {"guideline": guideline["hash"]}
+        stored: dict[str, Any] = {}
+        if wanted.reference:
+            stored["reference_shown"] = True
+        if guideline is not None:
+            stored["guideline"] = guideline["hash"]
         people = list(tokens.values()) or [""]
         judgements = Judgements(wanted.out, items.kind, asks, people, stored=stored)
         stack.callback(judgements.close)
@@ -280,8 +283,9 @@ def _begin(wanted: AnnotateSettings, items: Items) -> dict[str, Any]:
         rows.append({**row, "swapped": bool(swapped[k]) and items.kind == "pairs"})
     others = np.setdiff1d(np.arange(len(items)), of_pool)
     rows += [{"item": items.ids[place], "row": items.rows[place], "draw": None} for place in others]
-    for row, place in zip(rows, (*of_pool[drawn.places], *others), strict=True):
-        row |= {"values": {name: defined(value[place]) for name, (value, _) in models.items()}} if models else {}
+    if models:
+        for row, place in zip(rows, (*of_pool[drawn.places], *others), strict=True):
+            row["values"] = {name: defined(value[place]) for name, (value, _) in models.items()}
     setup = {
         "id": secrets.token_hex(8), "data": str(Path(wanted.data).resolve()), "kind": items.kind,
         "columns": wanted.columns, "choose": choose, "random_share": share, "seed": seed, "overlap": overlap,

@@ -219,14 +219,21 @@ def write_page(
     }  # fmt: skip
     videos = {} if log is None else episode_videos(log, out)
     context["media"] = bool(videos)
-    can_be_judged = log is not None and not run and (rows.texts is not None or (log / "meta" / "info.json").is_file())
-    context["judged_as"] = shlex.quote(str(log)) if can_be_judged else ""
-    course = "" if audit.course is None else f". {audit.course.sentence}"
-    context["description"] = f"{len(rows):,} rows: {audit.counted}{course}"
+    context["judged_as"] = "" if run else _judged_as(rows, log)
+    context["description"] = f"{len(rows):,} rows: {audit.counted}"
+    if audit.course is not None:
+        context["description"] += f". {audit.course.sentence}"
     head, tail = render("audit.html.j2", context, TEMPLATES, SCRIPTS).split(_BLOCKS)
     blocks = browser_blocks(rows, audit, None if second is None else second.reward_N, videos)
     atomic.write_bytes(out, b"".join([_encoded(head), *blocks, _encoded(tail)]))
     return out
+
+
+def _judged_as(rows: Rows, log: Path | None) -> str:
+    """What a command line of `guerdon annotate` calls a log; empty where it has nothing that people judge."""
+    if log is None or (rows.texts is None and not (log / "meta" / "info.json").is_file()):
+        return ""
+    return shlex.quote(str(log))
 
 
 def linked(text: str) -> Markup:

@@ -386,7 +386,7 @@ class Live:
     """What the page of work that goes on says of it.
 
     Attributes:
-        every: seconds after which a browser reads the page again, at the least.
+        every: seconds after which a browser reloads the page, at the least.
         written: when this page was written.
         changed: when the work last wrote a result.
         missing: what is there and what is not, a line for each setting.
@@ -405,8 +405,8 @@ def write_report(study_dir: Path, *, out: Path | None = None, every: float | Non
     Args:
         study_dir: what `guerdon compare` wrote, finished or not; or a folder in which runs lie side by side.
         out: the file to write; `study_dir/report.html` without it.
-        every: seconds until the next one, where the study still runs: the page says what is missing and reads itself
-            again, and there is no `gate.jsonl`. None: this one is the last.
+        every: seconds until the next one, where the study still runs: the page says what is missing and reloads
+            itself, and there is no `gate.jsonl`. None: this one is the last.
 
     Returns:
         The path written.
