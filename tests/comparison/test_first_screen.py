@@ -1,6 +1,7 @@
 """The first screen of a report: a whole sentence for each case, a picture of the task, and no word of the trade."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from guerdon.comparison.first_screen import SENTENCES, run_sentence, study_sente
 from guerdon.comparison.report import write_report, write_single_report
 from guerdon.comparison.report_tables import markdown_table
 from guerdon.comparison.results import RunRecord, StudyRecord, summarise
-from guerdon.pages.formats import CONTROL, TEXT
+from guerdon.pages.formats import CONTROL, TEMPLATES, TEXT
 from tables import cases
 
 LABELS = {"A": "0/1 for success", "B": "learned progress", "C": "C"}
@@ -157,3 +158,11 @@ def test_what_does_not_apply_is_not_there(tmp_path):
     for absent in ("Is it being gamed?", "Reward hacking alarms", "frames per score", "compares", "looks at"):
         assert absent not in page, absent
     assert "threshold used" in page
+
+
+def test_a_class_has_one_rule_of_its_own_in_the_shared_style():
+    """Two parts of pages that call different things by one name would take each other's looks."""
+    style = re.sub(r"/\*.*?\*/", "", (TEMPLATES / "style.css").read_text(encoding="utf-8"), flags=re.S)
+    outside = re.sub(r"@[^{]*\{(?:[^{}]*\{[^}]*\})*[^}]*\}", "", style)
+    rules = Counter(found.strip() for found in re.findall(r"(?:^|\})\s*(\.[\w-]+)\s*\{", outside))
+    assert [name for name, times in rules.items() if times > 1] == []

@@ -1,6 +1,6 @@
 """`guerdon play RUN`: what the policy of a run does, in episodes or in responses. Nothing heavy is imported before.
 
-guerdon play runs/CartPole-v1/run --episodes 5 --video cartpole.mp4
+guerdon play runs/CartPole-v1/ppo-seed0 --episodes 5 --video cartpole.mp4
 """
 
 from __future__ import annotations
