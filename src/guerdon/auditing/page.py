@@ -220,9 +220,8 @@ def write_page(
     videos = {} if log is None else episode_videos(log, out)
     context["media"] = bool(videos)
     context["judged_as"] = "" if run else _judged_as(rows, log)
-    context["description"] = f"{len(rows):,} rows: {audit.counted}"
-    if audit.course is not None:
-        context["description"] += f". {audit.course.sentence}"
+    course = "" if audit.course is None else f". {audit.course.sentence}"
+    context["description"] = f"{len(rows):,} rows: {audit.counted}{course}"
     head, tail = render("audit.html.j2", context, TEMPLATES, SCRIPTS).split(_BLOCKS)
     blocks = browser_blocks(rows, audit, None if second is None else second.reward_N, videos)
     atomic.write_bytes(out, b"".join([_encoded(head), *blocks, _encoded(tail)]))
