@@ -1,8 +1,8 @@
-"""What the numbers of a state are for, from successful episodes alone: which move, which say where the goal is, which tell
-the episodes apart and nothing else.
+"""What the numbers of a state are for, from successful episodes alone.
 
-A classifier of success should look at the first two kinds. The third (where an object lies that the task does not touch)
-lets it recognise the episodes that it was trained on.
+Some move, some say where the goal is, and some only tell the episodes apart. A classifier of success should look at the
+first two kinds. The third (where an object lies that the task does not touch) lets it recognise the episodes that it
+was trained on.
 
     found = column_roles([e.states[: first_success(e) + 1] for e in episodes], seed=0)
     found.goal, found.episode          # indices of columns
@@ -96,7 +96,7 @@ def _chance_of_link(ends_E_S: NDArray[np.float64], still: IntArray, moving: IntA
 
 
 def _ranks(values_E_S: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Ranks of each column, centred and of length 1, so that products are correlations; 0 where a column is constant."""
+    """Ranks of each column, centred and of length 1, so that products are correlations; 0 of a constant column."""
     from scipy.stats import rankdata
 
     ranks = rankdata(values_E_S, axis=0)

@@ -368,8 +368,8 @@ def _earlier_rows(shown: Sequence[_Demonstration], path: str) -> FloatArray:
     rows = [one.seen[: one.success][one.labels[: one.success] <= 0.5] for one in shown]
     if not sum(map(len, rows)):
         raise DataError(
-            f"demonstration_negatives: in replay_path {path} no row before a success is a negative; train the model with "
-            "smaller within_steps, or leave the key out"
+            f"demonstration_negatives: in replay_path {path} no row before a success is a negative; train the model "
+            "with smaller within_steps, or leave the key out"
         )
     return np.concatenate(rows)
 

@@ -157,8 +157,8 @@ class ResNetModelSettings(_ImageModelSettings):
         ge=0,
         le=1,
         labeler="adversarial",
-        description="share of the replayed negatives that are successes of the demonstrations with the goal of another: "
-        "the numbers of a state that stay the same in an episode and go with what moves",
+        description="share of the replayed negatives that are successes of the demonstrations with the goal of "
+        "another: the numbers of a state that stay the same in an episode and go with what moves",
     )
 
     @model_validator(mode="before")

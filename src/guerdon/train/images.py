@@ -315,8 +315,8 @@ CALIBRATION_FRAMES = 512
 _FREE = FREE | {"max_epochs", "max_steps", "early_stopping_patience"}  # may be others on resume
 _SUCCESS = "1 where the task is done in the frame, from the episode's per-step success; 0 elsewhere"
 _WITHIN = (
-    "1 where a success lies at most {within} environment steps ahead, from the episode's per-step success, and from the "
-    "first success of a demonstration on; 0 elsewhere; rows are left out whose episode ended before that without a "
+    "1 where a success lies at most {within} environment steps ahead, from the episode's per-step success, and from "
+    "the first success of a demonstration on; 0 elsewhere; rows are left out whose episode ended before that without a "
     "success, or that follow a success which a policy in training lost again"
 )
 _PROGRESS = (
