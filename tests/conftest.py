@@ -105,6 +105,27 @@ def _processes_for_chat_templates():
         pool.close()
 
 
+@pytest.fixture(scope="module")
+def narrow_resnets():
+    """Image reward models are ResNets of an eighth of the width: the same layers at a fiftieth of the arithmetic.
+
+    For files whose tests are about what surrounds the network; a process that is started, not forked, has wide ones.
+    """
+    from guerdon.models.images import backbone
+
+    wide = backbone._config
+
+    def narrow(arch):
+        config = wide(arch)
+        config.embedding_size //= 8
+        config.hidden_sizes = [size // 8 for size in config.hidden_sizes]
+        return config
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backbone, "_config", narrow)
+        yield
+
+
 @pytest.fixture
 def frequent_switches():
     """Threads are switched very often, so that unprotected calls interfere."""
