@@ -71,6 +71,14 @@ def _no_heartbeat(monkeypatch):
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _no_fsync():
+    """No test unplugs the machine: what a run writes need not reach the disk, on which every worker would wait."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _no_tf32():
     """Convolutions on a GPU are in float32, as matrix products: torch's default rounds what they read to TF32."""
     if "torch" in sys.modules:
