@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,25 @@ def study(finals, *, unit=CONTROL, measure="success", tasks=("t",), status="comp
                 runs.append(RunRecord(task, arm, seed, Path(), status, evals=tuple(rows), unit=unit))
     arms = {arm: LABELS[arm] for arm in finals}
     return StudyRecord("s", Path(), arms, "A", tasks, seeds, tuple(runs), (), "", {})
+
+
+SIDE_BY_SIDE = {
+    ("robot", (0.1, 0.2)): ["With C, the policy solved its task in 15% of the test episodes of 2 runs."],
+    ("robot", (0.85,)): ["In the one run with C, the policy solved its task in 17 of 20 test episodes."],
+    ("text", (0.1, 0.2)): ["With C, the model answered 15% of the test questions (mean of 2 runs) correctly."],
+    ("text", (0.85,)): ["In the one run with C, the model answered 17 of 20 test questions correctly."],
+    ("unknown", (1, 2)): ["With C, the return of the environment ended at 1.50 on average."],
+    ("unknown", (-2,)): ["In the one run with C, the return of the environment ended at −2.00."],
+}
+
+
+def test_each_case_of_runs_side_by_side_has_a_whole_sentence():
+    given = {"robot": {}, "text": {"unit": TEXT}, "unknown": {"measure": "return/env"}}
+    for (kind, finals), sentences in SIDE_BY_SIDE.items():
+        record = replace(study({"C": finals}, **given[kind]), baseline="C", planned=False)
+        assert said(record) == sentences
+    several = replace(study({"A": (0.1, 0.2), "C": (0.9, 0.8)}), planned=False)
+    assert [one.split(",")[0] for one in said(several)] == ["With 0/1 for success (A)", "With C"]
 
 
 def said(record):
