@@ -94,7 +94,8 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     def show(folder: Path, step: int) -> None:
         moments, rewards = collector.show(policy, frames=runner.film_frames)
         env_rewards = rewards if study.reward.env_weight() else None
-        write_video(folder / f"step_{step:012d}.npz", moments, models, step=step, env_rewards=env_rewards)
+        asked = {name: model for name, model in models.items() if not model.terms.over}
+        write_video(folder / f"step_{step:012d}.npz", moments, asked, step=step, env_rewards=env_rewards)
 
     return Parts(
         collector,

@@ -20,6 +20,7 @@ from guerdon.statistics.classification import correlation
 from guerdon.types import BoolArray, Inputs, Rewards, Rollout
 
 OLDEST, NEWEST = 40, 200  # episodes that the alarm and the correlations look at
+RECENT = 20  # episodes whose success lowers weights (`reward_weight_schedule: success`)
 TRUTH = "truth"  # metric: mean return of the source that `reward.truth` names
 Row = dict[str, Any]
 
@@ -39,6 +40,7 @@ class EpisodeStats:
             rows are episodes. The others are under way, or were when a run was resumed that cannot replay them.
         finished: one plain row per finished episode: success, success_at_end, length, return/<source>,
             return/combined; a return is None where one of its measurements failed, success where it is unknown.
+        successes: of the newest `RECENT` episodes whose success is known, in order of time.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class EpisodeStats:
         self._sources, self._learned = [*sources, "combined"], tuple(learned)
         self._streams = num_streams
         self.finished: list[Row] = []
+        self.successes: list[bool] = []
         self._counted = counted
         self._truth = "success" if truth is None else f"return/{truth}"
         self._by = "success" if truth is None else TRUTH
@@ -97,12 +100,22 @@ class EpisodeStats:
             rows = self._ended(rollout, rewards, weights, step)
         self.finished += [row for row in rows if self._streams is not None or row[self._truth] is not None]
         del self.finished[OLDEST:-NEWEST]
+        self.successes += [row["success"] for row in rows if row["success"] is not None]
+        del self.successes[:-RECENT]
         return rows
+
+    @property
+    def recent_success(self) -> float | None:
+        """Share of successes among the newest `RECENT` episodes; None until the success of so many is known."""
+        return sum(self.successes) / RECENT if len(self.successes) == RECENT else None
 
     def _ended(
         self, rollout: Rollout[Inputs], rewards: Mapping[str, Rewards], weights: Mapping[str, float], step: int
     ) -> list[Row]:
         streams, failed = _with_combined(rewards, weights, rollout.mask)
+        for name in self._sources:
+            if name not in streams:  # it is not measured any more
+                streams[name], failed[name] = np.zeros(rollout.mask.shape), np.ones_like(rollout.mask)
         rows: list[Row] = []
         lost = lost_at(rollout)
         for t in range(rollout.mask.shape[1]):
@@ -197,6 +210,7 @@ class EpisodeStats:
             "once": self._once.tolist(),
             "length": self._length.tolist(),
             "finished": self.finished,
+            "successes": self.successes,
             "counts": self.counts,
         }
 
@@ -207,6 +221,7 @@ class EpisodeStats:
         self._once = np.array(state["once"], dtype=np.bool_)
         self._length = np.array(state["length"], dtype=np.int64)
         self.finished = list(state["finished"])
+        self.successes = list(state["successes"])
         self.counts = dict(state["counts"])
 
 
@@ -314,6 +329,8 @@ class RewardScaler:
             ends |= rollout.life_lost
         inside = np.zeros_like(ends) if rollout.chunks is None or not self._by_chunk else rollout.chunks.slot > 0
         for name, gamma in self._gammas.items():
+            if name not in rewards:  # it is not measured any more
+                continue
             if rollout.fresh:
                 self._returns[name][:] = 0.0
             seen = []

@@ -319,7 +319,7 @@ class ReplayLearner:
         """Make the rewards of all rows that are used current."""
         metrics: Metrics = {}
         for name, source in self.learning.items():
-            for one in drawn:
+            for one in () if source.terms.over else drawn:
                 rows = one.rows.reshape(-1) if one.goals is None else one.rows[one.goals < 0]
                 for key, value in relabel(one.replay, source, rows).items():
                     whole = f"reward_model/{name}/{key}"

@@ -292,6 +292,8 @@ def _paid(
         if name in terms:
             paid = [d.replay.paid[name][d.rows] for d in drawn]
             rewards[..., h] = _whole([one["reward"] for one in paid])
-            if terms[name].on_failure != "neutral":
+            if terms[name].over:  # its output has no loss
+                known[..., h] = 0.0
+            elif terms[name].on_failure != "neutral":
                 known[..., h] = 1.0 - _whole([one["failed"] for one in paid])
     return rewards, known

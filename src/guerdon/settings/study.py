@@ -264,6 +264,8 @@ class Study(Settings):
         for name, source in self.robot_sources.items() if self.reward.use_reward_model else ():
             if source.refitted is not None and source.refitted.labeler == "outcome":
                 readers.append(f"reward.sources.{name}.model.update")
+            if source.falls:
+                readers.append(f"reward.sources.{name}.reward_weight_schedule: success")
             if source.native_fallback:
                 readers.append(f"reward.sources.{name}.model.fallback: native")
         return readers
@@ -278,7 +280,7 @@ class Study(Settings):
         followed += ["algorithm.exploration_fraction"] if self.algorithm.type == "dqn" else []
         short = None if self.reward_model is None else self.reward_model.source_name
         for name, source in sources.items():
-            if source.reward_weight_schedule != "constant":
+            if source.reward_weight_schedule in ("linear_decay", "linear_warmup"):
                 key = f"reward.sources.{name}.reward_weight_schedule"
                 followed.append("reward_model.rm_coef_schedule" if name == short else key)
         return followed
@@ -545,6 +547,12 @@ class RobotStudy(Study):
                     "algorithm.auxiliary_losses",
                     f": {name} must be a source of reward.sources with reward_mode per_step, "
                     "whose values of single moments are the targets",
+                )
+            if source.falls:
+                raise ConfigError.about(
+                    "algorithm.auxiliary_losses",
+                    f": {name} has reward_weight_schedule success, so that its model gives no targets at the end; "
+                    "remove one of them",
                 )
         return self
 
