@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from test_off_policy import both, demonstrations, learner, study
 
 from guerdon.rl.sac_step import cloning_gradient
 from guerdon.rl.sampling import Transitions
 from guerdon.settings.off_policy import DQNSettings, SACSettings
 from rl_clock import lines, result, start
 from tables import refuses
-from test_off_policy import both, demonstrations, learner, study
 
 ALPHA, OWN = 0.3, 10
 WEIGHTS = torch.tensor([1.0, 0.5, 0.0])

@@ -304,13 +304,21 @@ def build_learner(
     notes = []
     if fresh and study.control_policy.checkpoint is not None:
         notes.append(start_from_policy(policy, Path(study.control_policy.checkpoint)))
+    start = None
+    if algorithm.kl_coef:
+        start = policy_of_shape(study.control_policy, shape, heads=heads, auxiliary=auxiliary, seed=runner.seed)
     scaler = None
     if algorithm.normalize_rewards:
         scaler = RewardScaler(gammas, study.env.num_envs, by_chunk=algorithm.by_chunk)
     optimizer = control_optimizer(policy, algorithm.learning_rate)
-    learner = OnPolicyLearner(policy, optimizer, algorithm, seed=runner.seed, heads=heads, scaler=scaler)
+    learner = OnPolicyLearner(
+        policy, optimizer, algorithm, seed=runner.seed, heads=heads, scaler=scaler, reference=start,
+        store_reference=start is not None,
+    )  # fmt: skip
     if fresh and runner.resume_dir:
         notes.append(learner.start_from(Path(runner.resume_dir)))
+    if fresh and start is not None:
+        start.load_tensors(policy.tensors())
     return learner, notes
 
 
@@ -541,6 +549,10 @@ def check_decisions(policy: RobotPolicy, algorithm: ControlAlgorithmSettings) ->
                 f"algorithm.{key}",
                 f"would do nothing with this policy, {why or 'which decides on one action at a time'}; remove it",
             )
+    if algorithm.kl_coef and policy.in_parts:
+        raise ConfigError.about(
+            "algorithm.kl_coef", "is not supported with a policy whose decisions have several parts; remove it"
+        )
     if algorithm.value_init_steps and not any(name.startswith("vf.") for name, _ in policy.named_parameters()):
         raise ConfigError.about(
             "algorithm.value_init_steps",

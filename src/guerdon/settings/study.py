@@ -278,6 +278,9 @@ class Study(Settings):
             sources = self.robot_sources
         followed = [] if self.fixed_rate else ["algorithm.lr_schedule"]
         followed += ["algorithm.exploration_fraction"] if self.algorithm.type == "dqn" else []
+        followed += (
+            ["algorithm.kl_schedule"] if getattr(self.algorithm, "kl_schedule", "constant") != "constant" else []
+        )
         short = None if self.reward_model is None else self.reward_model.source_name
         for name, source in sources.items():
             if source.reward_weight_schedule in ("linear_decay", "linear_warmup"):
@@ -535,6 +538,22 @@ class RobotStudy(Study):
         elif self.algorithm.ema_decay is not None and self.policy.type == "vla":
             raise ConfigError.about(
                 "algorithm.ema_decay", "is not supported with policy.type vla (weights twice); remove it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _kl_has_a_reference(self) -> Self:
+        if self.algorithm.replayed or not self.on_policy.kl_coef:
+            return self
+        if self.policy.type == "vla":
+            raise ConfigError.about(
+                "algorithm.kl_coef", "is not supported with policy.type vla (weights twice); remove it"
+            )
+        if self.policy.checkpoint is None and not self.runner.resume_dir:
+            raise ConfigError.about(
+                "algorithm.kl_coef",
+                "is the weight of the KL from a policy that can do something: name it by policy.checkpoint, such as a "
+                "clone of demonstrations, or by runner.resume_dir",
             )
         return self
 
