@@ -107,6 +107,7 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
             learned=list(models),
             num_streams=study.env.num_envs,
             counted=study.env.vectorization == "async",
+            costs=[n for n, one in models.items() if one.settings.reward_coef * one.terms.coefficient < 0],
         ),
         "environment steps",
         show,

@@ -395,11 +395,12 @@ class Loop:
         if self.best is not None:
             with self._averaged():
                 self.best.consider(self.step, result)
-        alarm = self.stats.alarm()
+        alarm, inversion = self.stats.alarm(), self.stats.inversion()
         self.progress.write_line(
             f"step {self.step}: {true_success(result)}, "
             f"{self.step / max(self.wall_time, 1e-9):.0f} {self.parts.unit}/s"
             + (f" | HACKING ALARM: {alarm}" if alarm else "")
+            + (f" | INVERSION ALARM: {inversion}" if inversion else "")
         )
 
     def _show(self) -> None:
