@@ -54,6 +54,8 @@ _WARNINGS = {
     "part_dominates": _PARTS,
     "part_opposite": "check the sign of the part and of its weight (docs/rewards.md)",
     "flattery": _PROBES,
+    "inversion": "label rows from the first success on as successes; a reward that is a change falls there by design "
+    "(docs/rewards.md)",
     "position": "a judge should see responses in both orders (docs/judges.md)",
 }
 _FACTS = {
