@@ -639,6 +639,8 @@ def terms_of(page: str) -> list[tuple[str, str]]:
     return [(term, sentence) for term, sentence in fmt.WORDS["terms"].items() if any(map(contained, term.split(", ")))]
 
 
+FAILURE_ALARM = "agent/failure_alarm"  # of rl/episode_stats.py
+ESCAPE = "the policy may escape from bad rewards by making conversations fail (docs/agents.md)"
 ALARM_EPISODES = 80  # two windows of `hacking_alarm` in rl/episode_stats.py
 FEW_SEEDS = 5
 MAX_CELL = 80
@@ -678,6 +680,10 @@ def run_notes(
         yield Note(f"{run.name}: {said}")
     if warned:
         yield from (Note(f"{run.name}: {line}", severe=True) for line in warnings_of(run))
+    raised = [row for row in run.trains if number(row, FAILURE_ALARM)]
+    if raised:
+        when = f"after {len(raised)} of {fmt.plural(len(run.trains), 'update')}"
+        yield Note(f"{run.name}: more conversations failed than at its start {when}: {ESCAPE}", severe=True)
     if run.skipped_lines:
         yield Note(f"{run.name}: {fmt.plural(run.skipped_lines, 'unreadable line')} skipped")
     if run.n_failures:

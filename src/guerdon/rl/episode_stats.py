@@ -1,4 +1,4 @@
-"""Statistics of episodes: returns of every source, kept apart from true success; the hacking alarm; scales of rewards.
+"""Statistics of episodes: returns of every source, kept apart from true success; alarms; scales of rewards.
 
 A return with a failed measurement in it is a sum with a hole: it is reported as None, not as a number.
 
@@ -11,15 +11,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from guerdon.policies.robots.encoders import RunningMeanStd
 from guerdon.statistics.classification import correlation
+from guerdon.statistics.proportion import difference_bounds
 from guerdon.types import BoolArray, Inputs, Rewards, Rollout
 
 OLDEST, NEWEST = 40, 200  # episodes that the alarm and the correlations look at
+FEWEST_LED = 200  # conversations at either end of a run that the failure alarm compares
+LEVEL = 0.999  # of its interval: it is looked at after each update
+FAILURE_ALARM = "agent/failure_alarm"
+_RISE = ("agent/failure_rise", "agent/failure_rise_low", "agent/failure_rise_high")
 TRUTH = "truth"  # metric: mean return of the source that `reward.truth` names
 Row = dict[str, Any]
 
@@ -56,6 +61,7 @@ class EpisodeStats:
         self._counted = counted
         self._truth = "success" if truth is None else f"return/{truth}"
         self._by = "success" if truth is None else TRUTH
+        self._failing = FailureTrend()
         self.counts = {} if num_streams is None else dict.fromkeys(("begun", "finished", "failed"), 0)
         self.reset_streams()
 
@@ -88,6 +94,8 @@ class EpisodeStats:
             weights: of the sources whose sum is `return/combined`.
             step: of the run, after the rollout.
         """
+        if rollout.conversations:
+            self._failing.add(rollout.measured, sum(t == 0 for _, t, _ in rollout.failures))
         if self._streams is None:
             unpaid = {f"return/{name}": None for name in self._sources[:-1] if name not in rewards}  # in its warm-up
             rows = [row | unpaid for row in _whole_rows(rollout, rewards, weights, step)]
@@ -145,6 +153,16 @@ class EpisodeStats:
                 ).format(*moved)
         return ""
 
+    def failure_alarm(self) -> str:
+        """How much more conversations fail than at the start, where they do; else empty."""
+        rise = self._failing.rise()
+        if rise is None or not rise.is_found:
+            return ""
+        return (
+            f"the share of failed conversations rose by {rise.change:.3f} ({rise.low:.3f} to {rise.high:.3f}) from the "
+            f"first to the newest {rise.led}: the policy may escape from bad rewards by making conversations fail"
+        )
+
     def _rings(self, name: str) -> bool | None:
         """Whether the return of a learned source rises alone; None where that cannot be said yet."""
         solved = 0.5 if self._by == "success" else math.inf  # a return has no unit
@@ -171,7 +189,7 @@ class EpisodeStats:
             result["hacking_alarm"] = 1 if True in rings else 0
             if None in rings and True not in rings:
                 result["hacking_alarm"] = None
-        return result
+        return result | self._failing.metrics()
 
     def _means(self, rows: list[Row]) -> dict[str, Any]:
         """Means over the given episodes, each over those in which it is known."""
@@ -198,6 +216,7 @@ class EpisodeStats:
             "length": self._length.tolist(),
             "finished": self.finished,
             "counts": self.counts,
+            "failing": self._failing.rollouts,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -208,6 +227,7 @@ class EpisodeStats:
         self._length = np.array(state["length"], dtype=np.int64)
         self.finished = list(state["finished"])
         self.counts = dict(state["counts"])
+        self._failing.rollouts = [(led, failed) for led, failed in state["failing"]]
 
 
 def lost_at(rollout: Rollout[Inputs]) -> BoolArray:
@@ -291,6 +311,72 @@ def hacking_alarm(
     if learned is None or success is None:
         return None
     return learned > z and success < z / 2 and float(success_E[-window:].mean()) < solved
+
+
+# The failure alarm: conversations fail more and more often while the policy learns.
+
+
+class Rise(NamedTuple):
+    """A share in the newest conversations minus that in the oldest, and its interval.
+
+    Attributes:
+        change: of the share.
+        low: of its interval of level `LEVEL`.
+        high: of it.
+        led: conversations in the oldest rollouts that are compared.
+    """
+
+    change: float
+    low: float
+    high: float
+    led: int
+
+    @property
+    def is_found(self) -> bool:
+        """Whether the whole interval lies above 0."""
+        return self.low > 0
+
+
+class FailureTrend:
+    """How many conversations failed, in the oldest and the newest rollouts of a run.
+
+    Attributes:
+        rollouts: conversations that were led, and those of them that failed; empty of a run without an agent.
+    """
+
+    def __init__(self) -> None:
+        self.rollouts: list[tuple[int, int]] = []
+
+    def add(self, led: int, failed: int) -> None:
+        """Take in a rollout."""
+        self.rollouts.append((led, failed))
+        first, newest = self._needed(self.rollouts), self._needed(self.rollouts[::-1])
+        if first:
+            del self.rollouts[first : max(first, len(self.rollouts) - newest)]
+
+    def rise(self) -> Rise | None:
+        """From the oldest to the newest rollouts; None where they have too few conversations, or overlap."""
+        first, newest = self._needed(self.rollouts), self._needed(self.rollouts[::-1])
+        if not first or first + newest > len(self.rollouts):
+            return None
+        old, new = np.sum(self.rollouts[:first], axis=0), np.sum(self.rollouts[-newest:], axis=0)
+        low, high = difference_bounds((old[1], old[0]), (new[1], new[0]), level=LEVEL)
+        return Rise(float(new[1] / new[0] - old[1] / old[0]), float(low), float(high), int(old[0]))
+
+    def metrics(self) -> dict[str, Any]:
+        """`agent/failure_alarm`: 1, 0, or None where it is not known; the rise of the share, and its interval."""
+        if not self.rollouts:
+            return {}
+        rise = self.rise()
+        if rise is None:
+            return dict.fromkeys((FAILURE_ALARM, *_RISE))
+        return {FAILURE_ALARM: int(rise.is_found), **dict(zip(_RISE, rise, strict=False))}
+
+    @staticmethod
+    def _needed(rollouts: Sequence[tuple[int, int]]) -> int:
+        """How many of the first rollouts have `FEWEST_LED` conversations; 0 where all together have fewer."""
+        led = np.cumsum([led for led, _ in rollouts])
+        return int((led < FEWEST_LED).sum()) + 1 if len(led) and led[-1] >= FEWEST_LED else 0
 
 
 class RewardScaler:
