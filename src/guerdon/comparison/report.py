@@ -33,6 +33,7 @@ from guerdon.comparison import results as read
 from guerdon.comparison.first_screen import best_first, example_of, pictured, run_sentence, study_sentences
 from guerdon.comparison.report_answers import answer_panels
 from guerdon.comparison.report_cards import GATE_FILE, card_views, gate_rows
+from guerdon.comparison.report_conversations import conversation_panels
 from guerdon.comparison.report_gold import gold_panels
 from guerdon.comparison.report_tables import INTERVENTIONS, columns
 from guerdon.comparison.results import (
@@ -376,6 +377,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 MAX_BYTES = 2_900_000
 PICTURE_BYTES = 700_000
 ANSWER_BYTES = 1_100_000
+CONVERSATION_BYTES = 400_000
 FIRST_PICTURE_BYTES = 40_000  # one picture of a video stands at the top, too
 MAX_TEXT = 20_000
 SMALL = (470.0, 270.0)
@@ -551,6 +553,7 @@ def _shared_context(
     """What the pages of a study and of a run both show; its notes are about answers that could not be shown."""
     panels, notes = answer_panels(runs, budget=ANSWER_BYTES)
     answered = dict.fromkeys(panel.run.task for panel in panels)
+    conversations, more_notes = conversation_panels(runs, budget=CONVERSATION_BYTES)
     return {
         "unit": unit,
         "measure": MEASURES[measure_of_runs(runs)],
@@ -560,11 +563,12 @@ def _shared_context(
         "interventions": pictures.quality_panels(arms, INTERVENTIONS, prefix=""),
         "scatters": pictures.scatter_panels(arms, tasks),
         "answers": {task: [panel for panel in panels if panel.run.task == task] for task in answered},
+        "conversations": conversations,
         "alarms": pictures.alarms(runs),
         "can_alarm": any(not success_unknown(run) or measure_of_runs([run]) == TRUTH for run in runs if run.evals),
         "unjudged": sum(success_unknown(run) and measure_of_runs([run]) != TRUTH for run in runs),
         "too_short": sum(_too_short(run) for run in runs),
-        "notes": [Note(text) for text in notes],
+        "notes": [Note(text) for text in (*notes, *more_notes)],
     }
 
 
