@@ -33,6 +33,7 @@ from guerdon.comparison import results as read
 from guerdon.comparison.first_screen import best_first, example_of, pictured, run_sentence, study_sentences
 from guerdon.comparison.report_answers import answer_panels
 from guerdon.comparison.report_cards import GATE_FILE, card_views, gate_rows
+from guerdon.comparison.report_conversations import conversation_panels
 from guerdon.comparison.report_gold import gold_panels
 from guerdon.comparison.report_tables import INTERVENTIONS, columns
 from guerdon.comparison.results import (
@@ -376,6 +377,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 MAX_BYTES = 2_900_000
 PICTURE_BYTES = 700_000
 ANSWER_BYTES = 1_100_000
+CONVERSATION_BYTES = 400_000
 FIRST_PICTURE_BYTES = 40_000  # one picture of a video stands at the top, too
 MAX_TEXT = 20_000
 SMALL = (470.0, 270.0)
@@ -560,6 +562,7 @@ def _shared_context(
     panels, notes = answer_panels(runs, budget=ANSWER_BYTES)
     answered = dict.fromkeys(panel.run.task for panel in panels)
     learned = any(_has_learned_reward(run) for run in runs)
+    conversations, more_notes = conversation_panels(runs, budget=CONVERSATION_BYTES)
     return {
         "unit": unit,
         "measure": MEASURES[measure_of_runs(runs)],
@@ -569,12 +572,13 @@ def _shared_context(
         "interventions": pictures.quality_panels(arms, INTERVENTIONS, prefix=""),
         "scatters": pictures.scatter_panels(arms, tasks),
         "answers": {task: [panel for panel in panels if panel.run.task == task] for task in answered},
+        "conversations": conversations,
         "alarms": pictures.alarms(runs),
         "learned": learned,
         "can_alarm": learned and any(map(_is_judged, runs)),
         "unjudged": sum(bool(run.evals) and not _is_judged(run) for run in runs),
         "too_short": sum(_too_short(run) for run in runs),
-        "notes": [Note(text) for text in notes],
+        "notes": [Note(text) for text in (*notes, *more_notes)],
     }
 
 
@@ -659,6 +663,8 @@ def terms_of(page: str) -> list[tuple[str, str]]:
     return [(term, sentence) for term, sentence in fmt.WORDS["terms"].items() if any(map(contained, term.split(", ")))]
 
 
+FAILURE_ALARM = "agent/failure_alarm"  # of rl/episode_stats.py
+ESCAPE = "the policy may escape from bad rewards by making conversations fail (docs/agents.md)"
 ALARM_EPISODES = 80  # two windows of `hacking_alarm` in rl/episode_stats.py
 FEW_SEEDS = 5
 RETURNS_ONLY = "True success is unknown: the environment does not report it, so results are about its return."
@@ -701,6 +707,10 @@ def run_notes(
         yield Note(RETURNS_ONLY)
     if warned:
         yield from (Note(f"{run.name}: {line}", severe=True) for line in warnings_of(run))
+    raised = [row for row in run.trains if number(row, FAILURE_ALARM)]
+    if raised:
+        when = f"after {len(raised)} of {fmt.plural(len(run.trains), 'update')}"
+        yield Note(f"{run.name}: more conversations failed than at its start {when}: {ESCAPE}", severe=True)
     if run.skipped_lines:
         yield Note(f"{run.name}: {fmt.plural(run.skipped_lines, 'unreadable line')} skipped")
     if run.n_failures:

@@ -131,6 +131,8 @@ LAYOUTS: tuple[RowLayout, ...] = (
     RowLayout("responses of a run of guerdon", "log", ("tokens", "rewards", "outcome"), unwrap=nested.shown),
     RowLayout("a run of guerdon", "log", ("return/combined", "success", "env"), unwrap=nested.episode),
     RowLayout(TEXT_RUN, "log", ("return/combined", "success"), unwrap=nested.episode),
+    RowLayout("conversations of a run of guerdon", "log", ("step", "group", "messages", "calls", "truncated"),
+              unwrap=nested.conversation),
     RowLayout("groups of Atropos", "log", ("tokens", "masks", "scores", "messages"), unwrap=nested.atropos),
     RowLayout("batches of NeMo-RL", "log", ("content", "rewards", "token_loss_mask"), unwrap=nested.nemo_rl),
     RowLayout("results of tau-bench", "log", ("task_id", "trial", "traj", "reward"), {"messages": "traj"}),

@@ -247,6 +247,19 @@ def episode(record: Row) -> list[Row]:
     return [{**own, "reward": returns.pop("combined"), "parts": returns}]
 
 
+def conversation(record: Row) -> list[Row]:
+    """A conversation of an agent that guerdon trains: what was asked ends where the first sampled message begins."""
+    messages, calls = record["messages"], record["calls"]
+    answers = [k for k, message in enumerate(messages) if message.get("role") == "assistant"]
+    first = next(iter(answers[-len(calls) :] if calls else ()), len(messages))
+    shared = ("step", "group", "reward", "truncated")
+    return [{
+        **{name: record.get(name) for name in shared},
+        "prompt": messages[:first], "response": messages[first:] or None, "truth": record.get("success"),
+        "failed": record.get("failure"), "length": sum(call["tokens"] for call in calls),
+    }]  # fmt: skip
+
+
 # Groups and batches of trainers.
 
 

@@ -11,18 +11,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from guerdon.policies.robots.encoders import RunningMeanStd
 from guerdon.statistics.classification import auroc, correlation, mean_auroc, point
 from guerdon.statistics.intervals import Interval
+from guerdon.statistics.proportion import difference_bounds
 from guerdon.types import BoolArray, Inputs, RawScores, Rewards, Rollout
 
 OLDEST, NEWEST = 40, 200  # episodes that the alarm and the correlations look at
 FEWEST = 10  # episodes that the inversion alarm needs
 RECENT = 20  # episodes whose success lowers weights (`reward_weight_schedule: success`)
+FEWEST_LED = 200  # conversations at either end of a run that the failure alarm compares
+LEVEL = 0.999  # of its interval: it is looked at after each update
+FAILURE_ALARM = "agent/failure_alarm"
+_RISE = ("agent/failure_rise", "agent/failure_rise_low", "agent/failure_rise_high")
 TRUTH = "truth"  # metric: mean return of the source that `reward.truth` names
 Row = dict[str, Any]
 
@@ -66,6 +71,7 @@ class EpisodeStats:
         self._counted = counted
         self._truth = "success" if truth is None else f"return/{truth}"
         self._by = "success" if truth is None else TRUTH
+        self._failing = FailureTrend()
         self.counts = {} if num_streams is None else dict.fromkeys(("begun", "finished", "failed"), 0)
         self.reset_streams()
 
@@ -99,6 +105,8 @@ class EpisodeStats:
             weights: of the sources whose sum is `return/combined`.
             step: of the run, after the rollout.
         """
+        if rollout.conversations:
+            self._failing.add(rollout.measured, sum(t == 0 for _, t, _ in rollout.failures))
         if self._streams is None:
             unpaid = {f"return/{name}": None for name in self._sources[:-1] if name not in rewards}  # in its warm-up
             rows = [row | unpaid for row in _whole_rows(rollout, rewards, weights, step)]
@@ -194,6 +202,16 @@ class EpisodeStats:
         known = [row[key] for row in self.finished if row.get(key := f"success_auroc/{name}") is not None]
         return mean_auroc(known[-OLDEST:]) if len(known) >= FEWEST else None
 
+    def failure_alarm(self) -> str:
+        """How much more conversations fail than at the start, where they do; else empty."""
+        rise = self._failing.rise()
+        if rise is None or not rise.is_found:
+            return ""
+        return (
+            f"the share of failed conversations rose by {rise.change:.3f} ({rise.low:.3f} to {rise.high:.3f}) from the "
+            f"first to the newest {rise.led}: the policy may escape from bad rewards by making conversations fail"
+        )
+
     def _rings(self, name: str) -> bool | None:
         """Whether the return of a learned source rises alone; None where that cannot be said yet."""
         solved = 0.5 if self._by == "success" else math.inf  # a return has no unit
@@ -226,7 +244,7 @@ class EpisodeStats:
                 result[f"success_auroc/{name}"] = None if one is None else one.estimate
             alarms = [inversion_alarm(one) for one in found.values()]
             result["inversion_alarm"] = 1 if True in alarms else None if None in alarms else 0
-        return result
+        return result | self._failing.metrics()
 
     def _means(self, rows: list[Row]) -> dict[str, Any]:
         """Means over the given episodes, each over those in which it is known."""
@@ -255,6 +273,7 @@ class EpisodeStats:
             "finished": self.finished,
             "successes": self.successes,
             "counts": self.counts,
+            "failing": self._failing.rollouts,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -268,6 +287,7 @@ class EpisodeStats:
         self.finished = list(state["finished"])
         self.successes = list(state["successes"])
         self.counts = dict(state["counts"])
+        self._failing.rollouts = [(led, failed) for led, failed in state["failing"]]
 
 
 def lost_at(rollout: Rollout[Inputs]) -> BoolArray:
@@ -419,6 +439,72 @@ def inversion_alarm(found: Interval | None) -> bool | None:
     if found is None or found.high is None:
         return None
     return found.high < 0.5
+
+
+# The failure alarm: conversations fail more and more often while the policy learns.
+
+
+class Rise(NamedTuple):
+    """A share in the newest conversations minus that in the oldest, and its interval.
+
+    Attributes:
+        change: of the share.
+        low: of its interval of level `LEVEL`.
+        high: of it.
+        led: conversations in the oldest rollouts that are compared.
+    """
+
+    change: float
+    low: float
+    high: float
+    led: int
+
+    @property
+    def is_found(self) -> bool:
+        """Whether the whole interval lies above 0."""
+        return self.low > 0
+
+
+class FailureTrend:
+    """How many conversations failed, in the oldest and the newest rollouts of a run.
+
+    Attributes:
+        rollouts: conversations that were led, and those of them that failed; empty of a run without an agent.
+    """
+
+    def __init__(self) -> None:
+        self.rollouts: list[tuple[int, int]] = []
+
+    def add(self, led: int, failed: int) -> None:
+        """Take in a rollout."""
+        self.rollouts.append((led, failed))
+        first, newest = self._needed(self.rollouts), self._needed(self.rollouts[::-1])
+        if first:
+            del self.rollouts[first : max(first, len(self.rollouts) - newest)]
+
+    def rise(self) -> Rise | None:
+        """From the oldest to the newest rollouts; None where they have too few conversations, or overlap."""
+        first, newest = self._needed(self.rollouts), self._needed(self.rollouts[::-1])
+        if not first or first + newest > len(self.rollouts):
+            return None
+        old, new = np.sum(self.rollouts[:first], axis=0), np.sum(self.rollouts[-newest:], axis=0)
+        low, high = difference_bounds((old[1], old[0]), (new[1], new[0]), level=LEVEL)
+        return Rise(float(new[1] / new[0] - old[1] / old[0]), float(low), float(high), int(old[0]))
+
+    def metrics(self) -> dict[str, Any]:
+        """`agent/failure_alarm`: 1, 0, or None where it is not known; the rise of the share, and its interval."""
+        if not self.rollouts:
+            return {}
+        rise = self.rise()
+        if rise is None:
+            return dict.fromkeys((FAILURE_ALARM, *_RISE))
+        return {FAILURE_ALARM: int(rise.is_found), **dict(zip(_RISE, rise, strict=False))}
+
+    @staticmethod
+    def _needed(rollouts: Sequence[tuple[int, int]]) -> int:
+        """How many of the first rollouts have `FEWEST_LED` conversations; 0 where all together have fewer."""
+        led = np.cumsum([led for led, _ in rollouts])
+        return int((led < FEWEST_LED).sum()) + 1 if len(led) and led[-1] >= FEWEST_LED else 0
 
 
 class RewardScaler:

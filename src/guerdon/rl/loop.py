@@ -395,12 +395,13 @@ class Loop:
         if self.best is not None:
             with self._averaged():
                 self.best.consider(self.step, result)
-        alarm, inversion = self.stats.alarm(), self.stats.inversion()
+        alarm, inversion, failing = self.stats.alarm(), self.stats.inversion(), self.stats.failure_alarm()
         self.progress.write_line(
             f"step {self.step}: {true_success(result)}, "
             f"{self.step / max(self.wall_time, 1e-9):.0f} {self.parts.unit}/s"
             + (f" | HACKING ALARM: {alarm}" if alarm else "")
             + (f" | INVERSION ALARM: {inversion}" if inversion else "")
+            + (f" | FAILURE ALARM: {failing}" if failing else "")
         )
 
     def _show(self) -> None:
