@@ -40,7 +40,8 @@ COMMANDS = (  # in an order in which each finds what it reads
     "collect tiny.yaml", "train tiny.yaml", "evaluate tiny.yaml", "run tiny.yaml", "play work/run --episodes 1",
     "report work/run", f"compare tiny.yaml work_dir=arms {shlex.quote(ARMS)}", "label text.yaml", "search text.yaml",
     "score rows.jsonl --model length_model:Length -o scored.jsonl", "audit rows.jsonl", "read rows.jsonl",
-    "serve --custom-backend length_model:Length --dry-run", "quickstart --dry-run", "import pickled new", "doctor", "annotate rows.jsonl --port 0",
+    "serve --custom-backend length_model:Length --dry-run", "quickstart --dry-run", "import pickled new", "doctor",
+    "annotate rows.jsonl --port 0",
 )  # fmt: skip
 CONTINUE = {"annotate", "collect", "train", "run", "compare", "label", "search", "score"}
 
