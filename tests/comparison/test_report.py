@@ -574,6 +574,6 @@ def test_inversion_alarms_have_three_answers(tmp_path):
     assert "the policy is paid for waiting beside success" in page
     assert "its learned reward is lower from the first success of an episode on than before it" in page
     assert f"the inversion alarm is on at the end of 1 of {each} runs." in page
-    single = text(write_report(logs[0].parent).read_text())
+    single = text(write_single_report(logs[0].parent).read_text())
     assert "Inversion alarms" in single
     assert "None in" not in single
