@@ -46,6 +46,20 @@ def test_success_at_once_and_single_rows():
     np.testing.assert_array_equal(progress_targets(episode(outcome=True, rows=1)), [1])
 
 
+@pytest.mark.parametrize("horizon", [None, 4.0])
+def test_what_follows_a_success_that_a_policy_lost_again_is_unknown(horizon):
+    won = episode([0, 0, 1, 0, 1, 0, 0], outcome=True)
+    stays = progress_targets(won, horizon=horizon)
+    np.testing.assert_array_equal(stays[2:], 1)
+    for meta in ({"mode": "train"}, {"mode": "eval"}, {"policy": "random"}, {"policy": "checkpoint"}):
+        found = progress_targets(replace(won, meta=meta), horizon=horizon)
+        np.testing.assert_array_equal(found[:5], stays[:5])
+        assert np.isnan(found[5:]).all()
+    for actor in ("expert", "noisy"):
+        shown = replace(won, meta={"policy": actor})
+        np.testing.assert_array_equal(progress_targets(shown, horizon=horizon), stays)
+
+
 def test_labels_and_outcomes():
     np.testing.assert_array_equal(success_labels(episode([0, 1])), [False, True])
     assert success_labels(episode(outcome=True)) is None

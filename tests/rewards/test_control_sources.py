@@ -46,9 +46,9 @@ def make(envs=1, **given):
     return ControlReward(SourceTerms("rm", GAMMA, on_failure=settings.on_failure), Bytes(), settings, num_envs=envs)
 
 
-def rollout_of(segments, mask):
+def rollout_of(segments, mask, success=None):
     """What a source reads of a rollout."""
-    return SimpleNamespace(segments=segments, mask=mask)
+    return SimpleNamespace(segments=segments, mask=mask, success=np.zeros_like(mask) if success is None else success)
 
 
 def episodes_to_stream(episodes):

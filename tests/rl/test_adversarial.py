@@ -1,17 +1,23 @@
 """A success classifier whose negatives are what the policy shows (`labeler: adversarial`), in the real loop."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from test_unknown_success import corridor_study
 
+from guerdon.episodes.read import read_episodes
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError, DataError
 from guerdon.models.images.backbone import ImageScorer
+from guerdon.models.images.image import ImageModelConfig, ImageRewardModel
 from guerdon.models.images.online import load_online_image_model
+from guerdon.rewards.refit import online_model
 from guerdon.rl.loop import Loop
 from guerdon.rl.run import run_folder
 from guerdon.settings.reward_models import ProgressModelSettings, ResNetModelSettings, UpdateSettings
+from guerdon.types import Episode
 from rl_clock import clock_study, interrupted, lines, register_clock, result, start
 from rl_models import episodes, image_reward
 from tables import refuses
@@ -82,6 +88,100 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path):
     interrupted(study, "update", 5, reader="own")
     start(study, resume=True, reader="own").run()
     assert result(study) == result(whole)
+
+
+def test_a_killed_run_with_own_successes_goes_on_to_the_same_bytes(tmp_path):
+    reward = adversarial(tmp_path, every=2)
+    reward["model"] |= {"own_successes": True, "demonstration_negatives": 0.25}
+    setup = {"reward": reward, "runner": {"total_steps": 120}}
+    whole, study = clock_study(tmp_path, name="whole", **setup), clock_study(tmp_path, **setup)
+    Loop(whole, run_folder(whole)).run()
+    counted = [row["reward_model/resnet/own_successes"] for row in lines(whole) if "reward_model/resnet/loss" in row]
+    assert max(counted) > 0
+    interrupted(study, "update", 5, reader="own")
+    start(study, resume=True, reader="own").run()
+    assert result(study) == result(whole)
+
+
+def test_own_successes_need_an_environment_that_reports_success(tmp_path):
+    reward = adversarial(tmp_path, every=1)
+    reward["model"]["own_successes"] = True
+    with pytest.raises(ConfigError, match=r"reward\.sources\.resnet\.model\.own_successes"):
+        start(corridor_study(tmp_path, "never", reward=reward), reader="own").run()
+
+
+def demonstrations(folder, count=12, *, goals=True, early=True):
+    """A hand goes to a goal of its own; (hand, goal, 0) at each row, the last three rows are at it."""
+    rng = np.random.default_rng(0)
+    with EpisodeWriter(folder) as writer:
+        for n in range(count):
+            goal = rng.uniform(-1, 1)
+            hand = np.full(12, goal)
+            hand[:9] = np.linspace(-2, goal, 10)[:9] if early else goal + rng.normal(0, 0.1, 9)
+            shown = np.stack([hand, np.full(12, goal if goals else 1.0), np.zeros(12)], axis=1).astype(np.float32)
+            writer.add(
+                Episode(f"e{n}", "go", states=shown, actions=np.zeros((12, 1), np.float32), outcome=True,
+                        rewards=np.zeros(12, np.float32), success=np.arange(12) >= (9 if early else 0))
+            )  # fmt: skip
+    return folder
+
+
+def learner(folder, **given):
+    """A classifier of three numbers that learns adversarially from the demonstrations in a folder."""
+    torch.manual_seed(0)
+    config = ImageModelConfig("resnet", "mlp", threshold=0.5, state_size=3)
+    scorer = ImageScorer("mlp", hidden_dim=8, dropout=0.0, state_size=3)
+    settings = ResNetModelSettings(
+        checkpoint_path="x", update="before", replay_path=str(folder), labeler="adversarial", **given
+    )
+    return online_model("near", ImageRewardModel(scorer, config), settings, seed=0)
+
+
+def drawn_negatives(model, policy):
+    """What the model takes for negatives of the replay once the policy has filled it."""
+    model.replay.add(policy, np.zeros(len(policy)), model.rng)
+    rows, targets = model._contrasted(*model.replay.draw(400, model.rng))
+    assert (targets > 0.5).sum() == 200
+    return rows[targets <= 0.5]
+
+
+def test_negatives_of_the_demonstrations_are_kept_in_the_share_that_was_asked_for(tmp_path):
+    folder, policy = demonstrations(tmp_path / "data"), np.full((4000, 3), 9, np.float32)
+    plain = drawn_negatives(learner(folder), policy)
+    assert (plain == 9).all(axis=1).mean() > 0.9, "the policy's rows have replaced those of the demonstrations"
+    found = drawn_negatives(learner(folder, demonstration_negatives=0.5, shuffled_goals=0.25), policy)
+    own, shuffled = found[:100], found[100:150]
+    assert (own[:, 0] < own[:, 1]).all(), "on the way, each to its own goal"
+    success = {round(float(e.states[-1, 0]), 5) for e in read_episodes(folder, with_frames=False)}
+    assert {round(float(hand), 5) for hand in shuffled[:, 0]} <= success
+    assert {round(float(goal), 5) for goal in shuffled[:, 1]} <= success
+    assert (np.abs(shuffled[:, 0] - shuffled[:, 1]) > 0.1).all(), "a goal that is not near its own"
+
+
+def test_what_the_demonstrations_do_not_have_is_refused_in_one_line(tmp_path):
+    with pytest.raises(DataError, match=r"demonstration_negatives: in replay_path .* no row before a success"):
+        learner(demonstrations(tmp_path / "late", early=False), demonstration_negatives=0.5)
+    with pytest.raises(DataError, match=r"shuffled_goals: .*stays the same in an episode and goes with what moves"):
+        learner(demonstrations(tmp_path / "alike", goals=False), shuffled_goals=0.5)
+    with pytest.raises(DataError, match=r"shuffled_goals: .*3 successful episodes"):
+        learner(demonstrations(tmp_path / "few", count=3), shuffled_goals=0.5)
+    with refuses("demonstration_negatives"):
+        ResNetModelSettings(
+            checkpoint_path="x", update="before", replay_path="y", labeler="adversarial",
+            demonstration_negatives=0.6, shuffled_goals=0.6,
+        )  # fmt: skip
+    for key in ("own_successes", "demonstration_negatives", "shuffled_goals"):
+        with refuses(key):
+            ResNetModelSettings(checkpoint_path="x", update="before", replay_path="y", **{key: 1})
+
+
+def test_a_demonstrators_end_is_no_negative_of_a_classifier_of_success_in_the_frame(tmp_path):
+    folder = demonstrations(tmp_path / "data")
+    with EpisodeWriter(tmp_path / "short") as writer:
+        for episode in read_episodes(folder, with_frames=False):
+            writer.add(replace(episode, success=np.arange(12) == 9))
+    others, positives = learner(tmp_path / "short").replay.kept
+    assert (len(others), len(positives)) == (12 * 9, 12)
 
 
 def test_a_rollout_in_which_nothing_is_scored_is_no_reason_to_stop(tmp_path):

@@ -1,6 +1,7 @@
 """A classifier of success within N steps: its labels, its calibration, and its use."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from guerdon.episodes.targets import success_within, within_labels
 from guerdon.episodes.write import EpisodeWriter
+from guerdon.errors import DataError
 from guerdon.evaluation.suites.image_suite import evaluate_study, held_out
 from guerdon.models.images.backbone import ImageScorer, calibrating, to_input
 from guerdon.models.load import load_reward_model
@@ -27,32 +29,72 @@ from guerdon.train.images import (
 from guerdon.types import Episode
 from tables import refuses
 
+pytestmark = pytest.mark.usefixtures("narrow_resnets")
+
 
 def labelled(success, **meta):
     frames = np.zeros((len(success), 2, 2, 3), np.uint8)
     return Episode(id="0", task="t", frames=frames, success=np.array(success, bool), meta=meta)
 
 
-@given(st.lists(st.booleans(), min_size=1, max_size=12), st.integers(1, 8), st.integers(1, 3))
-def test_labels_by_looking_ahead(success, steps, every):
-    found = success_within(labelled(success, frame_every=every), steps)
+POLICY = {"mode": "train"}  # an episode that a run recorded
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=12), st.integers(1, 8), st.integers(1, 3), st.booleans())
+def test_labels_by_looking_ahead(success, steps, every, demonstration):
+    meta = {} if demonstration else POLICY
+    episode = labelled(success, frame_every=every, **meta)
+    found = success_within(episode, steps)
     at = [every * t for t in range(len(success))]
     for t, value in enumerate(found):
         ahead = [s for s, n in zip(success, at, strict=True) if at[t] <= n <= at[t] + steps]
-        ever = any(success[t:])
-        if any(ahead):
+        if any(ahead) or (demonstration and any(success[:t])):
             assert value == 1
-        elif ever or at[-1] >= at[t] + steps:
+        elif any(success[t:]):
+            assert value == 0
+        elif any(success[:t]):
+            assert np.isnan(value), "a policy in training has lost its success"
+        elif at[-1] >= at[t] + steps:
             assert value == 0
         else:
             assert np.isnan(value), "what would have come is not known"
-    known = within_labels(labelled(success, frame_every=every), steps)
+    known = within_labels(episode, steps)
     count = int(np.isfinite(found).sum())
     assert np.isfinite(found[:count]).all()
     if count:
         assert known.success.tolist() == (found[:count] > 0.5).tolist()
     else:
         assert known is None
+
+
+def test_an_experts_end_is_no_failure_where_success_was_short():
+    """Coffee-button: success lasts 15 steps, then the expert waits beside the button it has pressed."""
+    success = np.zeros(100, bool)
+    success[20:35] = True
+    expected = (np.arange(100) >= 10).astype(np.float32)
+    for actor in ({}, {"policy": "expert"}, {"policy": "noisy"}):
+        np.testing.assert_array_equal(success_within(labelled(success, **actor), 10), expected)
+    lost = [POLICY, {"policy": "random"}, {"policy": "checkpoint"}]
+    counted_as_failed = replace(labelled(success), outcome=False)
+    for episode in [*(labelled(success, **actor) for actor in lost), counted_as_failed]:
+        found = success_within(episode, 10)
+        np.testing.assert_array_equal(found[:35], expected[:35])
+        assert np.isnan(found[35:]).all()
+
+
+def test_a_success_between_two_rows_is_no_failure():
+    between = replace(labelled([0, 0, 0, 0], frame_every=5), outcome=True)
+    assert success_within(between, 5) is None
+    assert within_labels(between, 5) is None
+    failed = replace(between, outcome=False)
+    np.testing.assert_array_equal(success_within(failed, 5)[:3], [0, 0, 0])
+
+
+def test_data_whose_successes_lie_between_the_rows_are_refused_in_one_line():
+    how = ResNetTrainSettings(data_path="x", save_dir="y", within_steps=3)
+    between = replace(labelled([0, 0, 0, 0], frame_every=5), outcome=True)
+    with pytest.raises(DataError, match=r"1 of 1 episodes succeeded, but next\.success marks none of their rows"):
+        label_rows([between], how, lambda episode, drawn: None)
 
 
 def test_without_success_of_the_rows_nothing_is_known():

@@ -420,7 +420,8 @@ def write_report(study_dir: Path, *, out: Path | None = None, every: float | Non
     videos = choose_videos([run for run in study.runs if run.status != "missing"])
     if live is None and (rows := gate_rows(study)):
         atomic.write_text(study_dir / GATE_FILE, "".join(json.dumps(row) + "\n" for row in rows))
-    return _write("report.html.j2", context, videos, out or study_dir / "report.html")
+    template = "report.html.j2" if study.planned else "runs.html.j2"
+    return _write(template, context, videos, out or study_dir / "report.html")
 
 
 @doing("writing the report")
@@ -515,6 +516,11 @@ def _study_context(study: StudyRecord, live: Live | None) -> dict[str, Any]:
     sentences = study_sentences(study, pooled)
     ranked = best_first(pooled)
     notes = study_notes(study, pooled, is_live=live is not None)
+    shown = [
+        column
+        for column in columns(study, study.baseline)
+        if (column.repeated <= (len(study.seeds) > 1)) and (column.learned <= context["learned"])
+    ]
     return {
         **context,
         "live": live,
@@ -528,7 +534,9 @@ def _study_context(study: StudyRecord, live: Live | None) -> dict[str, Any]:
         "legend": {arm: legend_mark(style) for arm, style in styles.items()},
         "pooled": pooled,
         "by_task": rows[len(pooled) :],
-        "all_columns": [c for c in columns(study, study.baseline) if len(study.seeds) > 1 or not c.repeated],
+        "columns": [column for column in shown if not column.folded],
+        "more_columns": [column for column in shown if column.folded],
+        "corrected": study.correction == "holm",
         "gamed": {arm: gamed(study.select(arm=arm)) for arm in study.arms},
         "golds": gold_panels(study),
         "forest": pictures.conclusion_picture(pooled, study.baseline, study.measure),
@@ -551,6 +559,7 @@ def _shared_context(
     """What the pages of a study and of a run both show; its notes are about answers that could not be shown."""
     panels, notes = answer_panels(runs, budget=ANSWER_BYTES)
     answered = dict.fromkeys(panel.run.task for panel in panels)
+    learned = any(_has_learned_reward(run) for run in runs)
     return {
         "unit": unit,
         "measure": MEASURES[measure_of_runs(runs)],
@@ -561,12 +570,23 @@ def _shared_context(
         "scatters": pictures.scatter_panels(arms, tasks),
         "answers": {task: [panel for panel in panels if panel.run.task == task] for task in answered},
         "alarms": pictures.alarms(runs),
-        "can_alarm": any(not success_unknown(run) or measure_of_runs([run]) == TRUTH for run in runs if run.evals),
-        "unjudged": sum(success_unknown(run) and measure_of_runs([run]) != TRUTH for run in runs),
+        "learned": learned,
+        "can_alarm": learned and any(map(_is_judged, runs)),
+        "unjudged": sum(bool(run.evals) and not _is_judged(run) for run in runs),
         "too_short": sum(_too_short(run) for run in runs),
         "inversions": pictures.inversions(runs),
         "notes": [Note(text) for text in notes],
     }
+
+
+def _is_judged(run: RunRecord) -> bool:
+    """Whether evaluations of a run say what a learned reward can be held against: true success, or `reward.truth`."""
+    return bool(run.evals) and (not success_unknown(run) or measure_of_runs([run]) == TRUTH)
+
+
+def _has_learned_reward(run: RunRecord) -> bool:
+    """Whether the policy of a run learns from a reward model: such runs, and no others, log the alarm."""
+    return any("hacking_alarm" in row for row in run.trains)
 
 
 def _run_context(run: RunRecord, live: Live | None) -> dict[str, Any]:
@@ -642,6 +662,7 @@ def terms_of(page: str) -> list[tuple[str, str]]:
 
 ALARM_EPISODES = 80  # two windows of `hacking_alarm` in rl/episode_stats.py
 FEW_SEEDS = 5
+RETURNS_ONLY = "True success is unknown: the environment does not report it, so results are about its return."
 MAX_CELL = 80
 
 
@@ -677,6 +698,8 @@ def run_notes(
     if known and episodes is not None and known != episodes:
         said = f"true success is known for {known:.0f} of {episodes:.0f} episodes of its last evaluation"
         yield Note(f"{run.name}: {said}")
+    if warned and measure == RETURN:
+        yield Note(RETURNS_ONLY)
     if warned:
         yield from (Note(f"{run.name}: {line}", severe=True) for line in warnings_of(run))
     if run.skipped_lines:
@@ -690,10 +713,9 @@ def run_notes(
 def _trouble(run: RunRecord, measure: str) -> str:
     """Why a run is in no result, or not with true success; "" where it is."""
     steps = measure_curve(run, measure)[0]
-    if run.status == "complete" and success_unknown(run) and not (measure == TRUTH and steps):
-        so = "results are about its return" if measure == RETURN else "so the run is in no result"
+    if run.status == "complete" and success_unknown(run) and measure != RETURN and not (measure == TRUTH and steps):
         why = "its prompts have no answers" if run.unit == fmt.TEXT else "its environment does not report it"
-        return f": true success is unknown: {why}, {so}"
+        return f": true success is unknown: {why}, so the run is in no result"
     when = fmt.at((steps or [0.0])[-1], run.unit)
     return {
         "failed": f" failed {when}: {run.error}",
@@ -725,6 +747,8 @@ def study_notes(study: StudyRecord, rows: Sequence[ArmRow], *, is_live: bool = F
         notes.append(Note(once + "policy training, not that of reward model training."))
     for run in study.runs:
         notes += run_notes(run, warned=False, measure=study.measure, is_live=is_live)
+    if study.measure == RETURN:
+        notes.append(Note(RETURNS_ONLY))
     notes += [Note(text) for text in study.notes]
     return sorted(notes, key=lambda note: not note.severe)
 

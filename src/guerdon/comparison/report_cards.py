@@ -154,11 +154,12 @@ def _view(
 
 def _probe(name: str, row: Row) -> CardProbe:
     value, expected = number(row, "value"), row.get("expected")
+    said = f"{expected}. Here: {row['detail']}" if row.get("detail") else expected
     return CardProbe(
         fmt.human(name),
         bool(row.get("passed")) if row.get("applicable", True) else None,
         str(row.get("value") or fmt.DASH) if value is None else fmt.decimal(value, 3),
-        fmt.DASH if expected is None else str(expected),
+        fmt.DASH if said is None else str(said),
         int(number(row, "n") or 0),
     )
 

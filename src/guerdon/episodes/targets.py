@@ -84,6 +84,25 @@ def first_success(episode: Episode) -> int | None:
     return int(episode.success.argmax()) if episode.success.any() else None
 
 
+def demonstrates(episode: Episode) -> bool:
+    """Whether an episode that succeeded shows the task done from its first success on, also where success ended again.
+
+    It does where the actor was done (a person, a scripted expert) and did nothing else after it. A policy in training
+    or random actions may have left the success again (`meta["policy"]` of `guerdon collect`, `meta["mode"]` of a run),
+    and an episode that counts as a failure has lost it: what follows its last success is not known.
+    """
+    acted_by_expert = episode.meta.get("policy", "expert") in ("expert", "noisy") and "mode" not in episode.meta
+    return acted_by_expert and episode.outcome is not False
+
+
+def after_success(episode: Episode) -> BoolArray:
+    """(T,) bool, the rows that come after the last success of an episode; none of one without success."""
+    rows_T: BoolArray = np.zeros(len(episode), dtype=np.bool_)
+    if episode.success is not None and episode.success.any():
+        rows_T[int(np.flatnonzero(episode.success)[-1]) + 1 :] = True
+    return rows_T
+
+
 def row_steps(episode: Episode) -> NDArray[np.float64]:
     """(T,) environment steps since the episode began, of each row.
 
@@ -154,8 +173,9 @@ def progress_targets(episode: Episode, *, horizon: float | None = None) -> Float
     Without a horizon it is the share of the way to the first success: step / (step of the first success), then 1.
     With one it is nearness in time, max(0, 1 - steps left until the first success / horizon): a row's target then
     depends on what the row shows and not on where the episode happened to start. A success without labelled rows
-    reaches 1 at its last row; a success at row 0 is 1 throughout. Where an expert continued from the rows
-    (`continuation_steps`), its steps are the steps left, also in failed episodes; rows without a continuation are NaN.
+    reaches 1 at its last row; a success at row 0 is 1 throughout. Rows after a success that a policy in training lost
+    again are NaN, see `demonstrates`. Where an expert continued from the rows (`continuation_steps`), its steps are the
+    steps left, also in failed episodes; rows without a continuation are NaN.
 
     Args:
         episode: with `success` or an outcome.
@@ -176,12 +196,19 @@ def progress_targets(episode: Episode, *, horizon: float | None = None) -> Float
         return None
     if k is None:
         return np.zeros(len(episode), dtype=np.float32)
-    steps_T = row_steps(episode)
+    targets_T = _progress_to(k, row_steps(episode), horizon)
+    if not demonstrates(episode):
+        targets_T[after_success(episode)] = np.nan
+    return targets_T
+
+
+def _progress_to(k: int, steps_T: NDArray[np.float64], horizon: float | None) -> FloatArray:
+    """(T,) progress of rows on the way to the first success in row k."""
     if horizon is not None:
         return nearness(np.maximum(steps_T[k] - steps_T, 0.0), horizon)
     span = steps_T[k] - steps_T[0]
     if span <= 0:
-        return np.ones(len(episode), np.float32)
+        return np.ones(len(steps_T), np.float32)
     share_T: FloatArray = np.clip((steps_T - steps_T[0]) / span, 0.0, 1.0).astype(np.float32)
     return share_T
 
@@ -189,23 +216,33 @@ def progress_targets(episode: Episode, *, horizon: float | None = None) -> Float
 def success_within(episode: Episode, steps: int) -> FloatArray | None:
     """(T,) float32, 1 where a success lies at most so many environment steps ahead of the row, or in it; else 0.
 
-    NaN where the episode ends before that time without a success: what would have come is not known.
+    A demonstration (`demonstrates`) stays 1 from its first success on: it has done the task, and what it shows then is
+    no example of a task that is not done, also where success lasted for some steps alone.
+
+    NaN where the future is not known: where the episode ends before that time without a success, and after a success
+    that a policy in training lost again.
 
     Args:
         episode: with success of its rows.
         steps: environment steps.
 
     Returns:
-        None where the episode has no success column.
+        None where the episode has no success column, and where it succeeded and no row says when: success lasted less
+        than the time from row to row.
     """
     labels = success_labels(episode)
-    if labels is None:
+    if labels is None or (episode.outcome and not labels.any()):
         return None
     at_T = row_steps(episode)
     following = np.append(at_T[labels], np.inf)
     left_T = following[np.searchsorted(following, at_T)] - at_T
-    unknown_T = (at_T[-1] - at_T < steps) & np.isinf(left_T)
-    return np.where(unknown_T, np.nan, left_T <= steps).astype(np.float32)
+    targets_T: FloatArray = (left_T <= steps).astype(np.float32)
+    targets_T[(at_T[-1] - at_T < steps) & np.isinf(left_T)] = np.nan
+    if demonstrates(episode):
+        targets_T[np.logical_or.accumulate(labels)] = 1.0
+    else:
+        targets_T[after_success(episode)] = np.nan
+    return targets_T
 
 
 def within_labels(episode: Episode, steps: int) -> Episode | None:

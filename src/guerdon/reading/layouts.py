@@ -199,6 +199,8 @@ LAYOUTS: tuple[RowLayout, ...] = (
     RowLayout("Argilla", "pairs", ("preference.responses",), unwrap=nested.argilla),
     RowLayout("Label Studio", "pairs", ("data", "annotations"), unwrap=nested.label_studio),
     RowLayout("Label Studio, JSON_MIN", "pairs", ("comparison.selected",), {"winner": "comparison.selected"}),
+    RowLayout("comparisons of summaries", "pairs", ("info", "summaries", "choice"), unwrap=nested.summaries,
+              maps=("summaries",)),
     RowLayout("trees of OASST", "pairs", ("message_id", "parent_id", "text", "role"), whole=nested.oasst),
     RowLayout("trees of OASST", "pairs", ("message_tree_id", "prompt.replies"), unwrap=nested.oasst_tree),
     RowLayout("UltraFeedback binarized", "pairs", ("prompt", "prompt_id", "chosen", "rejected", "messages"),

@@ -434,6 +434,14 @@ def label_studio(record: Row) -> list[Row]:
              "second": data.get(names[1]), "winner": _majority(signs)}]  # fmt: skip
 
 
+def summaries(record: Row) -> list[Row]:
+    """A comparison of two summaries: `choice` is the position of the better one."""
+    info = record["info"]
+    first, second = (a_map(one).get("text") for one in record["summaries"])
+    return [{"id": info.get("id"), "prompt": info.get("post") or info.get("article"), "first": first, "second": second,
+             "winner": {0: -1.0, 1: 1.0}.get(number_of(record["choice"]))}]  # fmt: skip
+
+
 def _named(row: Row, role: Any) -> Any:
     return next((row[key] for key in named(role, row)), None)
 

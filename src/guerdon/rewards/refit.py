@@ -3,8 +3,8 @@
 Observed frames (or states) are kept until their episode ends; then the model learns from the episode (`Learnable`),
 labelled by ground truth: success of each frame, or progress along the episode; failed episodes are hard negatives. Or
 an expert continues from observed moments, and the environment steps that it needs label them. Or (adversarial) all
-that the policy shows is negative, and no truth is read. The image twin of PRIME's online update (Cui et al. 2025,
-2502.01456).
+that the policy shows is negative, and no truth is read, but for the run's own successes where these count as positives.
+The image twin of PRIME's online update (Cui et al. 2025, 2502.01456).
 
     model = online_model("resnet", load_source_model(settings.model), settings.model, seed=0)
     metrics = RefittedReward(SourceTerms("resnet"), model, settings, num_envs=8).learn(rollout)
@@ -12,9 +12,10 @@ that the policy shows is negative, and no truth is read. The image twin of PRIME
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,16 +24,17 @@ from torch import Tensor
 
 from guerdon.compute.optimizers import under
 from guerdon.episodes.read import read_episodes
-from guerdon.episodes.targets import frame_targets, no_labels, outcome_of
+from guerdon.episodes.state_columns import column_roles
+from guerdon.episodes.targets import after_success, frame_targets, no_labels, outcome_of
 from guerdon.errors import ConfigError, DataError
 from guerdon.models.images.image import ImageModelConfig, ImageRewardModel, save_checkpoint
 from guerdon.models.images.online import OnlineImageModel
 from guerdon.policies.robots.robot import ControlInputs
 from guerdon.rewards.control_sources import ControlReward
 from guerdon.rewards.source import SourceTerms
-from guerdon.settings.reward_models import RefittedModelSettings
+from guerdon.settings.reward_models import RefittedModelSettings, ResNetModelSettings
 from guerdon.settings.reward_source import RobotSource
-from guerdon.types import Episode, IntArray, Metrics, Observes, RewardModel, Rollout, Segment
+from guerdon.types import Episode, Failure, FloatArray, IntArray, Metrics, Observes, RewardModel, Rollout, Segment
 
 CONTINUATION_EVERY = 3  # scored moments from one that an expert continues from to the next (labeler continuation)
 GRADIENT_PENALTY = 1.0  # weight of (norm of the logit's gradient - 1)^2 (1704.00028) (labeler adversarial)
@@ -47,11 +49,15 @@ class _Observed:
     success: list[bool | None] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)  # environment step of each row, from 0
     left: list[int] | None = None
+    succeeded: bool = False  # at any step, those between two observed rows included
 
     def episode(self, config: ImageModelConfig) -> Episode:
-        """As the model learns from it; a classifier learns nothing from an episode whose success has gaps."""
+        """As the model learns from it; a classifier learns nothing from an episode whose success has gaps.
+
+        One that succeeded between two observed rows alone has no labels that depend on when it did.
+        """
         rows = np.stack(self.rows)
-        meta: dict[str, Any] = {"steps": self.numbers}
+        meta: dict[str, Any] = {"steps": self.numbers, "mode": "train"}
         if self.left is not None:
             meta["steps_left"] = self.left
         return Episode(
@@ -60,9 +66,15 @@ class _Observed:
             frames=rows if config.state_size is None else None,
             states=None if config.state_size is None else rows,
             success=None if None in self.success else np.array(self.success, dtype=np.bool_),
-            outcome=outcome_of(self.success) if config.type == "progress" else None,
+            outcome=self._outcome(config),
             meta=meta,
         )
+
+    def _outcome(self, config: ImageModelConfig) -> bool | None:
+        """Of an episode whose labels depend on when it succeeded; None: they are success of each row."""
+        if config.type == "progress":
+            return True if self.succeeded else outcome_of(self.success)
+        return True if self.succeeded and config.within_steps is not None else None
 
 
 def online_model(name: str, model: RewardModel, settings: RefittedModelSettings, *, seed: int) -> OnlineImageModel:
@@ -108,6 +120,8 @@ def online_model(name: str, model: RewardModel, settings: RefittedModelSettings,
     )
     if adversarial:
         online.gradient_penalty = GRADIENT_PENALTY
+    if isinstance(settings, ResNetModelSettings):
+        online.contrast = _contrast(settings, model.config, seed)
     return online
 
 
@@ -131,6 +145,7 @@ class RefittedReward(ControlReward):
         self.refits = settings.refitted.update_params
         self.learn_before = settings.refitted.update == "before"
         self._adversarial = settings.refitted.labeler == "adversarial"
+        self._own_successes = getattr(settings.refitted, "own_successes", False)
         self._label_every = CONTINUATION_EVERY if settings.refitted.labeler == "continuation" else 0
         self._rollouts = 0
         self._ready: list[_Observed] = []  # since the last refit
@@ -177,7 +192,7 @@ class RefittedReward(ControlReward):
             if segment.lost:  # a broken simulator is not a failure of the policy
                 self._open[segment.stream] = _Observed()
                 continue
-            if self._adversarial:
+            if self._adversarial and not self._own_successes:
                 self._ready += [_Observed(list(self.seen(segment)), [None] * len(segment), segment.rows_F.tolist())]
                 continue
             if self._label_every:
@@ -187,20 +202,45 @@ class RefittedReward(ControlReward):
             episode.rows.extend(self.seen(segment))
             episode.success.extend(segment.success_F)
             episode.numbers.extend(segment.rows_F.tolist())
+            episode.succeeded |= bool(rollout.success[segment.stream, segment.start : segment.end + 1].any())
             if segment.finished:
                 self._ready += [episode] if episode.rows else []
                 self._open[segment.stream] = _Observed()
         self._rollouts += 1
         if self._rollouts % self.refits.every:
             return {}
+        ready, self._ready = self._ready, []
         if self._adversarial:
-            rows = [row for one in self._ready for row in one.rows]
-            self._ready = []
-            return self.model.update(np.stack(rows), np.zeros(len(rows)), steps=self.refits.steps) if rows else {}
-        metrics = self.model.learn([one.episode(self.model.model.config) for one in self._ready])
-        self._ready = []
+            return self._told_apart(ready)
+        metrics = self.model.learn([one.episode(self.model.model.config) for one in ready])
         skipped = metrics.pop("skipped")
         return metrics | ({"episodes_without_labels": skipped} if skipped else {})
+
+    def _told_apart(self, shown: Sequence[_Observed]) -> Metrics:
+        """Refit on what the policy showed (labeler adversarial); empty where that is nothing."""
+        rows = [row for one in shown for row in one.rows]
+        if not rows:
+            return {}
+        if not self._own_successes:
+            return self.model.update(np.stack(rows), np.zeros(len(rows)), steps=self.refits.steps)
+        targets = np.concatenate([self._own_targets(one) for one in shown])
+        known = np.isfinite(targets)
+        if not known.any():
+            return {}
+        metrics = self.model.update(np.stack(rows)[known], targets[known], steps=self.refits.steps)
+        return metrics | {"own_successes": float((targets > 0.5).sum())}
+
+    def _own_targets(self, shown: _Observed) -> FloatArray:
+        """(F,) 1 where the classifier's own definition calls what the policy showed a success, 0 elsewhere.
+
+        NaN, left out: what follows a success that was lost again, and an episode that succeeded between its rows.
+        """
+        config = self.model.model.config
+        episode = shown.episode(config)
+        found = frame_targets(episode, config.type, config.horizon, config.within_steps)
+        if found is None:  # unknown success: what the policy shows is negative
+            return np.full(len(shown.rows), np.nan if shown.succeeded else 0.0, dtype=np.float32)
+        return np.where(after_success(episode), np.float32(np.nan), np.nan_to_num(found))
 
     def _continued(self, segment: Segment) -> list[_Observed]:
         """The rows of a segment from which an expert continued."""
@@ -225,7 +265,7 @@ class RefittedReward(ControlReward):
         for i, one in enumerate([*self._open, *self._ready]):
             if one.rows:
                 tensors[f"episode.{i}"] = torch.from_numpy(np.stack(one.rows))
-        episodes = [[one.success, one.numbers, one.left] for one in [*self._open, *self._ready]]
+        episodes = [[one.success, one.numbers, one.left, one.succeeded] for one in [*self._open, *self._ready]]
         return tensors, {**values, "rollouts": self._rollouts, "episodes": episodes}
 
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
@@ -234,9 +274,9 @@ class RefittedReward(ControlReward):
         self.model.load_state(under("online", tensors), values["online"])
         self._rollouts = int(values["rollouts"])
         found = []
-        for i, (success, numbers, left) in enumerate(values["episodes"]):
+        for i, (success, numbers, left, succeeded) in enumerate(values["episodes"]):
             rows = list(tensors[f"episode.{i}"].numpy().copy()) if numbers else []
-            found.append(_Observed(rows, list(success), list(numbers), left))
+            found.append(_Observed(rows, list(success), list(numbers), left, succeeded))
         self._open, self._ready = found[: self._num_envs], found[self._num_envs :]
 
     def save(self, folder: Path) -> None:
@@ -259,6 +299,9 @@ def _replay(settings: RefittedModelSettings, config: ImageModelConfig, size: int
             skipped += 1
             continue
         known = np.isfinite(labels)
+        if adversarial and episode.success is not None:
+            done = np.logical_or.accumulate(episode.success)  # of a success in the frame that ended again, too
+            known &= (labels > 0.5) | ~done
         frames.append(seen[known])
         targets.append(labels[known])
         count += int(known.sum())
@@ -275,3 +318,80 @@ def _replay(settings: RefittedModelSettings, config: ImageModelConfig, size: int
             "from there: name a data set with demonstrations that succeed"
         )
     return np.concatenate(frames), found
+
+
+def _contrast(
+    settings: ResNetModelSettings, config: ImageModelConfig, seed: int
+) -> tuple[tuple[FloatArray, float], ...]:
+    """Negatives of the demonstrations themselves with their shares, as `settings` asks for them.
+
+    Raises:
+        DataError: the demonstrations have none.
+    """
+    earlier, shuffled = settings.demonstration_negatives, settings.shuffled_goals
+    if not earlier and not shuffled:
+        return ()
+    path = settings.replay_path or ""
+    shown = [
+        _Demonstration(seen, labels, int(episode.success.argmax()))
+        for episode in read_episodes(path, with_frames=False)
+        if episode.success is not None
+        and episode.success.any()
+        and (seen := config.rows(episode)) is not None
+        and (labels := frame_targets(episode, config.type, config.horizon, config.within_steps)) is not None
+    ]
+    found = [(_earlier_rows(shown, path), earlier)] if earlier else []
+    if shuffled:
+        found.append((_goals_shuffled(shown, path, seed), shuffled))
+    return tuple(found)
+
+
+class _Demonstration(NamedTuple):
+    """A successful episode: what the model looks at (T, S), its labels (T,), and its first row of success."""
+
+    seen: FloatArray
+    labels: FloatArray
+    success: int
+
+    @property
+    def positives(self) -> FloatArray:
+        """(N, S) rows at or after the first success that are called one."""
+        return self.seen[self.success :][self.labels[self.success :] > 0.5]
+
+
+def _earlier_rows(shown: Sequence[_Demonstration], path: str) -> FloatArray:
+    """(N, S) rows from before success.
+
+    Raises:
+        DataError: there is none.
+    """
+    rows = [one.seen[: one.success][one.labels[: one.success] <= 0.5] for one in shown]
+    if not sum(map(len, rows)):
+        raise DataError(
+            f"demonstration_negatives: in replay_path {path} no row before a success is a negative; train the model "
+            "with smaller within_steps, or leave the key out"
+        )
+    return np.concatenate(rows)
+
+
+def _goals_shuffled(shown: Sequence[_Demonstration], path: str, seed: int) -> FloatArray:
+    """(N, S) rows of success, each with the goal of a demonstration whose goal is not among the nearer half.
+
+    Raises:
+        DataError: no column is a goal, or that cannot be told.
+    """
+    roles = column_roles([one.seen[: one.success + 1] for one in shown], seed=seed)
+    if isinstance(roles, Failure) or not len(roles.goal):
+        why = "no number of the state stays the same in an episode and goes with what moves"
+        why = roles.detail if isinstance(roles, Failure) else why
+        raise DataError(f"shuffled_goals: replay_path {path} shows no goals: {why}; leave the key out")
+    goals_E_G = np.stack([one.seen[one.success, roles.goal] for one in shown])
+    distance_E_E = np.linalg.norm((goals_E_G[:, None] - goals_E_G) / goals_E_G.std(axis=0), axis=2)
+    farther_E = np.argsort(distance_E_E, axis=1, kind="stable")[:, (len(shown) + 1) // 2 :]
+    rng = np.random.default_rng(seed)
+    rows = []
+    for one, others in zip(shown, farther_E, strict=True):
+        moved = one.positives.copy()
+        moved[:, roles.goal] = goals_E_G[rng.choice(others, size=len(moved))]
+        rows.append(moved)
+    return np.concatenate(rows)

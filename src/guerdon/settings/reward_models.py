@@ -138,6 +138,28 @@ class ResNetModelSettings(_ImageModelSettings):
         "replay_path as the only positives (adversarial imitation, GAIL 1606.03476: no success is read in the run; "
         "arch mlp alone)",
     )
+    own_successes: bool = only_with(
+        False,
+        labeler="adversarial",
+        description="the run's own successes are positives, too, and no negatives; what follows one that was lost "
+        "again is left out (needs an environment that reports success)",
+    )
+    demonstration_negatives: float = only_with(
+        0.0,
+        ge=0,
+        le=1,
+        labeler="adversarial",
+        description="share of the replayed negatives that are rows of the demonstrations from before their success, so "
+        "that it pays nothing to recognise a demonstration",
+    )
+    shuffled_goals: float = only_with(
+        0.0,
+        ge=0,
+        le=1,
+        labeler="adversarial",
+        description="share of the replayed negatives that are successes of the demonstrations with the goal of "
+        "another: the numbers of a state that stay the same in an episode and go with what moves",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -157,6 +179,11 @@ class ResNetModelSettings(_ImageModelSettings):
         if self.labeler == "adversarial" and not self.update_params.replay_ratio:
             raise ConfigError.about(
                 "labeler", "adversarial has its positives in the replay: replay_ratio must be above 0"
+            )
+        if (shares := self.demonstration_negatives + self.shuffled_goals) > 1:
+            raise ConfigError.about(
+                "demonstration_negatives",
+                f"and shuffled_goals are shares of the same negatives, and add up to {shares:g}",
             )
         return self
 

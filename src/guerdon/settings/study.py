@@ -264,6 +264,8 @@ class Study(Settings):
         for name, source in self.robot_sources.items() if self.reward.use_reward_model else ():
             if source.refitted is not None and source.refitted.labeler == "outcome":
                 readers.append(f"reward.sources.{name}.model.update")
+            if getattr(source.refitted, "own_successes", False):
+                readers.append(f"reward.sources.{name}.model.own_successes")
             if source.falls:
                 readers.append(f"reward.sources.{name}.reward_weight_schedule: success")
             if source.native_fallback:

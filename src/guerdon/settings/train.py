@@ -271,7 +271,8 @@ class ResNetTrainSettings(_ImageTrainSettings):
         None,
         ge=1,
         description="null: success in the frame; a number: learn the probability of success within so many "
-        "environment steps from the frame (rows whose future was not recorded are left out)",
+        "environment steps from the frame; a demonstration stays positive from its first success on (rows whose future "
+        "was not recorded, or that follow a success which a policy in training lost again, are left out)",
     )
     calibrate: bool | None = Field(
         None,

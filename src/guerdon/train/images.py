@@ -315,16 +315,19 @@ CALIBRATION_FRAMES = 512
 _FREE = FREE | {"max_epochs", "max_steps", "early_stopping_patience"}  # may be others on resume
 _SUCCESS = "1 where the task is done in the frame, from the episode's per-step success; 0 elsewhere"
 _WITHIN = (
-    "1 where a success lies at most {within} environment steps ahead, from the episode's per-step success; 0 "
-    "elsewhere; rows whose episode ended before that without a success are left out"
+    "1 where a success lies at most {within} environment steps ahead, from the episode's per-step success, and from "
+    "the first success of a demonstration on; 0 elsewhere; rows are left out whose episode ended before that without a "
+    "success, or that follow a success which a policy in training lost again"
 )
 _PROGRESS = (
     "0 at the first frame of a successful episode, rising linearly to 1 at its first success and "
-    "1 from there on; 0 at every frame of a failed episode"
+    "1 from there on (frames that follow a success which a policy in training lost again are left out); 0 at every "
+    "frame of a failed episode"
 )
 _NEARNESS = (
     "nearness in time: 1 - (environment steps left until the first success) / {horizon:g}, at least 0, and 1 from the "
-    "success on; 0 at every frame of a failed episode"
+    "success on (frames that follow a success which a policy in training lost again are left out); 0 at every frame of "
+    "a failed episode"
 )
 
 
@@ -483,11 +486,11 @@ def label_rows(
         rows.append(drawn)
         ids.append(episode.id)
         succeeded.append(bool(np.nanmax(target_T) > 0))  # by all rows, as `held_out_episodes` finds them again
+    if unmarked and not any(some.any() for some in positive):
+        raise DataError(no_marks(unmarked, len(ids) + skipped))
     if not ids:
         raise DataError(_none_usable(settings, skipped, needs_task=needs_task, unseen=unseen))
     positive_R = np.concatenate(positive)
-    if unmarked and not positive_R.any():
-        raise DataError(no_marks(unmarked, len(ids) + skipped))
     owner = np.repeat(np.arange(len(ids)), [len(drawn) for drawn in rows])
     if held_ids is None:
         held = held_out(ids, np.array(succeeded, bool), settings.val_split, settings.seed)

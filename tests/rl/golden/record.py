@@ -6,7 +6,8 @@
     python tests/rl/golden/record.py --key KEY       these metrics alone, also new ones; an error where another differs
 
 A record holds every row of a run's `metrics.jsonl` (it has no times) and a hash of the final weights of the policy and
-of each reward model that learned. `control.json` and `text.json` keep the records beside the machine that made them.
+of each reward model that learned. `control.json` and `text.json` keep the records beside the machine that made them; a
+run that was recorded again elsewhere has a machine of its own.
 
 The rule of comparison, which `compare` applies:
 
@@ -423,6 +424,11 @@ def recorded(kind: str) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {"machine": {}, "runs": {}}
 
 
+def made_here(stored: dict[str, Any], name: str) -> bool:
+    """Whether this machine made the record of a run, as far as the last bit of a float goes."""
+    return bool(stored["runs"].get(name, {}).get("machine", stored["machine"]) == signature())
+
+
 def compare(found: dict[str, Any], golden: dict[str, Any], *, exact: bool, refit_first: bool = False) -> list[str]:
     """Differences, one line each; none where a run repeats its record by the rule above.
 
@@ -483,7 +489,7 @@ def with_keys(
         kept = {name: value for name, value in old.items() if not again(name)}
         assert kept.keys() == {name for name in new if not again(name)}, (old, new)
         rows.append({name: new[name] if again(name) else kept[name] for name in new})
-    changed = {"metrics": rows, "weights": stored["weights"]}
+    changed = {**stored, "metrics": rows}
     problems = compare(fresh, changed, exact=False, refit_first=refit_first)
     assert not problems, problems
     return changed
@@ -495,7 +501,8 @@ def write(kind: str, runs: dict[str, Any], machine: dict[str, str] | None = None
     kept = [name for name in RUNS[kind] if name in runs]
     for name in kept:
         rows = ",\n".join(json.dumps(row, separators=(",", ":")) for row in runs[name]["metrics"])
-        lines += [f'"{name}": {{"metrics": [', rows, f'], "weights": {json.dumps(runs[name]["weights"])}}}']
+        rest = {key: value for key, value in runs[name].items() if key != "metrics"}
+        lines += [f'"{name}": {{"metrics": [', rows, "], " + json.dumps(rest)[1:]]
         lines[-1] += "," if name != kept[-1] else ""
     path = HERE / f"{kind}.json"
     path.write_text("\n".join([*lines, "}}", ""]))
@@ -520,7 +527,6 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         for kind, runs in RUNS.items():
             before = recorded(kind)
-            same = before["machine"] == signature()
             names = [name for name in runs if not asked.names or name in asked.names]
             fresh = {}
             for name in names:
@@ -532,16 +538,17 @@ def main() -> int:
                         before["runs"][name], fresh[name], asked.key, refit_first=name in REFIT_FIRST
                     )
                 if name in before["runs"]:
-                    first = name in REFIT_FIRST
-                    problems = compare(fresh[name], before["runs"][name], exact=same, refit_first=first)
+                    exact, first = made_here(before, name), name in REFIT_FIRST
+                    problems = compare(fresh[name], before["runs"][name], exact=exact, refit_first=first)
                 wrong += bool(problems)
                 what = "as recorded" if not problems else problems[0]
                 print(f"{name}: {time.process_time() - start:.1f} s, {what}", flush=True)
             if names and not asked.check:
-                if before["runs"] and not same and not asked.key and len(names) < len(runs):
-                    parser.error(f"{kind}.json is from another machine: record all of its runs again")
-                kept = before["runs"] if same or asked.key else {}
-                print(write(kind, {**kept, **fresh}, before["machine"] if asked.key else None))
+                kept = before["runs"] if asked.key or len(names) < len(runs) else {}
+                machine = before["machine"] if kept else signature()
+                if machine != signature() and not asked.key:
+                    fresh = {name: {**one, "machine": signature()} for name, one in fresh.items()}
+                print(write(kind, {**kept, **fresh}, machine))
     return 1 if asked.check and wrong else 0
 
 

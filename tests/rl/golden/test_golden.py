@@ -4,7 +4,7 @@ import copy
 import json
 
 import pytest
-from record import CONTROL, QUICK, REFIT_FIRST, RUNS, TEXT, compare, measured, recorded, signature, write
+from record import CONTROL, QUICK, REFIT_FIRST, RUNS, TEXT, compare, made_here, measured, recorded, signature, write
 
 
 @pytest.fixture(scope="module")
@@ -16,9 +16,8 @@ def shared(tmp_path_factory):
 def check(name, shared):
     kind = "control" if name in CONTROL else "text"
     golden = recorded(kind)
-    exact = golden["machine"] == signature()
     found = measured(name, shared)
-    problems = compare(found, golden["runs"][name], exact=exact, refit_first=name in REFIT_FIRST)
+    problems = compare(found, golden["runs"][name], exact=made_here(golden, name), refit_first=name in REFIT_FIRST)
     assert not problems, "\n".join(problems[:20])
 
 

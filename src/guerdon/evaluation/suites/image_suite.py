@@ -29,6 +29,7 @@ from guerdon.evaluation.gate.forecast import GateForecast, unknown
 from guerdon.evaluation.gate.gate_card import card_forecast, forecast_lines, gate_table, remote_folder
 from guerdon.evaluation.gate.gate_features import robot_features
 from guerdon.evaluation.metrics import Table, aligned, figure_table, number, spearman
+from guerdon.evaluation.suites.swap import swap_test
 from guerdon.models.load import load_reward_model
 from guerdon.models.scores import (
     Kind,
@@ -64,6 +65,7 @@ class ProbeResult:
         expected: the expectation in words, with what the value is.
         n: episodes behind the value.
         failures: failed measurements by reason.
+        detail: the answer in a sentence, or what it lacks; empty where the other fields say all.
     """
 
     applicable: bool
@@ -72,6 +74,7 @@ class ProbeResult:
     expected: str
     n: int = 0
     failures: dict[str, int] = field(default_factory=dict)
+    detail: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +122,7 @@ def evaluate_model(
     task_conditioned: bool = False,
     data_hash: str | None = None,
     gate: GateSettings | None = None,
+    known: Sequence[Episode] | None = None,
 ) -> Evaluation:
     """Score the episodes and measure the model: every metric with a 95 % interval clustered by episode.
 
@@ -137,6 +141,8 @@ def evaluate_model(
         task_conditioned: does the model read the task sentence? Only then is the wrong-task probe run.
         data_hash: of the data set, copied into the result.
         gate: of the forecast; None: the defaults.
+        known: of a model that looks at states: episodes with true success that it may know, for the swap test
+            (`swapped_columns`); None: those of the evaluation.
 
     Raises:
         DataError: there is no episode, the model returned another number of scores, or the gate's table cannot be
@@ -165,6 +171,8 @@ def evaluate_model(
         metrics |= measure.progress_metrics(episodes, scores, horizon=info.progress_horizon, **bootstrap)
     metrics |= measure.comparison_metrics(episodes, scores, kind, **bootstrap)
     probes = run_probes(model, episodes, scores, kind=kind, limit=limit, seed=seed, task_conditioned=task_conditioned)
+    if info.modality == "state" and by_row:
+        probes["swapped_columns"] = _swapped(model, known, episodes, seed=seed, reps=reps)
     features = robot_features(episodes, scores, kind=kind, threshold=at)
     return Evaluation(
         model={**info_record(info), "kind": kind, "threshold": at},
@@ -177,6 +185,22 @@ def evaluate_model(
         curves=_curves(episodes, scores),
         forecast=_forecast(features, info, gate or GateSettings()),
     )
+
+
+_SWAPPED = (
+    "a success with the numbers of another episode, of those that only tell episodes apart, loses less than a row that "
+    "is not at success (value: mean loss by the first minus that by the second, below 0)"
+)
+
+
+def _swapped(
+    model: RewardModel, known: Sequence[Episode] | None, episodes: Sequence[Episode], *, seed: int, reps: int
+) -> ProbeResult:
+    """Whether a model of states recognises the episode instead of success, as a probe."""
+    found = swap_test(model, episodes if known is None else known, episodes, seed=seed, reps=reps)
+    passed = {"found": False, "not found": True, "unknown": None}[found.answer]
+    value = None if found.difference is None else found.difference.estimate
+    return ProbeResult(True, passed, value, _SWAPPED, found.n, detail=found.why)
 
 
 def _forecast(features: Mapping[str, float | None], info: RewardInfo, gate: GateSettings) -> GateForecast:
@@ -237,6 +261,7 @@ def evaluation_text(evaluation: Evaluation) -> str:
         *aligned(found),
         "",
         *(f"{name}: {result.expected}" for name, result in evaluation.probes.items()),
+        *(f"{name}: {result.detail}" for name, result in evaluation.probes.items() if result.detail),
         *(["value_order: rows up to first success, mean over successful episodes"] if ordered else []),
     ]
     return "\n".join(lines) + "\n"
@@ -306,12 +331,24 @@ def evaluate_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, tuple
         model = load_reward_model(settings.type, settings.save_dir, device=settings.device)
         progress = "progress" in (settings.type, getattr(settings, "question", None))
         episodes, digest = held_out(settings, how.data_path, outcomes_of_data(how))
+        fitted = _known(settings)
         within = getattr(settings, "within_steps", None)
         if within is not None:  # its truth is the success that comes, not the one that is
             episodes = [known for episode in episodes if (known := within_labels(episode, within)) is not None]
-        found = _evaluated(name, model, episodes, digest, how, progress)
+        found = _evaluated(name, model, episodes, digest, how, progress, fitted)
         results[name] = (found, write_evaluation(found, Path(settings.save_dir)))
     return results
+
+
+def _known(settings: ImageTrainSettings | VLMTrainSettings) -> list[Episode] | None:
+    """The episodes that a model of states was fitted to; None for other models, and where they are gone."""
+    from guerdon.train.images import held_out_episodes, read_data, sees_states
+
+    if not sees_states(settings) or not all(Path(path).exists() for path in settings.data_paths):
+        return None
+    episodes = list(read_data(settings)[0])
+    held = held_out_episodes(episodes, settings)
+    return [e for e in episodes if e.id not in held]
 
 
 def evaluate_on_data(model: RewardModel, study: Study) -> Evaluation:
@@ -334,12 +371,26 @@ def evaluate_on_data(model: RewardModel, study: Study) -> Evaluation:
 
 
 def _evaluated(
-    name: str, model: RewardModel, episodes: Sequence[Episode], digest: str, how: EvaluateSettings, progress: bool
+    name: str,
+    model: RewardModel,
+    episodes: Sequence[Episode],
+    digest: str,
+    how: EvaluateSettings,
+    progress: bool,
+    known: Sequence[Episode] | None = None,
 ) -> Evaluation:
     kind: Kind = "progress" if progress else "success"
     with doing(f"evaluating {name}"):
         found = evaluate_model(
-            model, episodes, kind=kind, threshold=None, seed=how.seed, reps=how.reps, data_hash=digest, gate=how.gate
+            model,
+            episodes,
+            kind=kind,
+            threshold=None,
+            seed=how.seed,
+            reps=how.reps,
+            data_hash=digest,
+            gate=how.gate,
+            known=known,
         )
     seen = how.data_path is not None and digest in _training_data(model)
     return replace(found, data={**found.data, "trained_on": True}) if seen else found

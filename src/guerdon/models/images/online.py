@@ -62,6 +62,9 @@ class OnlineImageModel:
     Attributes:
         gradient_penalty: weight of `ImageScorer.gradient_penalty` between the positives and the negatives of a batch;
             above 0 only for models that look at states. A run with adversarial labels sets it.
+        contrast: negatives of the demonstrations themselves, (N, S) rows as the model looks at them, with the share of
+            the replayed negatives of a batch that is drawn from them. They are not part of the replay, whose negatives
+            would be the policy's alone after a while.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class OnlineImageModel:
     ) -> None:
         self.model, self._calls = model, calls_of(model)  # scoring and learning never at once
         self.gradient_penalty = 0.0
+        self.contrast: tuple[tuple[FloatArray, float], ...] = ()
         self.steps, self.frames_per_episode = steps, frames_per_episode
         self.batch_size = batch_size
         self.replay_ratio = replay_ratio
@@ -230,13 +234,23 @@ class OnlineImageModel:
                 batch = pixels[index]
                 wanted = targets[index]
                 if replayed:
-                    old, old_targets = self.replay.draw(replayed, self.rng)
+                    old, old_targets = self._contrasted(*self.replay.draw(replayed, self.rng))
                     batch = np.concatenate([batch, old])
                     wanted = np.concatenate([wanted, old_targets])
                 losses.append(self._step(torch.from_numpy(batch).to(device), torch.from_numpy(wanted).to(device)))
         self.optimizer.zero_grad()  # the next rollout needs the memory of the gradients
         scorer.eval()
         return losses
+
+    def _contrasted(self, rows_N: NDArray[Any], targets_N: FloatArray) -> tuple[NDArray[Any], FloatArray]:
+        """Rows of the replay, of whose negatives the shares of `contrast` are replaced."""
+        negative = np.flatnonzero(targets_N <= self.replay.positive_above)
+        wanted, begin = len(negative), 0
+        for own, share in self.contrast:
+            place = negative[begin : begin + round(share * wanted)]
+            rows_N[place] = own[self.rng.integers(len(own), size=len(place))]
+            begin += len(place)
+        return rows_N, targets_N
 
     def _step(self, pixels: Tensor, targets: Tensor) -> float | None:
         if self.augment:
