@@ -578,6 +578,7 @@ def _shared_context(
         "can_alarm": learned and any(map(_is_judged, runs)),
         "unjudged": sum(bool(run.evals) and not _is_judged(run) for run in runs),
         "too_short": sum(_too_short(run) for run in runs),
+        "inversions": pictures.inversions(runs),
         "notes": [Note(text) for text in (*notes, *more_notes)],
     }
 
@@ -775,6 +776,14 @@ def _severe_lines(study: StudyRecord, rows: Sequence[ArmRow], *, is_live: bool) 
             lines.append(
                 f"{arm} may be exploiting its reward model: the hacking alarm is on at the end of {sum(ends)} of "
                 f"{fmt.plural(len(ends), 'run')}, as the learned return rises and {reached} does not."
+            )
+    for arm in study.arms:
+        last = [run.trains[-1] for run in study.select(arm=arm) if run.trains]
+        inverted = sum(bool(number(row, "inversion_alarm")) for row in last)
+        if inverted:
+            lines.append(
+                f"{arm}: its learned reward is lower from the first success of an episode on than before it: the "
+                f"inversion alarm is on at the end of {inverted} of {fmt.plural(len(last), 'run')}."
             )
     for row in rows:
         if row.n_runs < row.n_planned and not is_live:
