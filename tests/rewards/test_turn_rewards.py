@@ -9,6 +9,7 @@ from guerdon.auditing.logs import read_log
 from guerdon.errors import ConfigError
 from guerdon.rl import build_text
 from guerdon.rl.run import run_folder
+from guerdon.settings.study import Study
 from guerdon.types import Failure, RewardInfo, Score
 from text_rl import letter_study, lines, start
 
@@ -178,3 +179,30 @@ def test_the_verifier_says_what_each_turn_would_be_as_an_answer(tmp_path):
     assert earned == {0.0, 1.0}
     with pytest.raises(ValueError, match="every turn is paid, for which rloo is biased"):
         exact_study(tmp_path, algorithm={"adv_estimator": "rloo"})
+
+
+def test_tools_without_answers_are_trained_by_a_reward_model_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(build_text, "load_source_model", lambda settings: Says(lambda e: len("".join(e.texts)) / 9))
+    prompts = tmp_path / "asked.jsonl"
+    prompts.write_text('{"prompt": "a"}\n{"prompt": "b"}\n{"prompt": "ab"}\n{"prompt": "ba"}\n')
+    own = {"model": {"model_type": "text", "checkpoint_path": "prm"}, "reward_mode": "per_turn", "shaping": "raw"}
+    given = {
+        "agent": {"type": "tools", "tools": ["agent_functions:add"], "max_turns": 2},
+        "policy": {"tiny": {"hidden_size": 16, "layers": 1, "heads": 2, "tokenizer": "bytes"}},
+        "data": {"type": "prompts", "path": str(prompts), "max_response_length": 3, "train_batch_size": 2,
+                 "n_samples": 2, "val_size": 0, "max_prompt_length": 2000, "filter_truncated": False},
+        "algorithm": {"adv_estimator": "turn_rloo", "learning_rate": 0.01},
+        "runner": {"total_steps": 8, "eval_every": 8, "checkpoint_every": 8,
+                   "logger": {"log_path": str(tmp_path), "experiment_name": "run", "tensorboard": False}},
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="tools measure nothing, so nothing would train the policy"):
+        Study.model_validate(given | {"policy": {"type": "text", **given["policy"]}})
+    sources = {"use_reward_model": True, "sources": {"judge": own}}
+    study = Study.model_validate(given | {"policy": {"type": "text", **given["policy"]}, "reward": sources})
+    start(study).run()
+    rows = lines(study, "conversations")
+    assert len(rows) == 8
+    for row in rows:
+        assert (row["failure"], row["success"], row["truncated"]) == (None, None, True)
+        assert row["returns"]["judge"] == pytest.approx(sum(call["rewards"]["judge"] for call in row["calls"]))
+    assert not lines(study, "failures")

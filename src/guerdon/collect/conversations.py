@@ -186,6 +186,7 @@ class ConversationLoop:
         self._tokenizer, self._engine, self.agent = tokenizer, engine, agent
         self._settings, self._data, self._stops, self._room = settings, data, stops, room
         self.form: ToolForm = tool_form(tokenizer)
+        self.judges = settings.judges  # else reward models alone score what no verifier does
         self._longest_result: int | None = getattr(settings, "max_result_tokens", None)
 
     def lead(self, prompts: Sequence[Prompt], *, root: int | None) -> list[Conversation]:

@@ -419,7 +419,7 @@ class Sampler:
                 failed[b] = True
                 failures.append((b, 0, outcome_b))
                 continue
-            if not one.paid:
+            if not one.paid and outcome_b is not None:
                 rewards[b, last[b]] = outcome_b
             for end, call in zip(np.flatnonzero(made.ends[b]).tolist(), one.calls if one.paid else (), strict=False):
                 rewards[b, end] = 0.0 if call.reward is None else call.reward
@@ -455,7 +455,7 @@ class Sampler:
         found = [one.failure or one.outcome for one in conversations]
         unjudged = [b for b, one in enumerate(conversations) if found[b] is None and not one.paid]
         if self.verifier is None:
-            for b in unjudged:
+            for b in unjudged if self.agent is not None and self.agent.judges else ():
                 found[b] = _unpaid(conversations[b])
             return found
         last = [conversations[b].calls[-1] for b in unjudged]

@@ -115,7 +115,7 @@ def check_agent(agent: AgentSettings, study: Any) -> None:
     Raises:
         ConfigError: with the key and the reason.
     """
-    algorithm, data = study.algorithm, study.data
+    algorithm = study.algorithm
     per_turn = algorithm.adv_estimator in ("turn_rloo", "reinforce", "reinforce_pp")
     for name, source in study.text_sources.items():
         key = "reward_model" if study.reward_model is not None else f"reward.sources.{name}"
@@ -131,7 +131,7 @@ def check_agent(agent: AgentSettings, study: Any) -> None:
             f"reward pays every turn, for which {algorithm.adv_estimator} is biased: set it to loss, or adv_estimator "
             "to turn_rloo",
         )
-    if data is not None and data.type == "prompts" and not agent.judges:
+    if not study.verified and not study.text_sources:
         raise ConfigError.about(
             "data.type", "prompts has no answers, and tools measure nothing, so nothing would train the policy"
         )
