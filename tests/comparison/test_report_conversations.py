@@ -58,10 +58,15 @@ def test_the_newest_update_is_shown_by_the_best_and_the_worst_of_each_group(tmp_
 def test_rewards_of_turns_stand_beside_the_turns(tmp_path):
     path = run_with(tmp_path / "run", [conversation(reward=0.75, turn_rewards=(0.25, 0.5))])
     (panel,), _ = panels_of(path)
-    assert [turn.reward for turn in panel.shown[0].turns] == ["", "", "+0.25", "", "+0.50"]
+    assert [turn.reward for turn in panel.shown[0].turns] == ["", "", "reward +0.25", "", "reward +0.50"]
+    judged = conversation(reward=0, turn_rewards=(None, None))
+    for call, value in zip(judged["calls"], (0.5, None), strict=True):
+        call["rewards"] = {"judge": value, "prm": 1}
+    (panel,), _ = panels_of(run_with(tmp_path / "judged", [judged]))
+    assert [turn.reward for turn in panel.shown[0].turns] == ["", "", "judge +0.50, prm +1.00", "", "prm +1.00"]
     few = [conversation(reward=0.75, turn_rewards=(9, 0.25, 0.5))]  # a program that shortened its history
     (panel,), _ = panels_of(run_with(tmp_path / "few", few))
-    assert [turn.reward for turn in panel.shown[0].turns] == ["", "", "+0.25", "", "+0.50"]
+    assert [turn.reward for turn in panel.shown[0].turns] == ["", "", "reward +0.25", "", "reward +0.50"]
 
 
 def test_what_is_long_is_cut_and_what_cannot_be_read_is_left_out(tmp_path):

@@ -41,6 +41,13 @@ class _Message(BaseModel):
 
 class _Call(BaseModel):
     reward: Number = None
+    rewards: dict[str, Number] = {}
+
+    @property
+    def said(self) -> str:
+        """What it earned from the agent and from reward models; empty where nothing is known."""
+        given = {"reward": self.reward, **{clip(clean_text(name), 40): value for name, value in self.rewards.items()}}
+        return ", ".join(f"{name} {fmt.signed(value)}" for name, value in given.items() if value is not None)
 
 
 class _Row(BaseModel):
@@ -171,13 +178,13 @@ def _turns(row: _Row) -> Iterator[Turn]:
     """Its messages; the rewards of turns belong to the last messages of the assistant."""
     answers = [k for k, message in enumerate(row.messages) if message.role == "assistant"]
     pairs = zip(reversed(answers), reversed(row.calls), strict=False)
-    rewards = {k: call.reward for k, call in pairs if call.reward is not None}
+    rewards = {k: call.said for k, call in pairs}
     half = MOST_TURNS // 2
     for k, message in enumerate(row.messages):
         if len(row.messages) > MOST_TURNS and k == half:
             yield Turn("", f"{len(row.messages) - MOST_TURNS} messages are left out on this page")
         if len(row.messages) <= MOST_TURNS or k < half or k >= len(row.messages) - half:
-            yield _turn(message, fmt.signed(rewards[k]) if k in rewards else "")
+            yield _turn(message, rewards.get(k, ""))
 
 
 def _turn(message: _Message, reward: str) -> Turn:

@@ -248,15 +248,18 @@ def episode(record: Row) -> list[Row]:
 
 
 def conversation(record: Row) -> list[Row]:
-    """A conversation of an agent that guerdon trains: what was asked ends where the first sampled message begins."""
+    """A conversation of an agent that guerdon trains: what was asked ends where the first sampled message begins.
+
+    The reward is what all sources paid together.
+    """
     messages, calls = record["messages"], record["calls"]
     answers = [k for k, message in enumerate(messages) if message.get("role") == "assistant"]
     first = next(iter(answers[-len(calls) :] if calls else ()), len(messages))
-    shared = ("step", "group", "reward", "truncated")
+    shared, returns = ("step", "group", "truncated"), dict(a_map(record.get("returns")))
     return [{
-        **{name: record.get(name) for name in shared},
+        **{name: record.get(name) for name in shared}, "reward": returns.pop("combined", record.get("reward")),
         "prompt": messages[:first], "response": messages[first:] or None, "truth": record.get("success"),
-        "failed": record.get("failure"), "length": sum(call["tokens"] for call in calls),
+        "failed": record.get("failure"), "length": sum(call["tokens"] for call in calls), "parts": returns,
     }]  # fmt: skip
 
 

@@ -336,7 +336,7 @@ class Loop:
         for row in rows:
             self.log.write("episodes.jsonl", row)
         if self.parts.conversations is not None:
-            for row in self.parts.conversations(rollout, self.step):
+            for row in self.parts.conversations(rollout, rewards, rows, self.step):
                 self.log.write(CONVERSATIONS, row)
         counts: Metrics = {"failure_rate": self.failures.rate, "failures": self.failures.total}
         counts |= {f"failure_rate/{name}": rate for name, rate in self.failures.rates.items()}

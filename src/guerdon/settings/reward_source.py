@@ -308,10 +308,11 @@ class TextSource(_ScoredSource):
     side = "text"
 
     model: TextRewardModelSettings = Field(description="which model, from where")
-    reward_mode: Literal["per_step", "terminal", "per_token"] = Field(
+    reward_mode: Literal["per_step", "terminal", "per_token", "per_turn"] = Field(
         "terminal",
         description="terminal: score the whole response, paid at its end; per_step: each step, paid at its last token; "
-        "per_token: each step, paid at each of its tokens",
+        "per_token: each step, paid at each of its tokens; per_turn: each turn of a conversation with an agent, paid "
+        "at its end (terminal: its last turn)",
     )
     aggregation: Aggregation | None = Field(None, description="how the values of steps become one value of a solution")
     splitter: Splitter | None = Field(
@@ -327,6 +328,11 @@ class TextSource(_ScoredSource):
     def dense(self) -> bool:
         """Whether it pays more than one reward per response."""
         return self.reward_mode != "terminal"
+
+    @property
+    def scores_steps(self) -> bool:
+        """Whether it pays single steps of what the model writes, and not whole responses or turns."""
+        return self.reward_mode in ("per_step", "per_token")
 
     @property
     def min_form(self) -> bool:
@@ -351,9 +357,9 @@ class TextSource(_ScoredSource):
     def _fits_together(self) -> Self:
         mode, shaping, kind = self.reward_mode, self.shaping, f"model_type {self.model.model_type}"
         given = self.model_fields_set
-        if mode == "terminal" and shaping == "relative":
+        if not self.scores_steps and shaping == "relative":
             raise ConfigError.about(
-                "shaping", f"{shaping} needs reward_mode: per_step; {mode} gives one value per episode"
+                "shaping", f"{shaping} needs reward_mode: per_step; {mode} gives one value per response"
             )
         if isinstance(self.model, RemoteModelSettings) and self.model.remote.fallback == "native":
             raise ConfigError(
@@ -361,7 +367,7 @@ class TextSource(_ScoredSource):
             )
         if self.model.compares and shaping == "threshold":
             raise ConfigError(f"{relative(kind)}: set shaping to raw or signed, not threshold", key="shaping")
-        if mode != "terminal":
+        if self.scores_steps:
             refuse(given & {"aggregation"}, f"{kind} and reward_mode {mode}")
         if shaping != "threshold":
             refuse(given & _THRESHOLDS, f"shaping {shaping}")

@@ -626,6 +626,13 @@ class TextStudy(Study):
                 "reward.sources with reward_mode per_step",
             )
         self._check_text_sources()
+        for name, source in self.text_reward.of(TextSource).items():
+            if source.reward_mode == "per_turn" and self.agent is None:
+                raise ConfigError.about(
+                    f"reward.sources.{name}.reward_mode",
+                    "per_turn scores turns of conversations, and there is no agent: set it to terminal, or add the "
+                    "section agent",
+                )
         for name, source in self.text_sources.items():
             why = f"{relative(f'reward.sources.{name}')}, and "
             if source.model.compares and self.algorithm.needs.greedy:
@@ -678,7 +685,8 @@ class TextStudy(Study):
     @model_validator(mode="after")
     def _run_models_fit_the_data(self) -> Self:
         for name, source in self.text_reward.of(RunSource).items():
-            source.model.check_run(name, self.data, self.algorithm)
+            if self.agent is None:
+                source.model.check_run(name, self.data, self.algorithm)
         return self
 
 
