@@ -454,8 +454,9 @@ def summaries(record: Row) -> list[Row]:
     """A comparison of two summaries: `choice` is the position of the better one."""
     info = record["info"]
     first, second = (a_map(one).get("text") for one in record["summaries"])
+    signs: dict[float | None, float] = {0: -1.0, 1: 1.0}
     return [{"id": info.get("id"), "prompt": info.get("post") or info.get("article"), "first": first, "second": second,
-             "winner": {0: -1.0, 1: 1.0}.get(number_of(record["choice"]))}]  # fmt: skip
+             "winner": signs.get(number_of(record["choice"]))}]  # fmt: skip
 
 
 def _named(row: Row, role: Any) -> Any:

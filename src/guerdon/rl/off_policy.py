@@ -518,8 +518,9 @@ class SACLearner(ReplayLearner):
         assert self.temperature.log.grad is not None
         self.temperature.log.grad.fill_(found.entropy - self.target_entropy)
         self._take("policy", 0.0)
-        facts = {"critic_loss": found.loss, "entropy": found.entropy, "temperature": float(temperature)}
-        return facts | found.cloned
+        return {
+            "critic_loss": found.loss, "entropy": found.entropy, "temperature": float(temperature), **found.cloned,
+        }  # fmt: skip
 
     def _cloning(self, batch: Transitions) -> Cloning | None:
         """The cloning term for this batch; None: there is none."""

@@ -205,7 +205,8 @@ def cloning_gradient(greedy_n_A: Numbers, shown_n_A: Numbers, kept_n: Numbers, w
     """
     n, size = greedy_n_A.shape
     apart = (greedy_n_A - shown_n_A) * kept_n[:, None]
-    return apart * (1.0 - greedy_n_A * greedy_n_A) * (2.0 * weight / (n * size))
+    gradient: Numbers = apart * (1.0 - greedy_n_A * greedy_n_A) * (2.0 * weight / (n * size))
+    return gradient
 
 
 def cloning_facts(greedy_n_A: Numbers, shown_n_A: Numbers, kept_n: Numbers, *, q_filter: bool) -> dict[str, float]:

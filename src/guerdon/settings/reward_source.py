@@ -187,7 +187,7 @@ class RobotSource(_ScoredSource, LiberoWords):
     left_out = frozenset({"schedule_from", "schedule_to"})
 
     model: RobotRewardModelSettings = Field(description="which model, from where")
-    reward_weight_schedule: WeightSchedule | Literal["success"] = Field(
+    reward_weight_schedule: WeightSchedule | Literal["success"] = Field(  # type: ignore[assignment]  # wider than of a text
         "constant",
         description="how reward_weight changes: over runner.schedule_steps; or success: it falls as true success of "
         "the last 20 training episodes rises, and never rises again",

@@ -123,7 +123,7 @@ def kernels_to_floats(model: nn.Module) -> None:
     for path, kernel in [(path, module) for path, module in model.named_modules() if is_kernel(module)]:
         bias = getattr(kernel, "bias", None)
         linear = nn.Linear(kernel.in_features, kernel.out_features, bias=bias is not None)
-        for rows in torch.arange(kernel.in_features, device=kernel.qweight.device).split(1024):
+        for rows in torch.split(torch.arange(kernel.in_features, device=kernel.qweight.device), 1024):
             columns = kernel(nn.functional.one_hot(rows, kernel.in_features).float())
             linear.weight[:, rows.cpu()] = (columns if bias is None else columns - bias).T.float().cpu()
         if bias is not None:
