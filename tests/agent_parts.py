@@ -11,6 +11,8 @@ from guerdon.types import Failure
 class Counting:
     """Say `1` in the first turn to go on, then `1` again to win; each `1` in the first turn is paid `early`."""
 
+    steps = 0  # of all worlds of the process
+
     def __init__(self, early: float = 0.25, paid: bool = True, broken: str = "") -> None:
         self.early, self.paid, self.broken, self.turn = early, paid, broken, 0
 
@@ -21,6 +23,9 @@ class Counting:
 
     def step(self, message):
         self.turn += 1
+        Counting.steps += 1
+        if self.broken == "later" and Counting.steps > 64:
+            return WorldStep(done=True, outcome=Failure("game_lost", "the game ended"))
         right = message["content"].startswith("1")
         if self.turn == 1 and right:
             return WorldStep(({"role": "user", "content": "b"},), self._reward(self.early), state="second")

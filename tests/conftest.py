@@ -3,6 +3,7 @@
 Set before anything imports torch or MuJoCo, which read these once.
 """
 
+import functools
 import gc
 import os
 import signal
@@ -12,6 +13,7 @@ gc.disable()  # until all tests are collected: what is imported stays, and looki
 
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
+import typer.main  # noqa: E402
 
 FUZZ_SCALE = float(os.environ.get("GUERDON_FUZZ_SCALE", "0.1"))
 """Property and fuzz tests run a tenth of the examples that they ask for; all of them with GUERDON_FUZZ_SCALE=1, as
@@ -39,6 +41,8 @@ def scale(settings: type[hypothesis.settings]) -> None:
 
 
 scale(hypothesis.settings)
+# The options of the commands are read from their signatures once, not for each call: it takes 0.07 s.
+typer.main.get_command = functools.cache(typer.main.get_command)
 
 os.environ.setdefault("MUJOCO_GL", "egl")
 os.environ.setdefault("PYOPENGL_PLATFORM", os.environ["MUJOCO_GL"])
@@ -64,6 +68,14 @@ def pytest_collection_finish():
 def _no_heartbeat(monkeypatch):
     """No progress lines of commands that take long: no test may depend on how busy the machine is."""
     monkeypatch.setattr("guerdon.processes.progress.QUIET_S", 3600.0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_fsync():
+    """No test unplugs the machine: what a run writes need not reach the disk, on which every worker would wait."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -103,6 +115,27 @@ def _processes_for_chat_templates():
         yield
     for pool in pools.values():
         pool.close()
+
+
+@pytest.fixture(scope="module")
+def narrow_resnets():
+    """Image reward models are ResNets of an eighth of the width: the same layers at a fiftieth of the arithmetic.
+
+    For files whose tests are about what surrounds the network; a process that is started, not forked, has wide ones.
+    """
+    from guerdon.models.images import backbone
+
+    wide = backbone._config
+
+    def narrow(arch):
+        config = wide(arch)
+        config.embedding_size //= 8
+        config.hidden_sizes = [size // 8 for size in config.hidden_sizes]
+        return config
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backbone, "_config", narrow)
+        yield
 
 
 @pytest.fixture

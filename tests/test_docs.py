@@ -179,5 +179,53 @@ def test_the_first_pages_have_no_words_that_need_explaining(page):
     assert [found[0] for found in NOT_ON_FIRST_PAGES.finditer(text)] == []
 
 
+OTHER_SENSE = {  # page: words that its first use means otherwise
+    "benchmarks.md": {"arm", "head"},  # of a robot; of attention
+    "evaluation.md": {"source"},  # of the rows of a published data set
+    "gate.md": {"arm"},
+    "language_models.md": {"head"},
+    "libero.md": {"arm"},
+    "maniskill.md": {"arm", "source"},
+    "people.md": {"arm"},
+    "releasing.md": {"source"},  # an archive of files
+    "rewards.md": {"arm"},
+    "security.md": {"head"},  # of a request
+    "vla.md": {"arm"},
+}
+GENERATED = {"knobs.md", "changelog.md", "reference.md"}  # lists of keys, of changes, and the glossary itself
+TRADE = re.compile(r"(?<![\w-])(?:arm|native 0/1|source|shaping|gate|probe|head|world|steps to match)s?(?![\w-])", re.I)
+EXPLAINED = re.compile(
+    r"\[[^\]]*\](?=\()|(?<![\w*])\*{1,2}[^*\n]+\*{1,2}|^#.*$", re.M
+)  # a link, a term in italics, a heading
+
+
+def blank(found):
+    """As many spaces as there were characters."""
+    return re.sub(r"[^\n]", " ", found[0])
+
+
+def unexplained(text):
+    """The words of the trade whose first use on a page is neither a link, nor set in italics, nor a heading."""
+    for unseen in (r"^```.*?^```", r"<!--.*?-->", r"^(?: {4}|\t).*$", r"`[^`\n]*`", r"(?<=\]\()[^)]*"):
+        text = re.sub(unseen, blank, text, flags=re.M if unseen.startswith("^(") else re.S | re.M)
+    first = {}
+    for found in TRADE.finditer(text):
+        first.setdefault(found[0].lower().rstrip("s"), found.start())
+    explained = [found.span() for found in EXPLAINED.finditer(text)]
+    return {word for word, at in first.items() if not any(start <= at < end for start, end in explained)}
+
+
+def test_words_of_the_trade_are_explained_where_a_page_uses_them_first():
+    assert unexplained("a `head`, a *head* (the last layer), [sources](x.md), a head\n    arm\n# Probes\nworlds") == {
+        "world"
+    }
+    found = {}
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        name = str(page.relative_to(ROOT / "docs"))
+        if name not in GENERATED:
+            found[name] = unexplained(page.read_text(encoding="utf-8"))
+    assert {name: words for name, words in found.items() if words} == OTHER_SENSE
+
+
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150

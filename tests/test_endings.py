@@ -21,7 +21,7 @@ work_dir: work
 env: {type: gymnasium, task: "tiny_world:Dot-v1", num_envs: 2, max_episode_steps: 10, frame_size: 32}
 policy: {type: mlp, hidden: [8]}
 algorithm: {rollout_steps: 10, minibatch_size: 10, num_epochs: 1}
-collect: {save_dir: data, episodes: 4, frame_every: 1, mixture: [{type: random}]}
+collect: {save_dir: data, episodes: 16, frame_every: 1, mixture: [{type: random}]}
 train: {way: {type: progress, data_path: data, save_dir: way, image_size: 16, max_steps: 2, batch_size: 4}}
 evaluate: {reps: 100}
 runner:
@@ -41,8 +41,9 @@ COMMANDS = (  # in an order in which each finds what it reads
     "report work/run", f"compare tiny.yaml work_dir=arms {shlex.quote(ARMS)}", "label text.yaml", "search text.yaml",
     "score rows.jsonl --model length_model:Length -o scored.jsonl", "audit rows.jsonl", "read rows.jsonl",
     "serve --custom-backend length_model:Length --dry-run", "quickstart --dry-run", "import pickled new", "doctor",
+    "annotate rows.jsonl --port 0",
 )  # fmt: skip
-CONTINUE = {"collect", "train", "run", "compare", "label", "search", "score"}
+CONTINUE = {"annotate", "collect", "train", "run", "compare", "label", "search", "score"}
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +99,19 @@ def interrupted_in_the_middle():
     Loop.iterate = iterate_once
 
 
+def ended_when_it_answers():
+    """End the server of `guerdon annotate` as soon as it listens."""
+    from guerdon.annotate import server
+
+    startup = server._Server.startup
+
+    async def start_and_end(self, sockets=None):
+        await startup(self, sockets)
+        self.should_exit = True
+
+    server._Server.startup = start_and_end
+
+
 def printed_by(said):
     return re.search(r"^guerdon: interrupted; .* (?:To continue|To start it again): guerdon (.+)$", said, re.M)[1]
 
@@ -125,7 +139,8 @@ def test_the_command_that_each_command_names_runs(folder):
         assert ended.status == 130, (command, ended.said)
         printed = printed_by(ended.said)
         assert ("To continue" in ended.said) == (words[0] in CONTINUE), ended.said
-        again = forked(*shlex.split(printed), folder=folder)
+        before = ended_when_it_answers if words[0] == "annotate" else None
+        again = forked(*shlex.split(printed), folder=folder, before=before)
         assert again.status == 0, (printed, again.said)
 
 
@@ -138,6 +153,8 @@ def test_the_command_that_each_command_names_runs(folder):
         ("guerdon compare 'my study.yaml' 'compare.arms=[A, B]'",
          "To continue: guerdon compare 'my study.yaml' 'compare.arms=[A, B]'"),
         ("guerdon --version", "To start it again: guerdon --version"),
+        ("guerdon annotate rows.jsonl", "To continue: guerdon annotate rows.jsonl"),
+        ("guerdon annotate rows.jsonl --export", "To start it again: guerdon annotate rows.jsonl --export"),
     ],
 )  # fmt: skip
 def test_the_command_is_the_one_that_was_typed(argv, line):

@@ -35,8 +35,15 @@ WORKS = {
     "video": ("-c", VIDEO),
     "text": ("-m", "guerdon", "quickstart", "--text", "--dry-run"),
     "serve": ("-m", "guerdon", "serve", "--dry-run", "--custom-backend", "builtins:dict"),
+    "vision": ("-c", "from guerdon.compute.packaged import efficientnet_lite0; efficientnet_lite0()"),
+    "sb3": ("-c", "import guerdon.integrations.sb3"),
+    "trl": ("-c", "import guerdon.integrations.trl"),
+    "verifiers": ("-c", "import guerdon.integrations.verifiers"),
+    "openenv": ("-c", "import guerdon.integrations.openenv"),
+    "ray": ("-m", "guerdon", "run", "CartPole-v1", "engine=ray", *SMALL),
+    "docs": ("-m", "sphinx", "--version"),
 }
-"""What is run for an extra; of others the packages that it names are imported."""
+"""What is run for an extra; of others the versions of the packages that it names are read."""
 
 
 def requirements(extra: str) -> list[str]:
@@ -50,6 +57,15 @@ def requirements(extra: str) -> list[str]:
 def size_of(folder: Path) -> int:
     """Megabytes of all files in a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink()) >> 20
+
+
+def _shown(words: tuple[str, ...] | None) -> str:
+    """What ran, for the table."""
+    if words is None:
+        return "its packages are there"
+    if words[0] == "-m":
+        return f"`{' '.join(words[1:4])}`"
+    return "a data set written and read" if words[1] is VIDEO else f"`{words[1]}`"
 
 
 def main() -> None:
@@ -80,10 +96,10 @@ def main() -> None:
     place = folder / "work"
     place.mkdir()
     words = WORKS.get(given.extra)
-    shown = f"`guerdon {' '.join(words[2:4])}`" if words and words[0] == "-m" else "a script"
+    shown = _shown(words)
     if words is None:
         names = [one.split("[")[0].split(">")[0].split("<")[0] for one in named if not one.startswith("guerdon")]
-        words, shown = ("-c", f"import importlib.metadata as m; print([m.version(n) for n in {names}])"), "installed"
+        words = ("-c", f"import importlib.metadata as m; print([m.version(n) for n in {names}])")
     run(python, *words, cwd=place)
     run(python, "-m", "guerdon", "--help", cwd=place)
     print(f"| `{given.extra}` | {datetime.date.today()} | {size_of(folder / 'env'):,} MB | {shown} |")

@@ -315,7 +315,7 @@ def run(study: str | Path | Study, *overrides: str, resume: bool = False, profil
 
 
 def compare(study: str | Path | Study, *overrides: str, parallel: int = 0) -> StudyResult:
-    """Run a whole study (arms x seeds x tasks) and write its report, as `guerdon compare`. Called again, it continues.
+    """Run a whole study (settings x seeds x tasks) and write its report, as `guerdon compare`. Again, it continues.
 
     Args:
         study: a file, or what `load_study` returned for one.

@@ -53,6 +53,7 @@ def honest(sets):
     return importlib.import_module("audit_honest")
 
 
+@pytest.mark.slow
 def test_honest_runs_repeat_and_differ_by_their_seed(honest):
     for shape in honest.SHAPES:
         one, again, other = honest.honest_set(shape, 2), honest.honest_set(shape, 2), honest.honest_set(shape, 3)
@@ -149,6 +150,7 @@ def test_planted_sets_repeat_and_have_their_fault(sets):
     assert np.mean(right) > 0.1
 
 
+@pytest.mark.slow
 def test_every_fault_can_be_planted_into_each_of_its_runs(sets):
     made, _ = sets
     assert len(made.FAULTS) == 31

@@ -2,6 +2,8 @@
 
 import re
 from dataclasses import replace
+from functools import cache
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ def _without_paid(monkeypatch):
     monkeypatch.delitem(OF_RESPONSES, "paid")
 
 
+@cache  # no test writes into it
 def log(prompts=60, size=6, steps=6, *, seed=0, levels=None, noise=0.5, truth=True):
     """An honest log: the reward is the truth and noise (or one of two levels), texts are random words."""
     rng = np.random.default_rng(seed)
@@ -68,10 +71,17 @@ def names(rows):
     return {one.name for one in audit(rows).findings} - {"truth_copy"}
 
 
+def one_finding(rows, name):
+    """What one check finds, or None; the others take most of the time of an audit."""
+    checks = {name: OF_RESPONSES[name]} if name in OF_RESPONSES else {}
+    with mock.patch.dict(OF_RESPONSES, checks, clear=True):
+        return next((one for one in audit(rows).findings if one.name == name), None)
+
+
 def by_name(rows, name):
-    found = [one for one in audit(rows).findings if one.name == name]
+    found = one_finding(rows, name)
     assert found, f"{name} was not found; clean: {audit(rows).clean.get(name)}"
-    return found[0]
+    return found
 
 
 def chosen(rows, share, seed=1):
@@ -125,7 +135,7 @@ def test_undecided_says_what_is_needed_and_what_the_log_has():
 def test_an_effect_that_may_be_chance_is_undecided_and_not_clean():
     honest = log(prompts=10, steps=1, seed=2)
     rows = replace(honest, reward_N=honest.reward_N + 0.35 * (np.arange(60) % 6 == 0))
-    assert "position" not in names(rows)
+    assert not one_finding(rows, "position")
     assert re.match(r"needs p below 0.01 over all checks, and has [01]", audit(rows).undecided["position"])
 
 
@@ -199,7 +209,7 @@ def test_length_that_differs_because_wrong_answers_ramble_is_clean():
     wrong = honest.truth_N == 0
     rambling = with_responses(honest, lambda text: "but wait, perhaps not so. " * 4 + text, wrong)
     assert names(rambling) == set()
-    assert "length" in names(replace(rambling, truth_N=None))  # without the truth nobody can know why
+    assert one_finding(replace(rambling, truth_N=None), "length")  # without the truth nobody can know why
 
 
 def test_length_that_differs_between_prompts_is_clean():
@@ -232,15 +242,15 @@ def test_what_explains_the_reward(name, change):
     finding = by_name(with_responses(honest, change, where, 0.5), name)
     assert finding.effect == pytest.approx(0.65, abs=0.2)  # 0.5, of a spread within prompts of about 0.75
     assert set(finding.rows) <= set(np.flatnonzero(where).tolist())
-    assert name not in names(with_responses(honest, change, where))
+    assert not one_finding(with_responses(honest, change, where), name)
 
 
 def test_position_within_the_group():
     honest = log(seed=4)
     place = np.tile(np.arange(6), len(honest) // 6)
     assert by_name(replace(honest, reward_N=honest.reward_N + 0.4 * (place == 0)), "position").effect > 0.5
-    assert "position" in names(replace(honest, reward_N=honest.reward_N - 0.15 * place))
-    assert "position" not in names(replace(honest, reward_N=honest.reward_N + 0.4 * (honest.prompt_N % 6 == 0)))
+    assert one_finding(replace(honest, reward_N=honest.reward_N - 0.15 * place), "position")
+    assert not one_finding(replace(honest, reward_N=honest.reward_N + 0.4 * (honest.prompt_N % 6 == 0)), "position")
 
 
 def test_reward_rises_and_truth_does_not():
@@ -265,7 +275,7 @@ def test_second_reward_that_no_longer_rises():
     rising = replace(honest, reward_N=honest.reward_N + honest.step_N / 9, rewards={"gold": gold})
     assert "gold" in by_name(rising, "truth").title
     parts = {"answer": honest.reward_N, "layout": honest.step_N / 9}
-    assert "truth" not in names(replace(rising, rewards=parts))  # the log says itself what the sum is made of
+    assert not one_finding(replace(rising, rewards=parts), "truth")  # the log says itself what the sum is made of
 
 
 def test_reference_answers_stand_for_the_truth():
@@ -274,7 +284,7 @@ def test_reference_answers_stand_for_the_truth():
     assert names(rows) == set()
     assert "agreement" in audit(rows).clean
     lax = np.random.default_rng(3).random(len(rows)) < 0.8 * rows.step_N / 7
-    assert "truth" in names(replace(rows, reward_N=np.where(lax, 1.0, rows.reward_N)))
+    assert one_finding(replace(rows, reward_N=np.where(lax, 1.0, rows.reward_N)), "truth")
     assert "truth" in audit(honest).unchecked
 
 
@@ -287,7 +297,7 @@ def test_jumps_of_level_scale_and_values():
     assert scaled.effect == pytest.approx(3.0, rel=0.15)
     binary = log(seed=8, steps=12, levels=(0.0, 1.0), truth=False)
     assert "give way" in by_name(replace(binary, reward_N=binary.reward_N + 0.5 * after), "jump").title
-    assert "jump" not in names(replace(honest, reward_N=honest.reward_N + 0.1 * honest.step_N))
+    assert not one_finding(replace(honest, reward_N=honest.reward_N + 0.1 * honest.step_N), "jump")
 
 
 def test_a_jump_is_found_at_few_rows_of_a_step_and_by_what_changes_most():
@@ -295,7 +305,7 @@ def test_a_jump_is_found_at_few_rows_of_a_step_and_by_what_changes_most():
     after = few.step_N >= 24
     assert "step 24" in by_name(replace(few, reward_N=few.reward_N + 1.0 * after), "jump").title
     smooth = 1.5 / (1 + np.exp(-(few.step_N - 20) / 3))  # how policies learn
-    assert "jump" not in names(replace(few, reward_N=few.reward_N + smooth))
+    assert not one_finding(replace(few, reward_N=few.reward_N + smooth), "jump")
     both = np.where(after, 4 * few.reward_N - 2, few.reward_N)  # the mean stays about where it is
     scaled = by_name(replace(few, reward_N=both), "jump")
     assert scaled.unit == "ratio of standard deviations"
@@ -304,10 +314,10 @@ def test_a_jump_is_found_at_few_rows_of_a_step_and_by_what_changes_most():
 @pytest.mark.parametrize("lag", sample([1, -1, 6, 360], 1, 360))
 def test_rewards_of_other_rows(lag):
     honest = log(seed=9)
-    assert "shift" in names(replace(honest, reward_N=np.roll(honest.reward_N, lag)))
+    assert one_finding(replace(honest, reward_N=np.roll(honest.reward_N, lag)), "shift")
     half = len(honest) // 2
     moved = np.concatenate([honest.reward_N[:half], np.roll(honest.reward_N[half:], lag)])
-    assert "shift" in names(replace(honest, reward_N=moved))
+    assert one_finding(replace(honest, reward_N=moved), "shift")
 
 
 def test_agreement_is_a_probability():
@@ -320,7 +330,7 @@ def test_agreement_is_a_probability():
         for b in honest.reward_N[(honest.group_N == group) & (honest.truth_N == 0)]
     ]
     assert finding.effect == pytest.approx(np.mean(wins))
-    assert "agreement" not in names(log(seed=10, noise=1.0))
+    assert not one_finding(log(seed=10, noise=1.0), "agreement")
 
 
 def test_missing_rewards():
@@ -343,7 +353,7 @@ def test_a_history_has_no_reward_before_the_first_episode_ends_nor_in_its_summar
     step[-1] = step[-2]
     reward[[0, 1, n - 1]] = np.nan
     history = replace(honest, reward_N=reward, step_N=step)
-    assert "nan" not in names(history)
+    assert not one_finding(history, "nan")
     assert "3 rows before the first one or of a summary" in audit(history).clean["nan"]
     assert by_name(replace(history, step_N=np.arange(n)), "nan").rows == (n - 1,)  # the last step diverged
     reward[5] = np.nan
@@ -359,7 +369,7 @@ def test_groups_without_variance():
     truth = np.where(constant, 0.0, honest.truth_N)
     finding = by_name(replace(honest, truth_N=truth, reward_N=truth), "no_variance")
     assert finding.effect == pytest.approx(0.9, abs=0.02)
-    assert "same_reward" not in names(replace(honest, truth_N=truth, reward_N=truth))
+    assert not one_finding(replace(honest, truth_N=truth, reward_N=truth), "same_reward")
     blind = replace(honest, reward_N=np.where(constant, 1.0, honest.reward_N))
     assert {"no_variance", "same_reward"} <= names(blind)
 
@@ -375,7 +385,7 @@ def test_one_reward_per_prompt_of_a_continuous_reward():
 def test_saturation_and_clipping():
     honest = log(seed=13, truth=False)
     top = replace(honest, reward_N=np.where(honest.step_N >= 4, 1.0, honest.reward_N))
-    assert "saturation" in names(top)
+    assert one_finding(top, "saturation")
     limit = np.quantile(honest.reward_N, 0.9)
     finding = by_name(replace(honest, reward_N=np.minimum(honest.reward_N, limit)), "clipping")
     assert finding.effect == pytest.approx(0.1, abs=0.005)
@@ -390,13 +400,13 @@ def test_failures_as_numbers(value):
     assert finding.count == failed.sum()
     graded = log(seed=14, levels=(0.0, 2.0))
     cut = with_responses(graded, lambda text: text[: len(text) // 2], failed)
-    assert "failures" in names(replace(cut, reward_N=np.where(failed, 1.0, graded.reward_N), truth_N=None))
+    assert one_finding(replace(cut, reward_N=np.where(failed, 1.0, graded.reward_N), truth_N=None), "failures")
     silent = with_responses(graded, lambda text: text.partition(". The")[0] + ".", chosen(graded, 0.45, seed=2))
     often = chosen(graded, 0.45, seed=2)  # so often that most would be said to end in that way
     found = by_name(replace(silent, reward_N=np.where(often, 1.0, graded.reward_N), truth_N=None), "failures")
     assert "100% of these state no answer, 0% of the others" in found.title
     partial = failed & (graded.truth_N == 0)  # half a mark for an answer that is not right
-    assert "failures" not in names(replace(graded, reward_N=np.where(partial, 1.0, graded.reward_N)))
+    assert not one_finding(replace(graded, reward_N=np.where(partial, 1.0, graded.reward_N)), "failures")
 
 
 def test_truncated_and_paid():
@@ -408,7 +418,7 @@ def test_truncated_and_paid():
     finding = by_name(replace(rows, reward_N=np.where(cut, 1.0, truth)), "truncated")
     assert finding.effect == 1.0
     right = replace(honest, truncated_N=cut)  # cut off after the right answer
-    assert "truncated" not in names(right)
+    assert not one_finding(right, "truncated")
 
 
 def test_copies():
@@ -429,7 +439,7 @@ def test_paid_tail_is_named_by_its_phrase():
     finding = by_name(rows, "tail")
     assert set(finding.rows) == set(np.flatnonzero(few).tolist())
     assert any(word in finding.title for word in ("grader", "please", "marks"))
-    assert "tail" not in names(replace(honest, reward_N=rows.reward_N))  # far above, but nothing in common
+    assert not one_finding(replace(honest, reward_N=rows.reward_N), "tail")  # far above, but nothing in common
 
 
 PROGRAM = "def area(w, h):\n    return w * h"
@@ -446,14 +456,14 @@ TRICKS = {
 def test_programs(name):
     honest = log(seed=18, levels=(0.0, 1.0), truth=False)
     honest = with_responses(honest, lambda text: f"# {text}\n{PROGRAM}", np.ones(len(honest), bool))
-    assert name not in names(honest)
+    assert not one_finding(honest, name)
     few = chosen(honest, 0.03)
     rows = with_responses(honest, lambda text: TRICKS[name], few)
     paid = replace(rows, reward_N=np.where(few, 1.0, rows.reward_N))
     assert by_name(paid, name).count == few.sum()
-    assert name not in names(replace(rows, reward_N=np.where(few, 0.0, rows.reward_N)))
+    assert not one_finding(replace(rows, reward_N=np.where(few, 0.0, rows.reward_N)), name)
     everywhere = with_responses(honest, lambda text: TRICKS[name] + f"  # {text}", np.ones(len(honest), bool))
-    assert name not in names(everywhere)  # then it belongs to the task
+    assert not one_finding(everywhere, name)  # then it belongs to the task
 
 
 def robot_log(episodes=40, length=30, *, seed=0):
@@ -497,7 +507,7 @@ def test_robots():
     reward = np.where(still & (honest.steps.frame_N == 2), 1.0, honest.reward_N)
     short = select(replace(honest, reward_N=reward), early)
     assert by_name(short, "early_end").count == 5
-    assert "early_end" not in names(select(honest, early))  # they end early, and are paid nothing
+    assert not one_finding(select(honest, early), "early_end")  # they end early, and are paid nothing
 
 
 def select(rows, keep):

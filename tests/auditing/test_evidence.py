@@ -14,6 +14,7 @@ from guerdon.auditing.finding import REMEDIES, Finding
 from guerdon.auditing.log_view import View
 from guerdon.auditing.rows import Rows, Texts
 from guerdon.cli import app
+from tables import cases
 
 
 def log(responses, reward, truth=None, **more):
@@ -115,7 +116,7 @@ def test_findings_with_one_phrase_or_most_rows_in_common_are_one():
     assert with_evidence(View.whole(rows), same)[1].joined_to == "paid"
 
 
-@pytest.mark.parametrize("name", sorted(REMEDIES))
+@cases("name", sorted(REMEDIES))
 def test_remedies_name_the_rows_the_phrase_and_commands_that_exist(name):
     one = finding(name, range(12), ("as an expert",))
     said = remedy_of(one, Path("my logs/a.jsonl"))

@@ -197,6 +197,7 @@ def test_rows_that_are_kept_take_less_than_a_gigabyte(tmp_path):
     assert memory < GIGABYTE
 
 
+@pytest.mark.slow
 def test_the_command_says_which_rows_are_left_out(tmp_path):
     log = eval_log(tmp_path / "log.eval", megabytes(300))
     page = tmp_path / "page.html"

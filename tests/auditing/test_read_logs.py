@@ -330,6 +330,39 @@ def test_runs_of_guerdon(tmp_path):
     assert read_log(run).truth_N.tolist() == [2.0]
 
 
+def test_conversations_of_a_run_of_guerdon(tmp_path):
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How many?"}]
+    call = {"function": {"name": "count", "arguments": {"of": "pages"}}}
+    turns = [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "4"}]
+    calls = [{"tokens": 7, "finished": True, "reward": None}, {"tokens": 3, "finished": True, "reward": None}]
+    known = {"step": 8, "id": "a", "group": 3, "messages": [*asked, *turns, {"role": "assistant", "content": "4."}],
+             "calls": calls, "reward": 1.0, "success": True, "failure": None, "truncated": False}  # fmt: skip
+    cut = {**known, "messages": known["messages"][:3], "calls": calls[:1], "reward": 0.0, "success": None}
+    lost = {**known, "messages": asked, "calls": [], "reward": None, "success": None, "failure": "tool_died (killed)"}
+    run = tmp_path / "run"
+    jsonl(run / "conversations.jsonl", [known, {**cut, "truncated": True}, lost])
+    jsonl(run / "episodes.jsonl", [{"step": 8, "success": True, "length": 10, "return/env": 1, "return/combined": 1}])
+    jsonl(run / "metrics.jsonl", [{"kind": "train", "step": 8, "success": 0.5}])
+    for path in (run, run / "conversations.jsonl"):
+        rows = read_log(path)
+        assert rows.layout == "conversations of a run of guerdon"
+        np.testing.assert_array_equal(rows.reward_N, [1, 0, np.nan])
+        np.testing.assert_array_equal(rows.truth_N, [1, np.nan, np.nan])
+        assert (rows.truncated_N.tolist(), rows.failed_N.tolist()) == ([False, True, False], [False, False, True])
+        assert (rows.length_N.tolist(), rows.step_N.tolist(), groups(rows)) == ([10, 7, 0], [8] * 3, [3])
+        assert len(set(rows.prompt_N)) == 1
+        said = "assistant: [count({'of': 'pages'})]\n\ntool: 4\n\nassistant: 4."
+        assert rows.texts.responses[0] == said
+        assert [m["role"] for m in rows.texts.messages[0]] == ["system", "user", "assistant", "tool", "assistant"]
+        assert not rows.bad
+    assert "train/success" in read_log(run).curves
+    bare = {**known, "messages": ["x", {"role": "assistant"}], "calls": [{}]}
+    jsonl(run / "conversations.jsonl", [known, bare])
+    assert read_log(run).bad == {"a row that is not like conversations of a run of guerdon": 1}
+    jsonl(run / "conversations.jsonl", [])
+    assert read_log(run).layout == "a run of guerdon that answers prompts"
+
+
 def test_responses_that_a_run_of_guerdon_shows(tmp_path):
     shown = {"step": 64, "responses": [{
         "prompt": "1+1=?", "answer": "2", "tokens": ["1", "+1", "=2"], "outcome": True, "judged": {},

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 from guerdon.auditing.checks import audit
 from guerdon.auditing.rows import RobotSteps, Rows
@@ -114,3 +115,43 @@ def test_episodes_without_steps_are_compared_with_their_success():
                 + rng.standard_normal(200), truth_N=good.astype(float), length_N=np.full(200, 50.0))  # fmt: skip
     assert "the sign may be wrong" in found(rows)["success_reward"].title
     assert "constant_success" in found(replace(rows, truth_N=np.ones(200)))
+
+
+def lasting(*, count=40, length=30, success=15, seed=0):
+    """Episodes that succeed at a frame near `success` and stay there; the reward is noise around 0."""
+    rng = np.random.default_rng(seed)
+    rows = robots(count=count, length=length, seed=seed)
+    first = rng.integers(success - 3, success + 4, count)[rows.steps.episode_N]
+    at = (rows.steps.frame_N >= first) * 1.0
+    return replace(rows, reward_N=rng.normal(0, 1, len(at)), truth_N=at), at
+
+
+@pytest.mark.parametrize(("lift", "is_found"), [(-1.0, True), (-0.3, True), (0.0, False), (1.0, False)])
+def test_a_reward_that_falls_at_success(lift, is_found):
+    """With noise of one the probability is that of a normal difference: Phi(lift / sqrt(2)), 0.24 for -1."""
+    rows, at = lasting(count=80)
+    result = audit(replace(rows, reward_N=rows.reward_N + lift * at))
+    assert ("inversion" in {one.name for one in result.findings}) == is_found
+    if not is_found:
+        assert "an interval below 0.5 would be a finding" in result.clean["inversion"]
+        return
+    one = next(one for one in result.findings if one.name == "inversion")
+    assert (one.severity, one.unit) == ("warning", "probability")
+    assert one.interval[0] < norm.cdf(lift / np.sqrt(2)) < one.interval[1] < 0.5
+    assert all(at[row] for row in one.rows)
+    assert "over 80 episodes" in one.title
+
+
+def test_what_is_needed_to_see_that_a_reward_falls_at_success():
+    rows, at = lasting(count=8)
+    assert audit(rows).undecided["inversion"] == (
+        "needs 10 episodes with frames before their first success and from it on; the log has 8"
+    )
+    rows, at = lasting()
+    held = np.repeat(at.reshape(40, 30).max(axis=1), 30)  # success is a fact of the episode in every row
+    assert "the log has 0" in audit(replace(rows, truth_N=held)).undecided["inversion"]
+    assert audit(replace(rows, truth_N=None)).unchecked["inversion"] == "needs success of each frame"
+    steps = np.tile(np.arange(30), 40)
+    alike = replace(rows, truth_N=(steps >= 15) * 1.0, reward_N=np.where(steps == 20, -1.0, 0.0))
+    assert "in each of 40 the probability is 0.47" in audit(alike).undecided["inversion"]
+    assert "inversion" in found(replace(alike, reward_N=-alike.truth_N)), "Wilson's interval, where all are 0"

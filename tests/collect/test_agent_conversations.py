@@ -12,6 +12,8 @@ from guerdon.collect.text import Sampler, conversation_rows, join_shards, take
 from guerdon.policies.batches.dialogues import tool_form
 from guerdon.policies.batches.tokens import prompt_ids, stop_ids
 from guerdon.policies.language.tiny_text import byte_tokenizer
+from guerdon.rewards.source import SourceTerms
+from guerdon.rewards.text_sources import VerifiedTurns, turns_of
 from guerdon.settings.agent import OwnAgentSettings, ToolAgentSettings
 from guerdon.settings.data import FilesDataSettings
 from guerdon.tasks.prompts import Prompt
@@ -65,6 +67,37 @@ def tools():
     agent.close()
 
 
+def test_a_turn_that_calls_tools_is_no_answer_and_one_without_an_answer_is_a_hole(tools):
+    chosen, agent = tools
+    data = settings(unparsable="failure")
+
+    def write(prompt, u):
+        if "<tool_response>\n" not in prompt:
+            return call("add", a=0, b=1) if u > 0.5 else "7"
+        return "1" if u > 0.4 else "no number"
+
+    sampler = sampler_of(loop_of(write, agent, chosen, data), data)
+    rollout = sampler.answer([PROMPTS[0]] * 8, 2)
+    source = VerifiedTurns(SourceTerms("exact"), verifier_from(data), "failure")
+    rewards = source.measure(rollout)
+    said = [[m for m in one.messages if m["role"] == "assistant"] for one in rollout.inputs.conversations]
+    rows = list(conversation_rows(rollout, {"exact": rewards}, 0, tokens=False))
+    known = {"7": 0.0, "1": 1.0, "no number": None}
+    for turns, row in zip(said, rows, strict=True):
+        paid = [0.0 if turn.get("tool_calls") else known[turn["content"]] for turn in turns]
+        assert [one["rewards"]["exact"] for one in row["calls"]] == paid
+    assert {len(turns) for turns in said} == {1, 2}
+    holes = sum(turns[-1]["content"] == "no number" for turns in said)
+    assert holes
+    assert len(rewards.failures) == rewards.failed.sum() == holes
+    assert rewards.measured == sum(map(len, said))
+    asked = turns_of(rollout)
+    assert [turn.prompt.messages[-1]["role"] for turn in asked] == [
+        role for turns in said for role in ["user", "tool"][: len(turns)]
+    ]
+    assert all(tool["function"]["name"] in ("add", "misbehave") for turn in asked for tool in turn.prompt.tools)
+
+
 def test_a_conversation_with_tools_becomes_rows(tools):
     chosen, agent = tools
     data = settings()
@@ -85,7 +118,7 @@ def test_a_conversation_with_tools_becomes_rows(tools):
     assert (facts["agent/turns"], facts["agent/contexts"], facts["agent/failed"]) == (2.0, 1.0, 0.0)
     assert facts["agent/calls"] == 4 + facts["agent/bad_calls"]
     assert drawn.steps == 4
-    rows = list(conversation_rows(drawn, 4, tokens=True))
+    rows = list(conversation_rows(drawn, {}, 4, tokens=True))
     assert [row["reward"] for row in rows] == [1.0] * 4
     assert rows[0].keys() == {
         "step", "id", "group", "messages", "calls", "reward", "success", "failure", "truncated",
@@ -150,7 +183,7 @@ def test_what_the_policy_cannot_cause_is_a_failure(tools, how, reason):
     assert [(row, why.reason) for row, _, why in failed.failures] == [(0, reason), (1, reason)]
     assert len(failed.inputs) == 0
     assert not failed.known_B.any()
-    assert next(iter(conversation_rows(failed, 2, tokens=False)))["reward"] is None
+    assert next(iter(conversation_rows(failed, {}, 2, tokens=False)))["reward"] is None
 
 
 def test_long_results_are_cut_and_counted_once(tools):

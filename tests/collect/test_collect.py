@@ -152,6 +152,7 @@ def test_a_data_set_of_other_origin_is_not_continued(tmp_path):
         collect(corridor(tmp_path / "d", mixture=[{"type": "checkpoint", "checkpoint": policy}], episodes=9))
 
 
+@pytest.mark.slow
 def test_a_kill_and_a_second_start_give_the_data_of_one_run(tmp_path):
     """Killed for good in the middle, started again: the same episodes, ids and order as without the kill."""
     study = corridor(tmp_path / "killed", episodes=60, mixture=[{"type": "random", "share": 3}, {"type": "random"}])

@@ -13,6 +13,8 @@ from guerdon.settings.study import Study
 from guerdon.settings.world import GymnasiumSettings, MetaWorldSettings
 from tables import refuses
 
+pytestmark = pytest.mark.usefixtures("narrow_resnets")
+
 TASK = "drawer-close"  # the expert needs some 40 steps
 
 

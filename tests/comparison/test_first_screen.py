@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,25 @@ def study(finals, *, unit=CONTROL, measure="success", tasks=("t",), status="comp
                 runs.append(RunRecord(task, arm, seed, Path(), status, evals=tuple(rows), unit=unit))
     arms = {arm: LABELS[arm] for arm in finals}
     return StudyRecord("s", Path(), arms, "A", tasks, seeds, tuple(runs), (), "", {})
+
+
+SIDE_BY_SIDE = {
+    ("robot", (0.1, 0.2)): ["With C, the policy solved its task in 15% of the test episodes of 2 runs."],
+    ("robot", (0.85,)): ["In the one run with C, the policy solved its task in 17 of 20 test episodes."],
+    ("text", (0.1, 0.2)): ["With C, the model answered 15% of the test questions (mean of 2 runs) correctly."],
+    ("text", (0.85,)): ["In the one run with C, the model answered 17 of 20 test questions correctly."],
+    ("unknown", (1, 2)): ["With C, the return of the environment ended at 1.50 on average."],
+    ("unknown", (-2,)): ["In the one run with C, the return of the environment ended at −2.00."],
+}
+
+
+def test_each_case_of_runs_side_by_side_has_a_whole_sentence():
+    given = {"robot": {}, "text": {"unit": TEXT}, "unknown": {"measure": "return/env"}}
+    for (kind, finals), sentences in SIDE_BY_SIDE.items():
+        record = replace(study({"C": finals}, **given[kind]), baseline="C", planned=False)
+        assert said(record) == sentences
+    several = replace(study({"A": (0.1, 0.2), "C": (0.9, 0.8)}), planned=False)
+    assert [one.split(",")[0] for one in said(several)] == ["With 0/1 for success (A)", "With C"]
 
 
 def said(record):
@@ -122,8 +142,19 @@ def robots(tmp_path_factory):
     return root
 
 
-def test_the_first_screen_and_the_terminal_use_no_special_words(robots, tmp_path):
-    page = write_report(robots, out=tmp_path / "report.html").read_text()
+@pytest.fixture(scope="module")
+def page_of_robots(robots):
+    return write_report(robots).read_text()
+
+
+@pytest.fixture(scope="module")
+def page_of_texts(tmp_path_factory):
+    text = write_text_study(tmp_path_factory.mktemp("text"), tasks=("chain",), seeds=(0, 1))
+    return write_report(text).read_text()
+
+
+def test_the_first_screen_and_the_terminal_use_no_special_words(robots, page_of_robots, page_of_texts, tmp_path):
+    page = page_of_robots
     first = words_of(page, "<header", '<section id="curves"')
     assert (
         "With learned progress + bonus (C), the policy solved its task in 92% of the test episodes of 3 runs" in first
@@ -132,18 +163,16 @@ def test_the_first_screen_and_the_terminal_use_no_special_words(robots, tmp_path
     assert not SPECIAL.findall(markdown_table(robots))
     one = write_single_report(robots / "runs" / "t" / "C" / "seed0", out=tmp_path / "one.html").read_text()
     assert not SPECIAL.findall(words_of(one, "<header", '<section id="curves"'))
-    text = write_text_study(tmp_path / "text", tasks=("chain",), seeds=(0, 1))
-    assert not SPECIAL.findall(words_of(write_report(text).read_text(), "<header", '<section id="curves"'))
+    assert not SPECIAL.findall(words_of(page_of_texts, "<header", '<section id="curves"'))
 
 
-def test_the_first_screen_shows_the_task(robots, tmp_path):
-    page = write_report(robots, out=tmp_path / "report.html").read_text()
+def test_the_first_screen_shows_the_task(page_of_robots, page_of_texts):
+    page = page_of_robots
     figure = re.search(r'<figure class="task" data-video="(video-\d+)">.*?</figure>', page, re.S)
     shown = page[page.index(f'id="{figure[1]}"') :]
     assert "<b>C</b>" in shown[: shown.index("</header>")], "of the setting with the highest result"
     assert page.index(figure[0]) < page.index('<table class="conclusions">')
-    text = write_text_study(tmp_path / "text", tasks=("chain",), seeds=(0, 1))
-    page = write_report(text).read_text()
+    page = page_of_texts
     assert "A question and an answer" in page[: page.index('<table class="conclusions">')]
 
 

@@ -20,7 +20,7 @@ from guerdon.comparison.report_tables import markdown_table
 from guerdon.comparison.results import arm_styles, read_study
 from guerdon.errors import DataError
 from guerdon.pages.formats import WORDS
-from guerdon.rl.episode_stats import OLDEST
+from guerdon.rl.episode_stats import FEWEST, OLDEST
 
 FINALS = {"A": (0.0, 0.1, 0.2), "B": (0.1, 0.3, 0.0), "C": (0.7, 0.9, 0.8)}
 
@@ -558,3 +558,22 @@ def test_a_term_in_code_or_in_the_name_of_a_class_is_no_term_of_the_page():
     assert terms_of('<pre>IQM</pre><p class="STARC"></p><script>"AUROC"</script><p>paired\ndifference</p>') == [
         ("paired difference", WORDS["terms"]["paired difference"])
     ]
+
+
+def test_inversion_alarms_have_three_answers(tmp_path):
+    study = write_study(tmp_path, finals, tasks=("t",), videos=False)
+    page = text(write_report(study).read_text())
+    assert "Inversion alarms" not in page, "runs that log none"
+    logs = sorted(study.glob("runs/t/*/*/metrics.jsonl"))
+    each = len(logs) // 3
+    for path, alarm in zip(logs, ["1", "0", "null"] * each, strict=True):
+        path.write_text(path.read_text().replace('"hacking_alarm"', f'"inversion_alarm": {alarm}, "hacking_alarm"'))
+    page = text(write_report(study).read_text())
+    assert f"None in {each} runs: no learned reward was lower from the first success of an episode on" in page
+    assert f"Could not be decided in {each} runs: it needs {FEWEST} training episodes" in page
+    assert "the policy is paid for waiting beside success" in page
+    assert "its learned reward is lower from the first success of an episode on than before it" in page
+    assert f"the inversion alarm is on at the end of 1 of {each} runs." in page
+    single = text(write_single_report(logs[0].parent).read_text())
+    assert "Inversion alarms" in single
+    assert "None in" not in single

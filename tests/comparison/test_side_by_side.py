@@ -1,6 +1,7 @@
 """Runs that lie side by side: arms and seeds from the names of their folders, and what makes them less comparable."""
 
 import json
+import re
 
 import pytest
 from synthetic_study import rising, write_run
@@ -32,7 +33,43 @@ def test_algorithms_are_compared_by_seed(tmp_path):
     assert rows["dqn"].conclusion == "better"
     assert rows["dqn"].difference.interval.estimate == pytest.approx(0.61)
     assert not study.notes
-    assert "dqn probably beats ppo" in write_report(tmp_path).read_text()
+    assert "probably better" in write_report(tmp_path).read_text()
+
+
+def of_returns(folder):
+    """Take success out of the lines of runs, as an environment that does not report it leaves them."""
+    for path in folder.glob("*/metrics.jsonl"):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        for row in rows:
+            row["return/env"] = 100 * row.pop("success")
+            row.pop("hacking_alarm", None)
+            row.pop("failure_rate", None)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_runs_without_a_learned_reward_are_not_asked_about_one(tmp_path):
+    for seed in range(2):
+        run(tmp_path, f"ppo-seed{seed}", seed, 0.2)
+        run(tmp_path, f"dqn-seed{seed}", seed, 0.8)
+    of_returns(tmp_path)
+    page = write_report(tmp_path).read_text()
+    body = re.sub(r"<(script|style)\b.*?</\1>", "", page, flags=re.S)
+    assert "With ppo, the return of the environment ended at 20.00 on average." in body
+    assert "With dqn, the return of the environment ended at 80.00 on average." in body
+    sections = re.findall('<section id="([a-z]+)"', body)
+    assert sections == ["conclusion", "curves", "numbers", "videos", "reproduce", "terms", "warnings"]
+    assert set(re.findall(r'href="#([a-z]+)"', body)) - {"content"} <= set(sections)
+    assert body.count("the environment does not report it") == 2, "below the conclusion and among the warnings"
+    for absent in ("Reward model", "Failed scores", "gamed", "hacking", "Does a reward lead", "missing measurement"):
+        assert absent not in body, absent
+
+
+def test_runs_with_a_learned_reward_are(tmp_path):
+    run(tmp_path, "ppo-seed0", 0, 0.2)
+    page = write_report(tmp_path).read_text()
+    assert "In the one run with ppo, the policy solved its task in" in page
+    assert '<section id="reward"' in page
+    assert "Failed scores" in page
 
 
 def test_what_makes_runs_less_comparable_is_said(tmp_path):

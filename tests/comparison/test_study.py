@@ -16,6 +16,8 @@ from child import environment
 from guerdon.comparison.study import CompareStage, plan_study
 from guerdon.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("narrow_resnets")
+
 TESTS = Path(__file__).parents[1]
 STUDY = {
     "name": "Tiny study",

@@ -86,6 +86,8 @@ BATTLE = {"conversation_a": ASKED + said("blue"), "conversation_b": ASKED + said
         ({"context": ASKED, "response1": "blue", "response2": "red", "overall_preference": 1}, RED),
         ({"context": ASKED, "response1": "blue", "response2": "red", "overall_preference": 0}, TIE),
         ({**TWO, "preference_strength": 2}, RED),
+        ({**Q, "accepted": "blue", "rejected": "red"}, BLUE),
+        ({**Q, "losing_response": "red", "winning_response": "blue"}, BLUE),
         ({**Q, "response_0": "blue", "response_1": "red", "better_response_id": 0, "safer_response_id": 1}, BLUE),
         ({**Q, "response_0": "blue", "response_1": "red", "better_response_id": 1, "safer_response_id": 0}, RED),
         ({**BATTLE, "winner": "model_a"}, BLUE),

@@ -130,6 +130,7 @@ def simulated(n, correlation, repeats):
     return covered, *np.median(widths, axis=0)
 
 
+@pytest.mark.slow
 def test_tuned_intervals_of_few_labels_cover_the_truth_and_no_judge_makes_them_wider():
     found = {correlation: simulated(20, correlation, 700) for correlation in (0.0, 0.5, 0.9)}
     assert 0.93 <= sum(covered for covered, _, _ in found.values()) / 2100 <= 0.97

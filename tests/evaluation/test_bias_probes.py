@@ -103,6 +103,7 @@ def test_a_small_bonus_turns_no_pair_and_a_malus_is_negative():
     assert (bad.gains.estimate, bad.losses.estimate) == (0.0, 1.0)
 
 
+@pytest.mark.slow
 def test_the_interval_of_a_model_without_bias_covers_zero_as_often_as_it_says():
     covered = []
     for seed in range(200):

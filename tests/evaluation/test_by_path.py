@@ -21,6 +21,8 @@ from guerdon.settings.train import ResNetTrainSettings
 from guerdon.train.images import train_image_model
 from guerdon.types import RewardInfo, Score
 
+pytestmark = pytest.mark.usefixtures("narrow_resnets")
+
 HERE = Path(__file__).parent
 sys.path += [str(HERE.parent / "labels"), str(HERE.parent / "train")]
 

@@ -32,6 +32,8 @@ from guerdon.settings.evaluate import GateSettings
 from guerdon.settings.study import Study
 from guerdon.train.images import train_image_model
 
+pytestmark = pytest.mark.usefixtures("narrow_resnets")
+
 TEXT = """\
 name: gate
 work_dir: work

@@ -33,6 +33,8 @@ from guerdon.train.images import labelled_frames, read_data, train_image_model
 from guerdon.train.trainer import joint_hash
 from guerdon.types import Episode, Failure, RewardInfo, Score
 
+pytestmark = pytest.mark.usefixtures("narrow_resnets")
+
 ROWS, SIDE = 12, 12
 
 

@@ -14,6 +14,7 @@ from guerdon.statistics.intervals import (
     widen_at_edge,
     wilson_interval,
 )
+from guerdon.statistics.proportion import difference_bounds
 
 numbers = st.lists(st.floats(-100, 100), min_size=1, max_size=25)
 
@@ -130,3 +131,13 @@ def test_a_perfect_score_keeps_its_doubt():
     for unchanged in (Interval(0.5, 0.5, 0.5, 9), Interval(1.0, 0.9, 1.0, 9), Interval(None, None, None, 0)):
         assert widen_at_edge(unchanged, 9) == unchanged
     assert widen_at_edge(perfect, 0) == perfect
+
+
+def test_difference_of_shares_has_newcombes_bounds():
+    assert difference_bounds((48, 80), (56, 70)) == pytest.approx((0.0524, 0.3339), abs=5e-5)  # Newcombe 1998, table II
+    assert difference_bounds((3, 10), (3, 10)) == pytest.approx(
+        [-bound for bound in difference_bounds((3, 10), (3, 10))[::-1]]
+    )
+    assert difference_bounds((0, 10), (10, 10))[1] == 1.0
+    narrow, wide = (difference_bounds((5, 50), (20, 50), level=level) for level in (0.95, 0.999))
+    assert wide[0] < narrow[0] < 0.3 < narrow[1] < wide[1]

@@ -34,6 +34,8 @@ from guerdon.settings.train import ResNetTrainSettings
 from guerdon.train.images import held_out_episodes, train_image_model
 from tables import refuses
 
+pytestmark = pytest.mark.usefixtures("narrow_resnets")
+
 STUDY = """
 work_dir: {folder}
 env: {{type: gymnasium, task: "tiny_world:Dot-v1", num_envs: 4, max_episode_steps: 12, frame_size: 32}}

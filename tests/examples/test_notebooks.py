@@ -32,7 +32,7 @@ def test_a_notebook_runs(name, tmp_path):
 
 
 def test_notebooks_are_small_and_their_outputs_are_stored():
-    assert len(NOTEBOOKS) == 2
+    assert len(NOTEBOOKS) == 3
     for name in NOTEBOOKS:
         notebook = json.loads((HERE / name).read_text(encoding="utf-8"))
         cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]

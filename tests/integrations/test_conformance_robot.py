@@ -185,8 +185,16 @@ def check_rewards_and_masks(host, source):
     assert all(ledger.native[place] == place[1] for place in known), "the environment's own reward is kept"
 
 
-@cases("host", [name for name in HOSTS if name != "guerdon run"])
-def test_failures_come_at_the_injected_frames_with_their_reasons_after_the_tries(host):
+@pytest.mark.parametrize(
+    "hosts",
+    [["Wrapper", "VectorWrapper, next step", "SB3"], pytest.param(list(HOSTS)[1:], marks=pytest.mark.slow)],
+    ids=["some", "all"],
+)
+def test_failures_come_at_the_injected_frames_with_their_reasons_after_the_tries(hosts):
+    cases("host", hosts)(check_failures)()
+
+
+def check_failures(host):
     model = robot.Injected()
     ledger = HOSTS[host](model, robot.SOURCES["raw"])
     injected = {place: kind for place, kind in robot.FAILURES.items() if place[1]}

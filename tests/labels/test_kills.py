@@ -25,6 +25,7 @@ pytestmark = pytest.mark.hostile("kills")
 
 PRICE = 100 * 10 / 1e6 + 20 * 100 / 1e6  # of a reply of the judge server, in dollars
 CONCURRENCY = 8
+KILLS = 2  # before it is asked to end
 MODEL = OpenAIJudgeSettings(model="m")
 
 
@@ -104,7 +105,7 @@ def test_kills_lose_no_cost_and_pay_for_no_stored_reply_again(tmp_path, max_usd)
             str(CONCURRENCY),
             str(max_usd),
         ]
-        for number in [signal.SIGKILL] * 4 + [signal.SIGTERM]:
+        for number in [signal.SIGKILL] * KILLS + [signal.SIGTERM]:
             before = {key: billing.billed[texts[key]] for key in stored(tmp_path)}
             status, error = run(list(map(str, command)), billing, number)
             assert status in (-number, 143, 3), error
@@ -113,7 +114,7 @@ def test_kills_lose_no_cost_and_pay_for_no_stored_reply_again(tmp_path, max_usd)
         status, error = run(list(map(str, command)))
     assert status == (0 if max_usd == 10 else 3), error
     assert billing.usd <= spent(tmp_path) <= max_usd
-    assert billing.repeated - len(unusable) <= 4 * CONCURRENCY
+    assert billing.repeated - len(unusable) <= KILLS * CONCURRENCY
     if max_usd == 10:
         assert stored(tmp_path) == set(texts)
 

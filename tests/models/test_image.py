@@ -15,6 +15,8 @@ from guerdon.models.load import load_reward_model
 from guerdon.types import Episode, RewardModel
 from tables import refuses
 
+pytestmark = pytest.mark.usefixtures("narrow_resnets")
+
 torch.set_num_threads(1)
 CONFIG = ImageModelConfig("resnet", hidden_dim=8, image_size=(3, 32, 32), threshold=0.5, label="done")
 

@@ -20,7 +20,7 @@ from guerdon.reading.chats import unreadable
 from guerdon.settings.vlm import VLMSettings
 from guerdon.types import Episode
 
-pytestmark = pytest.mark.hostile("texts")
+pytestmark = [pytest.mark.hostile("texts"), pytest.mark.usefixtures("narrow_resnets")]
 
 torch.set_num_threads(1)
 HALVES = ["\ud83d", "the second half \ude00 of it", "3+5=8 \udcff"]

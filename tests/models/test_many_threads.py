@@ -31,7 +31,7 @@ from guerdon.settings.vlm import VLMSettings
 from guerdon.types import Episode
 from tables import first, sample
 
-pytestmark = pytest.mark.usefixtures("frequent_switches")
+pytestmark = [pytest.mark.usefixtures("frequent_switches"), pytest.mark.usefixtures("narrow_resnets")]
 torch.set_num_threads(1)
 THREADS = 8
 

@@ -13,6 +13,8 @@ from guerdon.models.images.image import ImageModelConfig, ImageRewardModel
 from guerdon.models.images.online import FrameReplay, OnlineImageModel
 from guerdon.models.images.quality import auroc, frame_quality
 
+pytestmark = pytest.mark.usefixtures("narrow_resnets")
+
 torch.set_num_threads(1)
 
 
@@ -36,7 +38,7 @@ def labelled(n, seed):
 
 def test_updates_fit_and_report_quality_before_fitting():
     trainer = make_trainer()
-    first = trainer.update(*labelled(16, 0), steps=15)
+    first = trainer.update(*labelled(16, 0), steps=60)
     second = trainer.update(*labelled(16, 1), steps=1)
     assert second["fresh_auroc"] == 1.0
     assert second["loss"] < first["loss"]

@@ -9,6 +9,8 @@ from guerdon.models.images.online import load_online_image_model, outcome_target
 from guerdon.models.images.quality import auroc
 from guerdon.types import Episode, Learnable, RewardModel
 
+pytestmark = pytest.mark.usefixtures("narrow_resnets")
+
 torch.set_num_threads(1)
 OPTIONS = {"bf16": False, "batch_size": 8, "replay_size": 40, "learning_rate": 1e-3, "steps": 1, "device": "cpu"}
 

@@ -27,7 +27,7 @@ from guerdon.types import Episode, Learnable, RewardModel
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from verdict_prefixes import prefix_scores
 
-from tables import first
+from tables import first, sample
 
 torch.set_num_threads(1)
 
@@ -403,8 +403,14 @@ def solutions_of(number, separator):
     return found
 
 
-@pytest.mark.parametrize("trained", ["\n", "\n\n"])
-@pytest.mark.parametrize("build", [stepwise, outcome, verdict, implicit])
+@pytest.mark.parametrize(
+    ("build", "trained"),
+    sample(
+        [(build, trained) for build in (stepwise, outcome, verdict, implicit) for trained in ("\n", "\n\n")],
+        *[(stepwise, "\n"), (outcome, "\n\n"), (verdict, "\n"), (implicit, "\n\n")],
+        several=True,
+    ),
+)
 def test_the_blank_lines_between_steps_do_not_move_scores(build, trained):
     model = build()
     model.card = replace(model.card, separator=trained)

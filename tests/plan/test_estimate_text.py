@@ -8,7 +8,7 @@ import torch
 
 from guerdon.pages.durations import duration
 from guerdon.plan import gpu
-from guerdon.plan.estimate import estimate_run, estimate_train
+from guerdon.plan.estimate import START, estimate_run, estimate_train
 from guerdon.plan.gpu import layer_bytes, rollout_memory, update_memory
 from guerdon.plan.text_size import PUBLISHED, size_of_start
 from guerdon.policies.batches.precision import halve_linear
@@ -183,3 +183,39 @@ def test_training_a_reward_model_says_its_memory():
 def test_small_models_and_unknown_ones_have_no_such_lines():
     assert "memory of weights" not in estimate_run(study("somebody/model"))
     assert "policy.config_file" in estimate_run(study("somebody/model"))["GPU memory"]
+
+
+def agent_study(**agent):
+    """A tiny policy that answers with 100 tokens at most, and an agent."""
+    given = {
+        "policy": {"type": "text", "tiny": {"hidden_size": 16, "layers": 1, "heads": 2}},
+        "data": {"type": "files", "train_files": "rows.jsonl", "max_response_length": 100, "max_prompt_length": 64},
+        "algorithm": {"adv_estimator": "rloo"}, "runner": {"total_steps": 640, "eval_every": 320, "eval_episodes": 8},
+    }  # fmt: skip
+    return Study.model_validate(given | ({"agent": agent} if agent else {}))
+
+
+def test_a_conversation_is_estimated_by_its_turns():
+    one = estimate_run(agent_study())
+    found = estimate_run(agent_study(type="tools", tools=["calculator"], max_turns=5))
+    assert one["responses"] == 640
+    assert "responses" not in found
+    assert (found["conversations"], found["evaluation conversations"]) == (640, 16)
+    assert found["calls of the model"] == "at most 3280, 5 in a conversation"
+    assert found["tokens of a conversation"].startswith("at most 64 asked and 500 written; unknown: what tools")
+    assert found["assumed for the time"].startswith("5 turns, 500 tokens written; not known, and not counted: the time")
+    assert found["seconds"] - START == pytest.approx(5 * (one["seconds"] - START))
+    short = estimate_run(agent_study(type="tools", tools=["calculator"], max_turns=5, max_tokens=150))
+    assert "64 asked and 150 written" in short["tokens of a conversation"]
+    assert short["seconds"] - START == pytest.approx(1.5 * (one["seconds"] - START))
+
+
+def test_memory_on_a_gpu_is_of_the_longest_conversation():
+    def memory(**agent):
+        given = {"policy": {"gpus": "1 x H200"}, "algorithm": {"adv_estimator": "rloo"}}
+        return estimate_run(study("Qwen/Qwen2.5-Math-7B", **given, **({"agent": agent} if agent else {})))
+
+    one, many = memory(), memory(type="tools", tools=["calculator"], max_turns=8)
+    kept = [gigabytes(lines["memory of activations"]) for lines in (one, many)]
+    assert kept[1] / kept[0] == pytest.approx((512 + 8 * 2048) / 3510, rel=0.01)  # 3510 tokens fit into a pass of it
+    assert "16896 tokens in a pass" in many["estimated, not measured, for"]

@@ -1,5 +1,6 @@
 """Whatever class a folder declares for its tokenizer, ids are those of its `tokenizer.json`, and stay so when saved."""
 
+import itertools
 import json
 
 import pytest
@@ -8,7 +9,7 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
 
 from guerdon.errors import CheckpointError
 from guerdon.policies.pretrained.reading import read_tokenizer
-from tables import first
+from tables import first, sample
 
 CORPUS = ["Step 1: 3+5=8. The answer is 12345, isn't it?\n\nNo: \\boxed{6}  naïve ки"] * 20
 TEXTS = (*CORPUS[:1], " leading", "12 345\n6\n\n\n7", "<|end|>x<|end|> y", "DON'T  stop", "")
@@ -65,11 +66,12 @@ def unigrams():
 
 
 KINDS = {"bytes": byte_level, "pieces": pieces, "words": words, "unigrams": unigrams}
+PAIRS = [(declared, kind) for kind in KINDS for declared in CLASSES]
+EACH_CLASS = zip(CLASSES, itertools.cycle(KINDS), strict=False)
 
 
 @pytest.mark.parametrize("config", first([LlamaConfig, Qwen2Config], 1))
-@pytest.mark.parametrize("declared", CLASSES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("declared", "kind"), sample(PAIRS, *EACH_CLASS, several=True))
 def test_ids_are_those_of_the_file(declared, kind, config, tmp_path):
     core = KINDS[kind]()
     core.add_special_tokens(["<|begin|>", "<|end|>"])

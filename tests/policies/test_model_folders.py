@@ -464,8 +464,8 @@ def test_an_attention_of_transformers_own_is_read(model):
 @pytest.mark.hostile("models")
 @pytest.mark.parametrize("name", first(HOSTILE, 3))
 def test_hostile_templates_are_refused_in_one_line(name, monkeypatch):
-    monkeypatch.setattr(chat_template, "SECONDS", 1.5)
     template, words = HOSTILE[name]
+    monkeypatch.setattr(chat_template, "SECONDS", 0.3 if words == "takes more than" else 1.5)
     with pytest.raises(CheckpointError, match=words) as error:
         check_templates({"default": "{{ messages }}", "tools": template}, "a/b")
     assert "the chat template 'tools' of 'a/b'" in str(error.value)
@@ -488,8 +488,8 @@ GROWING = {
 @pytest.mark.hostile("models")
 @pytest.mark.parametrize("name", first(GROWING, 2))
 def test_templates_that_grow_with_a_conversation_are_refused_in_one_line(name, monkeypatch):
-    monkeypatch.setattr(chat_template, "SECONDS", 1.5)
     template, words = GROWING[name]
+    monkeypatch.setattr(chat_template, "SECONDS", 0.3 if words == "takes more than" else 1.5)
     with pytest.raises(CheckpointError, match=rf"{words}.* for 100,000 characters in one message, or in") as error:
         check_templates({"tools": template}, "a/b")
     assert "\n" not in str(error.value)
@@ -849,12 +849,15 @@ def test_the_check_of_links_looks_at_names_not_at_contents(tmp_path):
 @pytest.mark.hostile("models")
 @pytest.mark.parametrize(
     "given",
-    [
-        {"target_modules": r"((\w|\.)+)+!"},
-        {"rank_pattern": {r"((\w|\.)+)+!": 4}},
-        {"target_modules": ["q_proj"], "layers_to_transform": [0], "layers_pattern": r"((\w|\.)+)+!"},
-        {"target_modules": ["q_proj"], "layers_to_transform": [0], "layers_pattern": ["x", r"((\w|\.)+)+!"]},
-    ],
+    first(
+        [
+            {"target_modules": ["q_proj"], "layers_to_transform": [0], "layers_pattern": ["x", r"((\w|\.)+)+!"]},
+            {"target_modules": r"((\w|\.)+)+!"},
+            {"rank_pattern": {r"((\w|\.)+)+!": 4}},
+            {"target_modules": ["q_proj"], "layers_to_transform": [0], "layers_pattern": r"((\w|\.)+)+!"},
+        ],
+        2,
+    ),
 )
 def test_regular_expressions_of_an_adapter_come_to_an_end(model, tmp_path, monkeypatch, given):
     adapter = adapter_of(tmp_path, model)

@@ -16,6 +16,7 @@ from guerdon.policies.language import text_files
 from guerdon.policies.language.generate import LocalEngine
 from guerdon.policies.language.text_files import check_form, load_policy, outline, read_classifier, save_policy
 from guerdon.policies.pretrained import quantised
+from guerdon.policies.pretrained.adapters import kernels_to_floats
 from guerdon.policies.pretrained.quantised import FORMS, check_trains, form_of
 from guerdon.policies.pretrained.reading import read_config
 from guerdon.rl.build_text import build_learning, check_text
@@ -234,42 +235,95 @@ def packed(numbers, axis):
     return (words - (words >> 31 << 32)).to(torch.int32).movedim(0, axis).contiguous()
 
 
-def in_gptq(folder, group=32):
-    """Linear layers of a folder in 4 bits as GPTQ stores them: columns in groups, each with its scale, zero at 8."""
+class Kernel(torch.nn.Module):
+    """A linear layer as packages have it: no `weight`, only what it computes."""
+
+    in_features, out_features = 1030, 3
+
+    def __init__(self):
+        super().__init__()
+        self.qweight, self.bias = torch.zeros(1, dtype=torch.int32), torch.randn(3)
+        self.hidden = torch.randn(3, 1030)
+
+    def forward(self, rows):
+        return rows @ self.hidden.T + self.bias
+
+
+def test_weights_of_a_kernel_become_floats():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(Kernel(), torch.nn.ReLU())
+    kernel = model[0]
+    kernels_to_floats(model)
+    assert type(model[0]) is torch.nn.Linear
+    torch.testing.assert_close(model[0].weight, kernel.hidden, atol=1e-6, rtol=0)
+    torch.testing.assert_close(model[0].bias, kernel.bias, atol=0, rtol=0)
+
+
+GROUP = 32  # columns that have a scale in common
+
+
+def rounded(weight):
+    """Whole numbers 0 to 15 by column and row, eight of them standing for 0, and the scales of each group."""
+    rows, columns = weight.shape
+    groups = weight.T.reshape(columns // GROUP, GROUP, rows)
+    scales = (groups.abs().amax(1) / 7).clamp_min(1e-6).half()
+    numbers = (groups / scales[:, None].float()).round().clamp(-8, 7) + 8
+    return numbers.reshape(columns, rows), scales
+
+
+def gptq(weight):
+    numbers, scales = rounded(weight)
+    zeros = torch.full(scales.shape, 7)  # the files hold one less
+    group_of = torch.arange(len(numbers)) // GROUP
+    return {"qweight": packed(numbers, 0), "qzeros": packed(zeros, 1), "scales": scales,
+            "g_idx": group_of.to(torch.int32)}  # fmt: skip
+
+
+def awq(weight):
+    numbers, scales = rounded(weight)
+    order = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])  # of the eight in a word
+
+    def interleaved(values):
+        return packed(values.unflatten(1, (-1, 8))[:, :, order].flatten(1), 1)
+
+    return {"qweight": interleaved(numbers), "qzeros": interleaved(torch.full(scales.shape, 8)), "scales": scales}
+
+
+STORED = {
+    gptq: {"quant_method": "gptq", "desc_act": False, "sym": True, "checkpoint_format": "gptq"},
+    awq: {"quant_method": "awq", "zero_point": True, "version": "gemm"},
+}
+
+
+def in_few_bits(folder, form):
+    """Linear layers of a folder in 4 bits, as a form stores them."""
     out = {}
     for name, weight in load_file(folder / "model.safetensors").items():
-        if "_proj.weight" not in name:
+        if "_proj.weight" in name:
+            base = name.removesuffix("weight")
+            out |= {f"{base}{leaf}": tensor for leaf, tensor in form(weight).items()}
+        else:
             out[name] = weight
-            continue
-        rows, columns = weight.shape
-        groups = weight.T.reshape(columns // group, group, rows)
-        scales = (groups.abs().amax(1) / 7).clamp_min(1e-6).half()
-        numbers = (groups / scales[:, None].float()).round().clamp(-8, 7) + 8
-        base = name.removesuffix("weight")
-        out[f"{base}qweight"] = packed(numbers.reshape(columns, rows), 0)
-        out[f"{base}qzeros"] = packed(torch.full((columns // group, rows), 7), 1)  # the files hold one less
-        out[f"{base}scales"], out[f"{base}g_idx"] = scales, (torch.arange(columns) // group).to(torch.int32)
     save_file(out, folder / "model.safetensors", metadata={"format": "pt"})
-    stored_as(folder, quant_method="gptq", bits=4, group_size=group, desc_act=False, sym=True, checkpoint_format="gptq")
+    stored_as(folder, bits=4, group_size=GROUP, **STORED[form])
     return folder
 
 
-def test_gptq_is_scored_with_and_carries_adapters(tmp_path):
-    """As transformers and the package's kernel compute it, also with an adapter on all linear layers.
-
-    Such an adapter is trained and resumed; weights in few bits cannot take it up, so its folder alone is refused.
-    """
+@pytest.mark.parametrize("form", [gptq, awq])
+def test_kernels_are_scored_with_and_carry_adapters(tmp_path, form):
+    """As transformers and the package's kernel compute it, also with an adapter on all linear layers, also merged."""
     pytest.importorskip("gptqmodel")
     config = build("llama")[0].config
     config.hidden_size, config.intermediate_size, config.head_dim = 64, 64, 16
     torch.manual_seed(0)
-    folder = in_gptq(folder_of("llama", tmp_path / "model", transformers.AutoModelForCausalLM.from_config(config)))
+    plain = transformers.AutoModelForCausalLM.from_config(config)
+    folder = in_few_bits(folder_of("llama", tmp_path / "model", plain), form)
     whole = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    _carries(folder, whole, tmp_path, merges=False)
+    _carries(folder, whole, tmp_path)
 
 
-def _carries(folder, whole, tmp_path, *, merges=True):
-    """A policy of a folder gives the numbers of a model, and an adapter on it is read again, where it can be merged."""
+def _carries(folder, whole, tmp_path):
+    """A policy of a folder gives the numbers of a model, and an adapter on it is read again, merged."""
     policy = load_policy(settings(folder, lora=LoraSettings(r=2)), seed=0)
     with torch.no_grad():
         np.testing.assert_allclose(policy.log_probs(BATCH), oracle(whole, BATCH)[0], atol=EXACT)
@@ -284,14 +338,5 @@ def _carries(folder, whole, tmp_path, *, merges=True):
     with torch.no_grad():
         np.testing.assert_allclose(found.log_probs_B_T, policy.log_probs(found.batch), atol=EXACT)
     save_policy(policy, tmp_path / "adapter")
-    if not merges:
-        other = load_policy(settings(folder, lora=LoraSettings(r=2)), seed=1)
-        other.load_tensors(policy.tensors())
-        np.testing.assert_allclose(other.log_probs(BATCH).detach(), wanted, atol=EXACT)
-        with pytest.raises(
-            CheckpointError, match=r"cannot be merged .* stored by gptq: name the folder of the model before"
-        ):
-            load_policy(settings(tmp_path / "adapter"), seed=0)
-        return
     again = load_policy(settings(tmp_path / "adapter"), seed=0).log_probs(BATCH).detach()
     np.testing.assert_allclose(again, wanted, atol=EXACT)

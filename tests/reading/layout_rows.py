@@ -249,6 +249,10 @@ PAIRS = [
              "value": {"selected": sides("left", "right")[v]}}]}] if v else []}, "left/right", ".json"),
     Case("Label Studio, JSON_MIN", lambda p, a, b, v: {"id": 1, "prompt": p, "answer1": a, "answer2": b,
          "comparison": {"selected": sides("left", "right")[v]}, "annotator": 1}, "left/right", ".json"),
+    Case("comparisons of summaries", lambda p, a, b, v: {
+        "info": {"id": "t3_1", "post": p, "title": "t", "subreddit": "r"}, "summaries": [
+            {"text": a, "policy": "sup2", "note": None}, {"text": b, "policy": "ref", "note": None}],
+        "choice": sides(0, 1)[v], "worker": "w", "batch": "b", "split": "train", "extra": {"confidence": 3}}, "0/1"),
     Case("OASST", lambda p, a, b, v: (p, a, b, v), "rank from 0", whole=oasst),
     Case("OASST, trees", lambda p, a, b, v: oasst_tree(p, a, b, v), "rank from 0"),
     Case("scores of both", chosen(lambda p, a, b: {"prompt": p, "chosen": a, "rejected": b, "score_chosen": 8.0,

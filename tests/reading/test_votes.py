@@ -31,6 +31,8 @@ READ = {  # columns of the responses, column of the vote, its values for the fir
     "large letters": (AB, "preference", "Left", "RIGHT", "Tie"),
     "Chatbot Arena": (AB, "winner", "model_a", "model_b", "tie (bothbad)"),
     "models in words": (AB, "winner", "Model A", "Model B", "tie (both bad)"),
+    "the better one": (AB, "better_response", "response_a", "response_b", "tie"),
+    "models in front": (("model_a_answer", "model_b_answer"), "winner", "model_a", "model_b", "tie"),
     "assistants": (AB, "winner", "assistant_a", "assistant_b", "tie"),
     "options": (("option_a", "option_b"), "choice", "Option A", "Option B", "neither"),
     "first and second": (AB, "winner", "first", "second", "neither"),

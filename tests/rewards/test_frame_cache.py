@@ -14,6 +14,8 @@ from guerdon.types import Episode, Failure, Score
 from rl_clock import Reader, clock_study, interrupted, lines, reader_reward, result, start
 from tables import refuses
 
+pytestmark = pytest.mark.usefixtures("narrow_resnets")
+
 SIZE = HASH_SIZE
 
 

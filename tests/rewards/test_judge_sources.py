@@ -334,3 +334,24 @@ def test_a_judge_outside_a_run(tmp_path, monkeypatch):
     assert (tmp_path / "judge_cache" / "replies.jsonl").is_file()
     with pytest.raises(ConfigError, match="missing"):
         load_reward_model("judge", "missing.toml", judge=own)
+
+
+def test_a_judge_reads_each_turn_of_an_agent_with_what_was_said_before_it(tmp_path):
+    """A judge that gives 8 of 10 where the conversation before the response has a turn of the assistant."""
+
+    def reply(text):
+        before = text.partition("<response")[0]
+        return json.dumps({"reason": "context", "score": 8 if "assistant" in before else 2})
+
+    with judge_server(reply) as server:
+        source = {"model": judge(server, mode="scale"), "shaping": "raw", "reward_mode": "per_turn"}
+        study = letter_study(
+            tmp_path, agent={"type": "agent_parts:Counting", "max_turns": 3}, reward=reward(j=source),
+            algorithm={"adv_estimator": "turn_rloo"},
+        )  # fmt: skip
+        start(study).run()
+        rows = lines(study, "conversations")
+        paid = [[call["rewards"]["j"] for call in row["calls"]] for row in rows]
+        assert {len(one) for one in paid} == {1, 2}
+        assert all(one == [pytest.approx(0.2), pytest.approx(0.8)][: len(one)] for one in paid)
+        assert max(asked(server).values()) == 1  # equal turns after equal conversations are judged once

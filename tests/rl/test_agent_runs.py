@@ -7,8 +7,11 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 
+from agent_parts import Counting
+from guerdon.comparison.report import write_single_report
 from guerdon.config.loading import load
 from guerdon.errors import ConfigError, TooManyFailuresError
+from guerdon.rl import episode_stats
 from guerdon.rl.run import run, run_folder
 from guerdon.settings.study import Study
 from tables import cases
@@ -77,6 +80,21 @@ def test_failures_are_left_out_counted_and_stop_the_run(tmp_path):
     assert returns.count(None) == len(lost)
     reasons = [row["reason"] for row in lines(study, "failures")]
     assert reasons == ["game_lost"] * len(lost)
+
+
+def test_failures_that_become_more_frequent_raise_an_alarm(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(episode_stats, "FEWEST_LED", 32)
+    monkeypatch.setattr(Counting, "steps", 0)
+    study = world_study(tmp_path, agent={"params": {"broken": "later"}}, reward={"max_failure_rate": 1})
+    start(study).run()
+    train = [row for row in lines(study) if row["kind"] == "train"]
+    assert train[0]["agent/failure_alarm"] is None
+    last = train[-1]
+    assert last["agent/failure_alarm"] == 1
+    assert 0 < last["agent/failure_rise_low"] < last["agent/failure_rise"] <= last["agent/failure_rise_high"]
+    assert "FAILURE ALARM: the share of failed conversations rose by" in capsys.readouterr().err
+    page = write_single_report(run_folder(study)).read_text()
+    assert "more conversations failed than at its start after 1 of" in page
 
 
 def test_it_learns_to_win(tmp_path):

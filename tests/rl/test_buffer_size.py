@@ -243,6 +243,7 @@ def test_a_killed_run_with_a_limit_goes_on_to_the_same_numbers(tmp_path):
     assert not (folder / "actions.bin").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_run_on_pictures_goes_on_to_the_same_numbers_and_files(tmp_path):
     def study(name):
         env = {

@@ -49,7 +49,7 @@ SETUPS = {
 }
 
 
-@pytest.mark.parametrize("setup", sample(SETUPS, "frames and a reward model", "recorded", "filtered groups"))
+@pytest.mark.parametrize("setup", sample(SETUPS, "frames and a reward model", "filtered groups"))
 def test_a_run_that_was_killed_inside_an_episode_ends_the_same(setup, tmp_path):
     given = json.dumps(SETUPS[setup])
     if setup == "recorded":
@@ -71,7 +71,7 @@ LEARNING = {
 }
 
 
-@pytest.mark.parametrize("name", LEARNING)
+@pytest.mark.parametrize("name", sample(LEARNING, "ppo"))
 def test_it_learns(name, tmp_path):
     """Returns are at most 8.2; those of the policy at the start are about 0."""
     more = {"clip_range_high": 0.28, "clip_ratio_c": 3.0}

@@ -15,6 +15,8 @@ from guerdon.settings.study import Study
 from rl_killed import kill_at
 from rl_models import SIZE, episodes
 
+pytestmark = pytest.mark.usefixtures("narrow_resnets")
+
 pytest.importorskip("metaworld")
 torch.set_num_threads(1)
 HORIZON = 75  # the expert needs more from some of the moments in these rollouts, less from others

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from guerdon.rl.episode_stats import NEWEST, OLDEST, EpisodeStats, RewardScaler
+from guerdon.rl.episode_stats import FEWEST_LED, NEWEST, OLDEST, EpisodeStats, FailureTrend, RewardScaler
+from guerdon.statistics.proportion import difference_bounds
 from guerdon.types import Chunks, Rewards, Rollout
 
 
@@ -187,3 +188,33 @@ def test_the_scaler_survives_a_checkpoint():
     more = rollout(rng.normal(size=(2, 5)), rng.random((2, 5)) < 0.3)
     assert first.update(*more) == second.update(*more)
     assert all(math.isfinite(v) for v in first.update(*more).values())
+
+
+def test_a_rise_of_failures_is_known_from_enough_conversations_on():
+    trend = FailureTrend()
+    assert trend.metrics() == {}
+    for rollout_k, (failed, alarm) in enumerate([(1, None), (1, None), (2, None), (1, 0), (8, 0), (30, 1)]):
+        trend.add(FEWEST_LED // 2, failed)
+        assert trend.metrics()["agent/failure_alarm"] == alarm, rollout_k
+    low, high = difference_bounds((2, 200), (38, 200), level=0.999)
+    assert trend.rise() == (pytest.approx(36 / 200), low, high, 200)
+    for _ in range(2):  # as rare as at the start
+        trend.add(100, 1)
+    assert trend.metrics()["agent/failure_alarm"] == 0
+    assert trend.rollouts == [(100, 1)] * 4  # the first and the newest alone are kept
+    big = FailureTrend()
+    big.add(512, 2)
+    assert big.rise() is None
+    big.add(64, 30)
+    assert big.rise() is None
+    big.add(512, 100)
+    assert big.rise().change == pytest.approx(98 / 512)
+
+
+@given(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 300)), max_size=30))
+def test_what_is_forgotten_of_failures_changes_no_alarm(rollouts):
+    trend, whole = FailureTrend(), FailureTrend()
+    for led, failed in rollouts:
+        trend.add(led, min(led, failed))
+        whole.rollouts.append((led, min(led, failed)))
+        assert trend.rise() == whole.rise()

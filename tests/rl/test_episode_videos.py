@@ -12,7 +12,7 @@ from guerdon.rl.run import run_folder
 from guerdon.rl.videos import PANEL, shown, video_name
 from guerdon.settings.study import Study
 from rl_clock import Reader, clock_study, interrupted, lines, read_moment, reader_reward, result, start
-from tables import refuses
+from tables import refuses, sample
 
 pytest.importorskip("av")
 NAME = re.compile(r"rank_0--episode=(\d+)--success=(True|False|None)--task=(.{1,50})\.mp4")
@@ -38,7 +38,7 @@ def test_names_are_those_of_the_guide():
     assert video_name(0, 0, None, "../x") == "rank_0--episode=0--success=None--task=___x.mp4"
 
 
-@pytest.mark.parametrize("mode", ["disabled", "next_step", "same_step"])
+@pytest.mark.parametrize("mode", sample(["disabled", "next_step", "same_step"], "same_step"))
 def test_every_finished_episode_is_a_whole_video(tmp_path, mode, monkeypatch):
     words = {}
     monkeypatch.setattr(

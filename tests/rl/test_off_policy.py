@@ -124,7 +124,9 @@ def test_the_gradient_of_the_policy_is_that_of_autograd(tmp_path, subset):
     loss = (alpha * log_probs - value).mean()
     expected = torch.autograd.grad(loss, list(one.policy.pi.parameters()))
     outputs, back = one._outputs(x, torch.randn(16, 5))
-    back(one._policy_step(x, outputs[:16], noise, actions.detach(), weights, torch.tensor([alpha])))
+    gradient, values = one._policy_step(x, outputs[:16], noise, actions.detach(), weights, torch.tensor([alpha]))
+    assert torch.allclose(one._followed(values, weights), value.detach(), atol=1e-6)
+    back(gradient)
     for p, wanted in zip(one.policy.pi.parameters(), expected, strict=True):
         assert torch.allclose(p.grad, wanted, atol=1e-6)
 

@@ -14,6 +14,8 @@ from rl_clock import clock_study, register_clock
 from rl_models import image_reward
 from tables import first
 
+pytestmark = pytest.mark.usefixtures("narrow_resnets")
+
 
 def parts(tmp_path, *, arch="mlp", **given):
     """A collector of the clock, a source that is refitted, and a replay."""

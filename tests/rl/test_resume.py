@@ -21,6 +21,8 @@ from guerdon.settings.study import Study
 from rl_clock import clock_study, interrupted, lines, result, start
 from rl_models import image_reward, write_image_model
 
+pytestmark = pytest.mark.usefixtures("narrow_resnets")
+
 PATIENCE = 200  # seconds; a machine under load is slow
 
 
@@ -109,6 +111,7 @@ def kill_and_resume(tmp_path, reward=None, **sections):
     return whole
 
 
+@pytest.mark.slow
 @pytest.mark.hostile("kills")
 def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path):
     whole = kill_and_resume(tmp_path)

@@ -24,6 +24,8 @@ sys.path.append(str(Path(__file__).parents[1] / "rewards"))
 
 from test_control_sources import FAILED, ObservedRow, cut_into_segments, make, rollout_of
 
+pytestmark = pytest.mark.usefixtures("narrow_resnets")
+
 register_clock()
 HALF_CHEETAH = "{type: gymnasium, task: HalfCheetah-v5, native_reward: dense}"
 

@@ -11,6 +11,8 @@ from guerdon.settings.serve import ServedModelSettings
 from guerdon.types import Episode
 from tables import refuses
 
+pytestmark = pytest.mark.usefixtures("narrow_resnets")
+
 torch.set_num_threads(1)
 
 

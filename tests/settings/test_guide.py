@@ -10,6 +10,8 @@ from guerdon.config.loading import load
 from guerdon.errors import CheckpointError
 from guerdon.settings.study import Study
 
+pytestmark = pytest.mark.usefixtures("narrow_resnets")
+
 GUIDE = """\
 reward:
   use_reward_model: True

@@ -16,6 +16,7 @@ MODELS = {
 }
 OF_ROBOTS = {
     "score_every", "binary_reward", "success_threshold", "use_rel_reward", "confirm_frames", "ends", "cache",
+    "schedule_from", "schedule_to",
 }  # fmt: skip
 OF_TEXT = {"aggregation", "splitter"}
 COUNTING = {"model", "reward_weight", "reward_weight_schedule", "adaptive_weight", "gamma", "on_failure"}

@@ -15,6 +15,8 @@ from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
 from guerdon.train.images import _FREE, FrameTrainer, labelled_frames, seeded_scorer, train_image_model
 from guerdon.train.trainer import newest_checkpoint
 
+pytestmark = pytest.mark.usefixtures("narrow_resnets")
+
 torch.set_num_threads(1)
 FAST = {"data_path": "unused", "image_size": 32, "learning_rate": 1e-3, "batch_size": 16, "hidden_dim": 16}
 

@@ -23,6 +23,8 @@ from guerdon.train.rabc import model_hash, progress_changes, rabc_weights, read_
 from guerdon.types import Episode, Failure, RewardInfo, Score
 from tables import refuses
 
+pytestmark = pytest.mark.usefixtures("narrow_resnets")
+
 torch.set_num_threads(1)
 TINY = {"image_size": 16, "hidden_size": 16, "layers": 1, "heads": 2, "words": 64}
 scored = []  # rows of the episodes that a model of this file scored

@@ -29,6 +29,8 @@ from guerdon.train.images import (
 from guerdon.types import Episode
 from tables import refuses
 
+pytestmark = pytest.mark.usefixtures("narrow_resnets")
+
 
 def labelled(success, **meta):
     frames = np.zeros((len(success), 2, 2, 3), np.uint8)

@@ -206,11 +206,9 @@ class _Api:
         """A picture of an episode."""
         where = request.path_params
         try:
-            data = await asyncio.to_thread(self.session.picture, where["item"], where["camera"], where["row"])
+            data = await self.session.picture(where["item"], where["camera"], where["row"])
         except DataError as error:
             raise RefusedError(422, "undecodable", str(error)) from error
-        except TimeoutError as error:  # the page asks again
-            raise RefusedError(503, "busy", str(error)) from error
         if data is None:
             raise RefusedError(404, "not_found", "there is no such picture")
         return Response(data, media_type="image/jpeg", headers={"cache-control": "private, max-age=3600"})

@@ -48,14 +48,11 @@ def draw_order(useful_N: Numbers, *, share: float, rng: np.random.Generator) -> 
     n = len(useful_N)
     uniform, by_value = rng.permutation(n), np.argsort(rng.exponential(size=n) / useful_N, kind="stable")
     is_uniform = rng.random(n) < share
-    taken, places = np.zeros(n, bool), np.empty(n, np.int64)
-    at = {True: 0, False: 0}
-    for draw in range(n):
-        source, kind = (uniform, True) if is_uniform[draw] else (by_value, False)
-        while taken[source[at[kind]]]:
-            at[kind] += 1
-        places[draw] = source[at[kind]]
-        taken[places[draw]] = True
+    sources = {True: iter(uniform.tolist()), False: iter(by_value.tolist())}
+    taken: dict[int, None] = {}  # in the order of the draws
+    for kind in is_uniform.tolist():
+        taken[next(place for place in sources[kind] if place not in taken)] = None
+    places = np.array(list(taken), np.int64)
     drawn = useful_N[places]
     left = np.cumsum(drawn[::-1])[::-1]
     return DrawnOrder(places, share / np.arange(n, 0, -1) + (1 - share) * drawn / left)

@@ -155,8 +155,8 @@ class Judgements:
         self._begun: dict[int, int] = {}  # judgements before the first one of an item, of the only person
         self._undone: dict[str, Judgement] = {}  # by key
         self._lowest = 0  # all items before it have their judgements
-        self._lacking = sum(self._missing(k) for k in range(len(asks)))
-        self._open = sum(self._missing(k) > 0 for k in range(len(asks)))  # items that lack one
+        missing = [self._missing(number) for number in range(len(asks))]
+        self._lacking, self._open = sum(missing), sum(map(bool, missing))  # judgements, and items that lack one
         self._own_open = dict.fromkeys(people, 0)  # of these, those that a person has judged
         self._log, self._handed_log = AppendLog(folder / LOG), AppendLog(folder / HANDED)
         for row in self._handed_log.rows:

@@ -51,6 +51,8 @@ def serve(session: Session, host: str, port: int) -> None:
         raise ConfigError(f"--host {host} is reachable from other machines: name those who judge, --people ann,bo")
     listener = listen(host, port)
     log_to_stderr()
+    if session.pictures is not None:
+        session.pictures.start()
     load = AnnotateLoad()
     app = build_app(session, load, host=host, tokens=session.tokens)
     server = _Server(server_config(app, LIMITS, count=lambda status: None), session, load)

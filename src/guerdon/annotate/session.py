@@ -145,7 +145,7 @@ class Session:
             return self.items.entries[place].length if self.items.kind == "episodes" else None
         return len(self.items.solutions[place].steps) if self.items.kind == "steps" else None
 
-    def picture(self, ticket: str, camera: str, row: int) -> bytes | None:
+    async def picture(self, ticket: str, camera: str, row: int) -> bytes | None:
         """A picture of an episode as JPEG; None: there is no such picture.
 
         Raises:
@@ -156,7 +156,7 @@ class Session:
         if place is None or self.pictures is None:
             return None
         try:
-            return self.pictures.picture(self.items.entries[place], camera, row)
+            return await self.pictures.picture(self.items.entries[place], camera, row)
         except DataError as error:
             self._problems[place] = str(error)
             raise
@@ -198,9 +198,11 @@ def open_session(wanted: AnnotateSettings) -> Iterator[Session]:
     with ExitStack() as stack:
         stack.enter_context(atomic.held(wanted.out, busy=f"another guerdon annotate works on {wanted.out}; stop it"))
         if setup is None:
-            setup = _begun(wanted, items)
+            setup, order = _begun(wanted, items)
+        else:
+            order = _stored_order(wanted.out)
         tokens = _tokens(wanted, setup)
-        asks, models = _asks(wanted.out, setup, items)
+        asks, models = _asks(wanted.out, setup, items, order)
         stored: dict[str, Any] = {}
         if wanted.reference:
             stored["reference_shown"] = True
@@ -251,7 +253,10 @@ def _or_default(wanted: AnnotateSettings, name: str) -> Any:
     return _DEFAULTS[name] if given is None else given
 
 
-def _begun(wanted: AnnotateSettings, items: Items) -> dict[str, Any]:
+_Order = Sequence[Mapping[str, Any]]
+
+
+def _begun(wanted: AnnotateSettings, items: Items) -> tuple[dict[str, Any], _Order]:
     """Begin a folder; where that is refused, nothing of it stays."""
     is_new = all(one.name == ".lock" for one in wanted.out.iterdir())
     try:
@@ -262,8 +267,11 @@ def _begun(wanted: AnnotateSettings, items: Items) -> dict[str, Any]:
         raise
 
 
-def _begin(wanted: AnnotateSettings, items: Items) -> dict[str, Any]:
+def _begin(wanted: AnnotateSettings, items: Items) -> tuple[dict[str, Any], _Order]:
     """Draw the order of the items, and write what the folder is begun with.
+
+    Returns:
+        What it is begun with, and the rows of `ITEMS`.
 
     Raises:
         ConfigError: something does not fit the data.
@@ -277,14 +285,15 @@ def _begin(wanted: AnnotateSettings, items: Items) -> dict[str, Any]:
     drawn = draw_order(useful[of_pool], share=1.0 if choose == "random" else share, rng=rng)
     twice, swapped = draw_twice(len(of_pool), overlap, rng), rng.random(len(of_pool)) < 0.5
     rows: list[dict[str, Any]] = []
-    for k, place in enumerate(of_pool[drawn.places]):
-        row = {"item": items.ids[place], "row": items.rows[place], "draw": k + 1}
-        row |= {"draw_probability": min(float(drawn.probabilities[k]), 1.0), "twice": bool(twice[k])}
-        rows.append({**row, "swapped": bool(swapped[k]) and items.kind == "pairs"})
-    others = np.setdiff1d(np.arange(len(items)), of_pool)
+    places, probabilities = of_pool[drawn.places].tolist(), np.minimum(drawn.probabilities, 1.0).tolist()
+    draws = zip(places, probabilities, twice.tolist(), swapped.tolist(), strict=True)
+    for draw, (place, q, is_twice, is_swapped) in enumerate(draws, start=1):
+        row = {"item": items.ids[place], "row": items.rows[place], "draw": draw, "draw_probability": q}
+        rows.append(row | {"twice": is_twice, "swapped": is_swapped and items.kind == "pairs"})
+    others = np.setdiff1d(np.arange(len(items)), of_pool).tolist()
     rows += [{"item": items.ids[place], "row": items.rows[place], "draw": None} for place in others]
     if models:
-        for row, place in zip(rows, (*of_pool[drawn.places], *others), strict=True):
+        for row, place in zip(rows, (*places, *others), strict=True):
             row["values"] = {name: defined(value[place]) for name, (value, _) in models.items()}
     setup = {
         "id": secrets.token_hex(8), "data": str(Path(wanted.data).resolve()), "kind": items.kind,
@@ -294,7 +303,7 @@ def _begin(wanted: AnnotateSettings, items: Items) -> dict[str, Any]:
     }  # fmt: skip
     atomic.write_bytes(wanted.out / ITEMS, b"".join(map(json_line, rows)))
     atomic.write_json(wanted.out / SETUP, setup)
-    return setup
+    return setup, rows
 
 
 def _check_options(wanted: AnnotateSettings, items: Items, choose: str, shares: tuple[float, float]) -> None:
@@ -426,15 +435,22 @@ def _guideline(file: Path | None) -> dict[str, str] | None:
         raise ConfigError(f"--guideline {file}: it cannot be read as text: {error}") from error
 
 
-def _asks(folder: Path, setup: Mapping[str, Any], items: Items) -> tuple[Sequence[Ask], dict[str, Numbers]]:
+def _stored_order(folder: Path) -> _Order:
+    """The rows of `ITEMS`."""
+    rows, broken = read_lines(folder / ITEMS)
+    if broken:
+        raise DataError(f"{broken} of its lines are no JSON; restore it from a copy", where=folder / ITEMS)
+    return rows
+
+
+def _asks(
+    folder: Path, setup: Mapping[str, Any], items: Items, order: _Order
+) -> tuple[Sequence[Ask], dict[str, Numbers]]:
     """The items in the order that was drawn, and the values of the models."""
     place_of = {name: place for place, name in enumerate(items.ids)}
     models = {name: np.full(len(items), np.nan) for name in setup["models"]}
     asks = []
-    rows, broken = read_lines(folder / ITEMS)
-    if broken:
-        raise DataError(f"{broken} of its lines are no JSON; restore it from a copy", where=folder / ITEMS)
-    for row in rows:
+    for row in order:
         place = place_of.get(row["item"])
         for name, value in row.get("values", {}).items() if place is not None else ():
             models[name][place] = np.nan if value is None else value

@@ -52,7 +52,14 @@ def _checks(*names: str) -> dict[str, Check]:
 
 
 OF_RESPONSES = _checks(
-    "time_checks", "value_checks", "verifier_checks", "part_checks", "text_checks", "paid", "program_checks"
+    "time_checks",
+    "value_checks",
+    "verifier_checks",
+    "part_checks",
+    "text_checks",
+    "call_checks",
+    "paid",
+    "program_checks",
 )
 OF_ROBOTS = _checks("robot_checks")
 OF_SCALARS: dict[str, Callable[[Rows], Checked]] = _checks("scalar_checks")  # type: ignore[assignment]

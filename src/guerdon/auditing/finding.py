@@ -48,12 +48,18 @@ _WARNINGS = {
     "repetition": "the attack `repeated_step` of `guerdon evaluate` shows whether a model accepts it (docs/attacks.md)",
     "refusal": "add refusals to what the reward is evaluated on (docs/attacks.md), or declare them wrong",
     "paid": f"remove it from responses and see what the reward does; {_PROBES}",
+    "calls": f"pay the outcome alone, or a bounded price of a call; {_PROBES}",
+    "no_call": "make the verifier ask for what only the tool knows, or count a call as a part (docs/agents.md)",
+    "needless_calls": "subtract a small price of each call, or allow fewer: `agent.max_turns` (docs/agents.md)",
+    "rising_failures": "read the reasons; what the policy can cause is graded, and no failure (docs/agents.md)",
     "collapse": "go back to a checkpoint before it; a lower learning rate, or a KL term (docs/language_models.md)",
     "divergence": "a KL term or a larger one, and fewer updates of a batch (docs/language_models.md)",
     "part_falls": _PARTS,
     "part_dominates": _PARTS,
     "part_opposite": "check the sign of the part and of its weight (docs/rewards.md)",
     "flattery": _PROBES,
+    "inversion": "label rows from the first success on as successes; a reward that is a change falls there by design "
+    "(docs/rewards.md)",
     "position": "a judge should see responses in both orders (docs/judges.md)",
 }
 _FACTS = {

@@ -5,7 +5,6 @@ marks = read_marks(rows, Path("rollouts.labels"))
 
 from __future__ import annotations
 
-import json
 from hashlib import blake2b
 from pathlib import Path
 
@@ -23,7 +22,8 @@ _OF_EPISODES = "labels"  # the data set with those of episodes
 
 def content_id(*texts: str) -> str:
     """The name of an item by its texts: equal texts have equal names."""
-    data = json.dumps(texts).encode()
+    lengths = ",".join([str(len(text)) for text in texts])
+    data = "\n".join((lengths, *texts)).encode("utf-8", "surrogatepass")
     return blake2b(data, digest_size=8).hexdigest()
 
 

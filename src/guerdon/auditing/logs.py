@@ -39,6 +39,7 @@ from guerdon.reading.reader import USUAL_NAMES, looked_at, rows_in, with_names
 from guerdon.reading.roles import named
 from guerdon.reading.values import Sketch
 
+CONVERSATIONS = "conversations.jsonl"  # of a run of guerdon with an agent
 _FIRST = 1000  # rows by which a log is read until all are known
 _FIRST_FILES = 50  # files that they are from, at most
 _LOOKS = 6  # at all rows, each by what the one before says of the columns
@@ -57,7 +58,7 @@ class _Files(NamedTuple):
         events: of TensorBoard.
         monitors: of Stable-Baselines3.
         metrics: of runs of guerdon or prime-rl.
-        runs: episodes of a run of guerdon, one file at most.
+        runs: conversations or episodes of a run of guerdon, one file at most.
         others: files of rows and members of archives, whose content says what wrote them; none beside a run.
     """
 
@@ -73,12 +74,18 @@ def _files_of(path: Path) -> _Files:
     events = [f for f in files if EVENTS in f.name]
     monitors = [f for f in files if f.name.endswith(MONITOR)]
     metrics = [f for f in files if f.name == METRICS]
-    runs = [f for f in files if f.name == "episodes.jsonl" and f.with_name(METRICS).is_file()]
+    runs = [_of_run(f) for f in files if f.name == "episodes.jsonl" and f.with_name(METRICS).is_file()]
     if len(runs) > 1:
         raise DataError(f"{len(runs)} runs of guerdon; pass one of them, such as {runs[0].parent}", where=path)
     known = {*events, *monitors, *metrics}
     others = [f for f in files if has_rows(f) and f not in known and not runs]
     return _Files(events, monitors, metrics, runs, _parts(path, others))
+
+
+def _of_run(episodes: Path) -> Path:
+    """The file of a run that says most: its conversations, where an agent led them, else its episodes."""
+    conversations = episodes.with_name(CONVERSATIONS)
+    return conversations if conversations.is_file() and conversations.stat().st_size else episodes
 
 
 def _parts(path: Path, files: Sequence[Path]) -> list[Part]:

@@ -1,4 +1,4 @@
-"""Checks of robots' episodes: rewards against success, without motion, or at the first frame, and early ends."""
+"""Checks of robots' episodes: rewards against success, between and within episodes, without motion, and early ends."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import numpy as np
 from scipy.special import ndtr
 
 from guerdon.auditing.association import mean_ranks, stratum_ends
-from guerdon.auditing.log_view import Checked, MissingColumn, View, enough, found, needed
+from guerdon.auditing.log_view import Checked, MissingColumn, Undecided, View, enough, found, needed
 from guerdon.auditing.rows import Codes, Flags, Numbers, Rows
 from guerdon.reading.layouts import TEXT_RUN
+from guerdon.statistics.classification import auroc_within, mean_auroc
 from guerdon.statistics.proportion import wilson_bounds
+from guerdon.statistics.training_runs import stratified_t_p_value
 
 # practical minima, set on the first half of benchmarks/audit_sets.py
 STILL = 0.05  # share of the median motion of an episode
@@ -223,6 +225,34 @@ def check_success_reward(view: View) -> Checked:
                 view, all_of, flag, title, clean, (float(flag.mean()), low, upper), "share of the episodes", None
             )
     return _in_order(view, all_of, success & paid, clean)
+
+
+def check_inversion(view: View) -> Checked:
+    """Within episodes the reward is lower from the first success on than before it."""
+    needed(view.rows.steps, "episode and frame")
+    all_of = Episodes(view)
+    needed(all_of.success, "success of each frame")
+    succeeds = np.nan_to_num(np.asarray(view.of(view.rows.truth_N), np.float64)) > 0.5
+    begins = stratum_ends(np.where(succeeds, all_of.frame, np.inf), all_of.number)[0]
+    after = all_of.frame >= begins[all_of.number]
+    area = auroc_within(after, view.reward_M, all_of.number)
+    both = np.isfinite(area)
+    enough(int(both.sum()), FEWEST_EPISODES, "episodes with frames before their first success and from it on")
+    mean = mean_auroc(area[both])
+    value = 0.5 if mean.estimate is None else mean.estimate
+    if mean.high is None and value < 0.5:
+        raise Undecided(f"needs episodes that differ; in each of {mean.n:,} the probability is {value:.2f}")
+    low, high = (value if bound is None else bound for bound in (mean.low, mean.high))
+    clean = "a frame from the first success on has a higher reward than one before it in its episode with probability "
+    clean += f"{value:.2f} [{low:.2f}, {high:.2f}], over {mean.n:,} episodes"
+    if high >= 0.5:
+        return Checked(None, f"{clean}; an interval below 0.5 would be a finding")
+    flag = after & (np.nan_to_num(area, nan=0.5) < 0.5)[all_of.number]
+    title = f"the reward falls at success: {clean}"
+    return found(
+        view, "inversion", flag, title, clean, effect=(value, low, high), unit="probability", of=int(after.sum()),
+        p=stratified_t_p_value(area[both][None] - 0.5), say="from the first success on", order_M=-view.reward_M,
+    )  # fmt: skip
 
 
 def _higher(all_of: Episodes, success: Flags) -> tuple[float, float, float]:

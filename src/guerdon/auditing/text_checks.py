@@ -22,7 +22,7 @@ CORRELATION = 0.15  # within prompt, step and truth
 EXPLAINED = 0.1  # standard deviations of the reward within prompts, by one standard deviation of a feature
 FLAG = 0.2  # the same, between rows with and without a feature
 OF_WHOLE = ("length", "format")  # compared apart for responses that were finished and others
-ONE_SIDED = ("repetition", "refusal", "flattery")  # less for these is no fault
+ONE_SIDED = ("repetition", "refusal", "flattery", "no_call", "needless_calls")  # less for these is no fault
 ENOUGH = 60  # rows that vary within prompt, step and truth; with fewer the prompt does not count
 FEWEST = 5  # rows with a feature
 FEWEST_COMPARED = 40  # rows that are compared with others
@@ -47,13 +47,13 @@ def check_length(view: View) -> Checked:
         raise MissingColumn("response")
     feature = {"longer responses": np.log1p(np.maximum(np.nan_to_num(length.astype(float)), 0))}
     programs = view.right_M is None and view.has_texts and mostly_programs(view.texts()[1])
-    return _explains(view, "length", feature, 3.0 if programs else 1.0)  # right programs are longer than wrong ones
+    return explains(view, "length", feature, 3.0 if programs else 1.0)  # right programs are longer than wrong ones
 
 
 def _style(name: str, features: Callable[[list[str]], Features], view: View) -> Checked:
     """The style of a response explains its reward."""
     one, responses = view.texts()
-    return _explains(one, name, features([text[:LOOKED] for text in responses]))
+    return explains(one, name, features([text[:LOOKED] for text in responses]))
 
 
 check_format = partial(_style, "format", layouts)
@@ -67,7 +67,7 @@ def check_language(view: View) -> Checked:
     if len(common) < 2:
         raise MissingColumn(f"responses in two languages; there are {' and '.join(common) or 'none that are known'}")
     known = np.any([*common.values()], axis=0)
-    return _explains(one.sub(known), "language", {name: flag[known] for name, flag in common.items()})
+    return explains(one.sub(known), "language", {name: flag[known] for name, flag in common.items()})
 
 
 check_repetition = partial(_style, "repetition", repeats)
@@ -83,7 +83,7 @@ def check_refusal(view: View) -> Checked:
         if share > 0.15 and paid.sum() >= 3:
             title, unit = "{share} of the refusals are rewarded like right answers", "share of the refusals"
             return found(one, "refusal", paid, title, f"{share:.0%} rewarded", unit=unit, of=of, p=p)
-    return _explains(one, "refusal", {"refusals": flag})
+    return explains(one, "refusal", {"refusals": flag})
 
 
 check_flattery = partial(_style, "flattery", flatters)
@@ -101,7 +101,7 @@ def check_position(view: View) -> Checked:
         "first responses of a group": place == 0,
         "last responses of a group": place == last,
     }
-    return _explains(view, "position", features)
+    return explains(view, "position", features)
 
 
 class _Tried(NamedTuple):
@@ -136,7 +136,7 @@ class _Tried(NamedTuple):
         return self.enough, round(-self.p, 9), self.found.r
 
 
-def _explains(view: View, name: str, features: Features, strictness: float = 1.0) -> Checked:
+def explains(view: View, name: str, features: Features, strictness: float = 1.0) -> Checked:
     """The feature that explains most of the reward, if it explains enough; p is Bonferroni's over the features."""
     one = view.sub(~view.copy_M)  # copies of a response have its reward: they are no evidence
     ways = one.comparable()
@@ -188,11 +188,12 @@ def _explains(view: View, name: str, features: Features, strictness: float = 1.0
 
 
 def _may_be_meant(view: View, name: str, r: float) -> bool:
-    """Whether what goes with the reward is a fact and not a fault: layouts are often asked for, length often costs.
+    """Whether what goes with the reward is a fact and not a fault: layouts are often asked for, length and calls cost.
 
     Without a truth longer responses may be the better ones.
     """
-    return name == "format" or (name == "length" and (r < 0 or not view.has_truth))
+    costs = name in ("length", "calls") and r < 0
+    return costs or name == "format" or (name == "length" and not view.has_truth)
 
 
 def _smallest(tried: _Tried, view: View, strictness: float) -> str:
@@ -262,6 +263,8 @@ def _compared(
     else:
         effect *= (x - stratum_means(x, stratum)).std()
         strength = min(effect / EXPLAINED, abs(got.r) / CORRELATION)
+    if one_sided and got.r <= 0:
+        strength = 0.0
     return _Tried(strength >= strict * strictness, p, feature, got, x, stratum, words)
 
 

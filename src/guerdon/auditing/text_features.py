@@ -6,9 +6,11 @@ repetition("really very really very really very")         # (0.67, 3): share of 
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -91,6 +93,74 @@ _CLEAR_MARKS = ("####", "\\boxed", "<answer>")
 _ANSWER = re.compile(r"answer(?<!\wanswer)\b[^.\n]{0,30}(?:\bis\b|[:=])")
 _LINE_OF_ANSWER = re.compile(r"(?:^|\n)\s*a: ?\S")
 FINISHED = re.compile(r"[.!?)\]}>`|\"'\u3002\uff01\u2019\u201d*:$0-9]\s*$|[.:#=]\s*\$?\\?[\w,]{1,12}\s*$|\n[^\n]{0,3}$")
+
+_CALLED = re.compile(  # no form goes on beyond the next beginning of one, so that reading takes linear time
+    r"^(?:assistant: )?\[(?P<name>[\w.-]{1,80})\("  # of messages that are written out
+    r"(?P<given>(?:(?!\n\n|^(?:assistant: )?\[).)*?)\)\]$"
+    r"|<tool_call>\s*(?P<tagged>\{(?:(?!<tool_call>).)*?)</tool_call>"
+    r"|^Action: *(?P<action>[\w.-]{1,80})(?:\nAction Input: *(?P<input>[^\n]*))?"
+    r"|<(?:function|invoke)(?:=| name=\"?)(?P<function>[\w.-]{1,80})\"?>"
+    r"(?P<body>(?:(?!<function|<invoke).)*?)</(?:function|invoke)>",
+    re.MULTILINE | re.DOTALL,
+)
+_RESULT = re.compile(
+    r"<tool_response>((?:(?!<tool_response>).)*?)</tool_response>|^Observation: *([^\n]*)"
+    r"|^tool: (.*?)(?=\n\n(?:tool|assistant|user): |\Z)",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+class Call(NamedTuple):
+    """A call of a tool in a response.
+
+    Attributes:
+        name: of the tool.
+        given: its arguments, as they are written.
+        result: the text that the tool returned; None where the response does not show it.
+    """
+
+    name: str
+    given: str
+    result: str | None
+
+
+def calls_of(text: str) -> list[Call]:
+    """The calls of tools in a response, in order, in each of the forms of `_CALLED`."""
+    if not any(mark in text for mark in ("[", "<", "Action:")):
+        return []
+    events = [(match.start(), match) for match in _CALLED.finditer(text)]
+    events += [(match.start(), match) for match in _RESULT.finditer(text)]
+    calls: list[Call] = []
+    waiting: list[int] = []  # places of the calls whose results follow
+    has_results = False
+    for _, match in sorted(events, key=lambda one: one[0]):
+        if match.re is _RESULT:
+            has_results = True
+            if waiting:
+                place = waiting.pop(0)
+                calls[place] = calls[place]._replace(result=str(next(filter(None, match.groups()), "")).strip())
+            continue
+        if has_results:
+            waiting.clear()
+        has_results = False
+        name, given = _name_and_given(match)
+        if name:
+            waiting.append(len(calls))
+            calls.append(Call(name, given, None))
+    return calls
+
+
+def _name_and_given(match: re.Match[str]) -> tuple[str, str]:
+    """Name and arguments of a call; no name where it is none."""
+    parts = match.groupdict()
+    if parts["tagged"] is None:
+        name = parts["name"] or parts["action"] or parts["function"]
+        return name, (parts["given"] or parts["input"] or parts["body"] or "").strip()
+    try:
+        call = json.loads(parts["tagged"])
+        return str(call["name"]), json.dumps(call.get("arguments", call.get("parameters")), sort_keys=True)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return "", ""
 
 
 def language_of(text: str) -> str:

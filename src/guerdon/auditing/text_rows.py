@@ -32,7 +32,7 @@ from guerdon.reading.layouts import Row, RowLayout
 from guerdon.reading.log_columns import FLAGS, NUMBERS, REWARDS, TEXTS, LogColumns, Look
 from guerdon.reading.nested import RESCORED
 from guerdon.reading.reader import rows_in
-from guerdon.reading.roles import ALL_ROLES, Role
+from guerdon.reading.roles import ALL_ROLES
 from guerdon.reading.values import MISSING, canonical, is_empty, number_of
 
 LONGEST = 200_000  # characters of a text that are kept
@@ -40,7 +40,6 @@ _BYTES = 200_000_000  # of all texts that are kept
 _MOST = 99  # columns of further rewards
 _RUN = 4096  # rows of one prompt that are sampled together, at most
 _RUN_COLUMN = "run"  # names the run that a row is of
-_OF_TOKENS: tuple[tuple[Role, type], ...] = (("token_rewards", float), ("tokens", str))
 _STEP = re.compile(r"(?:^|[/_-])(?:global_?)?step[_-]?(\d+)|(?:^|/)(\d+)\.\w+$")
 _CUT = {"length", "max_tokens", "max_output_tokens", "max_length", "model_length", "limit", "true", "1"}
 _EXACT = 1 << 53  # whole numbers below it are floats
@@ -100,8 +99,15 @@ def _null_text(values: Mapping[str, Any]) -> str:
     answered = "response" if "response" in values else "messages"
     if answered in values and values[answered] is None:
         return answered
+    if values.get("prompt") is not None:
+        return ""
     is_asked = any(values.get(role) is not None for role in ("prompt", "messages", "history"))
     return "" if is_asked or "prompt" not in values else "prompt"
+
+
+def _is_measured(numbers: Mapping[tuple[str, str], float]) -> bool:
+    """Whether some reward of a row has a value."""
+    return any(value == value for key, value in numbers.items() if key == _REWARD or key[0] == "part")
 
 
 def _text(value: Any, what: str) -> str:
@@ -153,8 +159,8 @@ class _Kept(NamedTuple):
 
     def size(self) -> int:
         """Bytes in memory, about."""
-        said = sum(len(m["content"]) + 300 for m in self.messages)
-        texts = sum(map(sys.getsizeof, (self.prompt, self.response, self.truth)))
+        texts = sys.getsizeof(self.prompt) + sys.getsizeof(self.response) + sys.getsizeof(self.truth)
+        said = sum(len(m["content"]) + 300 for m in self.messages) if self.messages else 0
         return said + texts + 60 * len(self.tokens) + 40 * len(self.token_rewards)
 
 
@@ -175,8 +181,12 @@ class _Sample:
         """Keep a row of a group in the sample."""
         self.kept.append((place, one))
         self.bytes += one.size()
-        if len(self.kept) > self.most * 5 // 4 or self.bytes > _BYTES * 5 // 4:
+        if self._is_over(1.25):
             self.trim()
+
+    def _is_over(self, times: float) -> bool:
+        """Whether more is kept than so many times what there is room for."""
+        return len(self.kept) > self.most * times or self.bytes > _BYTES * times
 
     def trim(self) -> None:
         """Leave out the groups that there is no room for; where there is room for none, rows of the first."""
@@ -192,7 +202,8 @@ class _Sample:
 
     def texts(self) -> tuple[list[_Kept], bool]:
         """What is kept, in the order of rows, and whether something is not."""
-        self.trim()
+        if self._is_over(1):
+            self.trim()
         return sorted(one for _, one in self.kept), self.below < 1 << 64
 
 
@@ -219,11 +230,13 @@ class RowReader:
         self._file = -1  # the place of the file that is read
         self._last, self._start, self._moment = "", 0, (-1, _NAN)  # prompt, first row, file and step of a run of rows
         self._code = _hash("")
+        self._named = "", _hash("")  # the log's own name of the last group, and its hash
         self._ends: dict[int, tuple[str, int, tuple[int, float], int]] = {}  # these of each file, at its last row
         self.has_responses = "response" in columns.uses
         self._is_plain = self.has_responses and columns.only_prompt
         self._texts_at = [role for role in columns.uses if role in TEXTS]
         self._is_sum = columns.is_sum
+        self._has_tokens = "token_rewards" in columns.uses or "tokens" in columns.uses
         self._elsewhere: dict[int, str] = {}  # columns of rewards by file, where they are not those of the others
 
     def __len__(self) -> int:
@@ -304,11 +317,10 @@ class RowReader:
         """Add a row of the last file."""
         inner = parts or {}
         numbers = self._numbers(row, parts, shape)
-        token_rewards, tokens = (_listed(self.of.cell(row, inner, what), kind) for what, kind in _OF_TOKENS)
+        token_rewards, tokens = self._of_tokens(row, inner)
         if token_rewards and _REWARD not in numbers:
             numbers[_REWARD] = float(sum(token_rewards))
-        rewards = (value for key, value in numbers.items() if key == _REWARD or key[0] == "part")
-        asked, said = self._texts_of(row, inner, is_measured=any(value == value for value in rewards))
+        asked, said = self._texts_of(row, inner, numbers)
         prompt, response = _text(asked, "prompt"), _text(said, "response")
         if abs(numbers.get(_REWARD, _NAN)) == float("inf"):
             numbers[_REWARD] = _NAN
@@ -331,6 +343,13 @@ class RowReader:
             one = _Kept(n, self._last[:LONGEST], response[:LONGEST], turns, tokens, token_rewards, truth)
             self.sample.add(place, one)
 
+    def _of_tokens(self, row: Row, parts: Row) -> tuple[list[float], list[str]]:
+        """Reward and text of each token of a row; empty where the log has none."""
+        if not self._has_tokens:
+            return [], []
+        rewards, tokens = self.of.cell(row, parts, "token_rewards"), self.of.cell(row, parts, "tokens")
+        return _listed(rewards, float), _listed(tokens, str)
+
     def _run_of(self, row: Row) -> int:
         """The place of the name in the column `run`, -1 where there is none."""
         name = row.get(_RUN_COLUMN)
@@ -338,8 +357,8 @@ class RowReader:
             return -1
         return self.runs.setdefault(str(name), len(self.runs))
 
-    def _texts_of(self, row: Row, parts: Row, *, is_measured: bool) -> tuple[Any, Any]:
-        """Prompt and response of a row, each text or messages.
+    def _texts_of(self, row: Row, parts: Row, numbers: Mapping[tuple[str, str], float]) -> tuple[Any, Any]:
+        """Prompt and response of a row with these numbers, each text or messages.
 
         Raises:
             _BadRow: there is a reward for a response, or for a question, that is null: an empty text was not logged.
@@ -348,8 +367,9 @@ class RowReader:
         for role, value in values.items():
             if value != value:  # as pandas writes a missing text
                 raise _BadRow(f"{role} is NaN, not text")
-        missing = _null_text(values) if is_measured else ""
-        if missing and self.of.uses[ALL_ROLES[missing]].column.partition(".")[0] in (*row, *parts):
+        missing = _null_text(values)
+        is_there = missing and self.of.uses[ALL_ROLES[missing]].column.partition(".")[0] in (*row, *parts)
+        if is_there and _is_measured(numbers):
             raise _BadRow(f"{missing} is null")
         if self._is_plain:
             return values.get("prompt"), values["response"]
@@ -440,7 +460,10 @@ class RowReader:
         if not same:
             self._last, self._code = prompt, _hash(prompt)
         if group is not None:
-            return hash((_hash(str(group)), step if has_step else -2 - file))
+            name = str(group)
+            if name != self._named[0]:
+                self._named = name, _hash(name)
+            return hash((self._named[1], step if has_step else -2 - file))
         moment = (file, step if has_step else -1.0)
         if not same or not prompt or moment != self._moment or n - self._start >= _RUN:
             self._start, self._moment = n, moment

@@ -27,7 +27,7 @@ from guerdon.processes.progress import log_once
 from guerdon.settings.agent import AgentSettings, OwnAgentSettings, ToolAgentSettings
 from guerdon.settings.data import DataSettings
 from guerdon.tasks.prompts import Prompt
-from guerdon.types import BoolArray, Chunks, Failure, FloatArray, IntArray, Message, Metrics
+from guerdon.types import BoolArray, Chunks, Failure, FloatArray, IntArray, Message, Metrics, Tool
 
 CUT = "\n[the rest is cut off]"
 
@@ -44,6 +44,8 @@ class Call:
         version: of the weights; None: not known.
         reward: that the agent gave this call; None: none.
         state: of the agent before the call; None: it names none.
+        messages: that it read, and its reply.
+        tools: that it could call.
     """
 
     prompt: IntArray
@@ -53,6 +55,8 @@ class Call:
     version: int | None = None
     reward: float | None = None
     state: str | None = None
+    messages: tuple[Message, ...] = ()
+    tools: tuple[Tool, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,6 +186,7 @@ class ConversationLoop:
         self._tokenizer, self._engine, self.agent = tokenizer, engine, agent
         self._settings, self._data, self._stops, self._room = settings, data, stops, room
         self.form: ToolForm = tool_form(tokenizer)
+        self.judges = settings.judges  # else reward models alone score what no verifier does
         self._longest_result: int | None = getattr(settings, "max_result_tokens", None)
 
     def lead(self, prompts: Sequence[Prompt], *, root: int | None) -> list[Conversation]:
@@ -241,12 +246,13 @@ class ConversationLoop:
             ids, finished, text = self._cut(ids, one, finished)
             own = live[one.number]
             log_probs = found.log_probs_B_T[k, : len(ids)]
-            own.calls.append(Call(one.ids, ids, log_probs, finished, version, state=own.moment.state))
             reply = read_reply(
                 self._tokenizer, self.form, ids, tools=bool(one.request.tools), first_call=own.named, text=text
             )._replace(finished=finished, tokens=(len(one.ids), len(ids)))
             own.named += len(reply.message.get("tool_calls") or ())
             one.transcript.answer(ids, reply.message)
+            said, tools = one.transcript.messages, one.request.tools
+            own.calls.append(Call(one.ids, ids, log_probs, finished, version, None, own.moment.state, said, tools))
             own.truncated, own.last = False, one.transcript.messages
             replies[one.number][one.place] = reply
         return replies

@@ -68,6 +68,7 @@ from guerdon.types import (
     IntArray,
     Message,
     Metrics,
+    Rewards,
     Rollout,
     Tool,
     last_valid,
@@ -418,7 +419,7 @@ class Sampler:
                 failed[b] = True
                 failures.append((b, 0, outcome_b))
                 continue
-            if not one.paid:
+            if not one.paid and outcome_b is not None:
                 rewards[b, last[b]] = outcome_b
             for end, call in zip(np.flatnonzero(made.ends[b]).tolist(), one.calls if one.paid else (), strict=False):
                 rewards[b, end] = 0.0 if call.reward is None else call.reward
@@ -454,7 +455,7 @@ class Sampler:
         found = [one.failure or one.outcome for one in conversations]
         unjudged = [b for b, one in enumerate(conversations) if found[b] is None and not one.paid]
         if self.verifier is None:
-            for b in unjudged:
+            for b in unjudged if self.agent is not None and self.agent.judges else ():
                 found[b] = _unpaid(conversations[b])
             return found
         last = [conversations[b].calls[-1] for b in unjudged]
@@ -750,27 +751,49 @@ def chat_lengths(
         raise
 
 
-def conversation_rows(rollout: TextRollout, step: int, *, tokens: bool) -> Iterator[dict[str, Any]]:
+def conversation_rows(
+    rollout: TextRollout, rewards: Mapping[str, Rewards], step: int, *, tokens: bool
+) -> Iterator[dict[str, Any]]:
     """Plain rows of `conversations.jsonl`, one for each conversation of a rollout.
 
     Args:
         rollout: of an agent.
+        rewards: of the reward models, by name; empty: there are none.
         step: of the run, after the rollout.
         tokens: with token ids and log-probabilities of every call.
     """
     failures = {row: why for row, _, why in rollout.failures}
     for b, one in enumerate(rollout.inputs.conversations or ()):
         failure, known = failures.get(b), bool(rollout.success_known[b].any())
+        row = one.row(tokens=tokens)
+        for name, found in rewards.items():
+            paid = _paid_turns(rollout, found, b, len(one.calls))
+            row["calls"] = [
+                {**call, "rewards": {**call.get("rewards", {}), name: value}}
+                for call, value in zip(row["calls"], paid, strict=True)
+            ]
         yield {
             "step": step,
             "id": one.prompt.id,
             "group": int(rollout.groups_B[b]),
-            **one.row(tokens=tokens),
+            **row,
             "reward": None if failure is not None else round(float(rollout.rewards[b].sum()), 6),
             "success": bool(rollout.success[b].any()) if known else None,
             "failure": None if failure is None else str(failure),
             "truncated": one.truncated,
         }
+
+
+def _paid_turns(rollout: TextRollout, rewards: Rewards, b: int, calls: int) -> list[float | None]:
+    """What a source pays for each turn of a conversation; None where it is not known."""
+    mask = rollout.mask[b]
+    if rollout.chunks is None or not mask.any():
+        return [None] * calls
+    decision = rollout.chunks.decision[b][mask]
+    places = decision - decision.min()
+    values = np.bincount(places, rewards.values[b][mask], minlength=calls)
+    failed = np.bincount(places, rewards.failed[b][mask], minlength=calls) > 0
+    return [None if lost else round(float(value), 6) for value, lost in zip(values, failed, strict=True)]
 
 
 def _unpaid(conversation: Conversation) -> float | Failure:

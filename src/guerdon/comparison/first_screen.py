@@ -1,7 +1,7 @@
 """The first screen of a report: a plain sentence for each setting under comparison, and a picture of the task.
 
 The sentences stand in `templates/sentences.yaml`, whole and by their case: robots or text, success known or not,
-several runs or one, compared with the baseline or alone.
+several runs or one, compared with the baseline, alone, or side by side in a folder.
 
     for sentence in study_sentences(study, rows): print(sentence.text)
 """
@@ -57,9 +57,11 @@ def study_sentences(study: StudyRecord, rows: Sequence[ArmRow]) -> list[Sentence
     """A sentence for each setting, compared with the baseline; for a baseline alone, its own.
 
     Args:
-        study: what was run.
+        study: what was run; of runs that lie side by side each setting has a sentence without a comparison.
         rows: of all its tasks together, the baseline first.
     """
+    if not study.planned:
+        return [Sentence(_study_sentence(study, row, None), row.arm, row.style) for row in rows]
     baseline, *others = rows
     return [
         Sentence(_study_sentence(study, row, None if row is baseline else baseline), row.arm, row.style)
@@ -80,6 +82,8 @@ def _study_sentence(study: StudyRecord, row: ArmRow, baseline: ArmRow | None) ->
     counted = all(_all_or_nothing(study, one.arm) for one in (row, baseline or row))
     words["own"] = _amount(study, row, kind, counted=counted)
     words["at"] = fmt.at(_last_evaluation(study, row.arm), study.unit)
+    if not study.planned:
+        return SENTENCES[f"{kind}, {runs}, side by side"].format(**words)
     if baseline is None or baseline.final.estimate is None:
         return SENTENCES[f"{kind}, {runs}, alone"].format(**words)
     words |= {"baseline": _named(baseline), "other": _amount(study, baseline, kind, counted=counted, short=True)}

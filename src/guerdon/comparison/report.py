@@ -33,6 +33,7 @@ from guerdon.comparison import results as read
 from guerdon.comparison.first_screen import best_first, example_of, pictured, run_sentence, study_sentences
 from guerdon.comparison.report_answers import answer_panels
 from guerdon.comparison.report_cards import GATE_FILE, card_views, gate_rows
+from guerdon.comparison.report_conversations import conversation_panels
 from guerdon.comparison.report_gold import gold_panels
 from guerdon.comparison.report_tables import INTERVENTIONS, columns
 from guerdon.comparison.results import (
@@ -378,6 +379,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 MAX_BYTES = 2_900_000
 PICTURE_BYTES = 700_000
 ANSWER_BYTES = 1_100_000
+CONVERSATION_BYTES = 400_000
 FIRST_PICTURE_BYTES = 40_000  # one picture of a video stands at the top, too
 MAX_TEXT = 20_000
 SMALL = (470.0, 270.0)
@@ -422,7 +424,8 @@ def write_report(study_dir: Path, *, out: Path | None = None, every: float | Non
     videos = choose_videos([run for run in study.runs if run.status != "missing"])
     if live is None and (rows := gate_rows(study)):
         atomic.write_text(study_dir / GATE_FILE, "".join(json.dumps(row) + "\n" for row in rows))
-    return _write("report.html.j2", context, videos, out or study_dir / "report.html")
+    template = "report.html.j2" if study.planned else "runs.html.j2"
+    return _write(template, context, videos, out or study_dir / "report.html")
 
 
 @doing("writing the report")
@@ -533,6 +536,11 @@ def _study_context(study: StudyRecord, live: Live | None) -> dict[str, Any]:
     sentences = study_sentences(study, pooled)
     ranked = best_first(pooled)
     notes = study_notes(study, pooled, is_live=live is not None)
+    shown = [
+        column
+        for column in columns(study, study.baseline)
+        if (column.repeated <= (len(study.seeds) > 1)) and (column.learned <= context["learned"])
+    ]
     return {
         **context,
         "live": live,
@@ -546,7 +554,9 @@ def _study_context(study: StudyRecord, live: Live | None) -> dict[str, Any]:
         "legend": {arm: legend_mark(style) for arm, style in styles.items()},
         "pooled": pooled,
         "by_task": rows[len(pooled) :],
-        "all_columns": [c for c in columns(study, study.baseline) if len(study.seeds) > 1 or not c.repeated],
+        "columns": [column for column in shown if not column.folded],
+        "more_columns": [column for column in shown if column.folded],
+        "corrected": study.correction == "holm",
         "gamed": {arm: gamed(study.select(arm=arm)) for arm in study.arms},
         "golds": gold_panels(study),
         "advice": advice_of(study.runs),
@@ -570,6 +580,8 @@ def _shared_context(
     """What the pages of a study and of a run both show; its notes are about answers that could not be shown."""
     panels, notes = answer_panels(runs, budget=ANSWER_BYTES)
     answered = dict.fromkeys(panel.run.task for panel in panels)
+    learned = any(_has_learned_reward(run) for run in runs)
+    conversations, more_notes = conversation_panels(runs, budget=CONVERSATION_BYTES)
     return {
         "unit": unit,
         "measure": MEASURES[measure_of_runs(runs)],
@@ -579,12 +591,25 @@ def _shared_context(
         "interventions": pictures.quality_panels(arms, INTERVENTIONS, prefix=""),
         "scatters": pictures.scatter_panels(arms, tasks),
         "answers": {task: [panel for panel in panels if panel.run.task == task] for task in answered},
+        "conversations": conversations,
         "alarms": pictures.alarms(runs),
-        "can_alarm": any(not success_unknown(run) or measure_of_runs([run]) == TRUTH for run in runs if run.evals),
-        "unjudged": sum(success_unknown(run) and measure_of_runs([run]) != TRUTH for run in runs),
+        "learned": learned,
+        "can_alarm": learned and any(map(_is_judged, runs)),
+        "unjudged": sum(bool(run.evals) and not _is_judged(run) for run in runs),
         "too_short": sum(_too_short(run) for run in runs),
-        "notes": [Note(text) for text in notes],
+        "inversions": pictures.inversions(runs),
+        "notes": [Note(text) for text in (*notes, *more_notes)],
     }
+
+
+def _is_judged(run: RunRecord) -> bool:
+    """Whether evaluations of a run say what a learned reward can be held against: true success, or `reward.truth`."""
+    return bool(run.evals) and (not success_unknown(run) or measure_of_runs([run]) == TRUTH)
+
+
+def _has_learned_reward(run: RunRecord) -> bool:
+    """Whether the policy of a run learns from a reward model: such runs, and no others, log the alarm."""
+    return any("hacking_alarm" in row for row in run.trains)
 
 
 def _run_context(run: RunRecord, live: Live | None) -> dict[str, Any]:
@@ -659,8 +684,11 @@ def terms_of(page: str) -> list[tuple[str, str]]:
     return [(term, sentence) for term, sentence in fmt.WORDS["terms"].items() if any(map(contained, term.split(", ")))]
 
 
+FAILURE_ALARM = "agent/failure_alarm"  # of rl/episode_stats.py
+ESCAPE = "the policy may escape from bad rewards by making conversations fail (docs/agents.md)"
 ALARM_EPISODES = 80  # two windows of `hacking_alarm` in rl/episode_stats.py
 FEW_SEEDS = 5
+RETURNS_ONLY = "True success is unknown: the environment does not report it, so results are about its return."
 MAX_CELL = 80
 
 
@@ -696,8 +724,14 @@ def run_notes(
     if known and episodes is not None and known != episodes:
         said = f"true success is known for {known:.0f} of {episodes:.0f} episodes of its last evaluation"
         yield Note(f"{run.name}: {said}")
+    if warned and measure == RETURN:
+        yield Note(RETURNS_ONLY)
     if warned:
         yield from (Note(f"{run.name}: {line}", severe=True) for line in warnings_of(run))
+    raised = [row for row in run.trains if number(row, FAILURE_ALARM)]
+    if raised:
+        when = f"after {len(raised)} of {fmt.plural(len(run.trains), 'update')}"
+        yield Note(f"{run.name}: more conversations failed than at its start {when}: {ESCAPE}", severe=True)
     if run.skipped_lines:
         yield Note(f"{run.name}: {fmt.plural(run.skipped_lines, 'unreadable line')} skipped")
     if run.n_failures:
@@ -709,10 +743,9 @@ def run_notes(
 def _trouble(run: RunRecord, measure: str) -> str:
     """Why a run is in no result, or not with true success; "" where it is."""
     steps = measure_curve(run, measure)[0]
-    if run.status == "complete" and success_unknown(run) and not (measure == TRUTH and steps):
-        so = "results are about its return" if measure == RETURN else "so the run is in no result"
+    if run.status == "complete" and success_unknown(run) and measure != RETURN and not (measure == TRUTH and steps):
         why = "its prompts have no answers" if run.unit == fmt.TEXT else "its environment does not report it"
-        return f": true success is unknown: {why}, {so}"
+        return f": true success is unknown: {why}, so the run is in no result"
     when = fmt.at((steps or [0.0])[-1], run.unit)
     return {
         "failed": f" failed {when}: {run.error}",
@@ -744,6 +777,8 @@ def study_notes(study: StudyRecord, rows: Sequence[ArmRow], *, is_live: bool = F
         notes.append(Note(once + "policy training, not that of reward model training."))
     for run in study.runs:
         notes += run_notes(run, warned=False, measure=study.measure, is_live=is_live)
+    if study.measure == RETURN:
+        notes.append(Note(RETURNS_ONLY))
     notes += [Note(text) for text in study.notes]
     return sorted(notes, key=lambda note: not note.severe)
 
@@ -761,6 +796,14 @@ def _severe_lines(study: StudyRecord, rows: Sequence[ArmRow], *, is_live: bool) 
             lines.append(
                 f"{arm} may be exploiting its reward model: the hacking alarm is on at the end of {sum(ends)} of "
                 f"{fmt.plural(len(ends), 'run')}, as the learned return rises and {reached} does not."
+            )
+    for arm in study.arms:
+        last = [run.trains[-1] for run in study.select(arm=arm) if run.trains]
+        inverted = sum(bool(number(row, "inversion_alarm")) for row in last)
+        if inverted:
+            lines.append(
+                f"{arm}: its learned reward is lower from the first success of an episode on than before it: the "
+                f"inversion alarm is on at the end of {inverted} of {fmt.plural(len(last), 'run')}."
             )
     for row in rows:
         if row.n_runs < row.n_planned and not is_live:

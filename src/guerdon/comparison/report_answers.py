@@ -12,7 +12,7 @@ all shown steps of a run, so that growing rewards look larger.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -217,12 +217,22 @@ def answer_panels(runs: Iterable[RunRecord], *, budget: int) -> tuple[list[Answe
     return shown, notes
 
 
-def median_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
-    """For each task and arm the run with answers whose final success is the (lower) median; complete runs first."""
+def has_answers(run: RunRecord) -> bool:
+    """Whether a run stored answers."""
+    return any((run.path / "films").glob("step_*.json"))
+
+
+def median_runs(runs: Sequence[RunRecord], stored: Callable[[RunRecord], bool] = has_answers) -> list[RunRecord]:
+    """For each task and arm the run whose final success is the (lower) median; complete runs first.
+
+    Args:
+        runs: of a study.
+        stored: whether a run has what is shown of it.
+    """
     chosen = []
     for task, arm in dict.fromkeys((run.task, run.arm) for run in runs):
-        stored = [r for r in runs if (r.task, r.arm) == (task, arm) and any((r.path / "films").glob("step_*.json"))]
-        complete = [run for run in stored if run.status == "complete"] or stored
+        found = [run for run in runs if (run.task, run.arm) == (task, arm) and stored(run)]
+        complete = [run for run in found if run.status == "complete"] or found
         ordered = sorted(complete, key=lambda run: (measure_curve(run)[1] or [-1.0])[-1])
         if ordered:
             chosen.append(ordered[(len(ordered) - 1) // 2])
@@ -340,8 +350,8 @@ def _scale(responses: Sequence[Response], source: str) -> float:
 
 def _answer(response: Response, scales: Mapping[str, float]) -> ShownAnswer:
     return ShownAnswer(
-        prompt=_clean(str(response.prompt))[:MAX_PROMPT],
-        expected=_clean(str(response.answer))[:MAX_PROMPT],
+        prompt=clean_text(str(response.prompt))[:MAX_PROMPT],
+        expected=clean_text(str(response.answer))[:MAX_PROMPT],
         outcome=response.outcome,
         by_source={source: steps_of(response, source, scale) for source, scale in scales.items()},
         first_errors={source: first_errors_in_words(response, source) for source in scales},
@@ -350,7 +360,7 @@ def _answer(response: Response, scales: Mapping[str, float]) -> ShownAnswer:
 
 
 def _token(text: str, value: float | None, scale: float) -> Token:
-    clean = _clean(text)
+    clean = clean_text(text)
     special = clean.startswith("<|") and clean.endswith("|>")
     shown = clean[2:-2] if special else clean.replace("\n", "↵\n").replace("\t", "⇥")
     blank = not clean.strip()
@@ -359,7 +369,7 @@ def _token(text: str, value: float | None, scale: float) -> Token:
     return Token(shown or "∅", colour_level(value, scale), words, quiet=blank or special)
 
 
-def _clean(text: str) -> str:
+def clean_text(text: str) -> str:
     """Without what no page can hold: halves of characters and control codes other than tab and line break."""
     whole = text.encode("utf-8", "replace").decode("utf-8")
     return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in whole)

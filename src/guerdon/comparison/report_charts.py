@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
@@ -206,6 +206,34 @@ def alarms(runs: Sequence[RunRecord]) -> list[tuple[RunRecord, list[float]]]:
     """The runs whose learned return rose while success did not, and the steps at which the hacking alarm was raised."""
     found = [(run, [number(row, "step") or 0.0 for row in run.trains if _alarmed(row)]) for run in runs]
     return [(run, steps) for run, steps in found if steps]
+
+
+class Inversions(NamedTuple):
+    """What the inversion alarms of runs with learned rewards of robots say.
+
+    Attributes:
+        raised: runs with such an alarm, and the steps at which it was raised.
+        clean: how many others could be judged.
+        undecided: how many could not.
+    """
+
+    raised: list[tuple[RunRecord, list[float]]]
+    clean: int
+    undecided: int
+
+
+def inversions(runs: Sequence[RunRecord]) -> Inversions | None:
+    """The inversion alarms of these runs; None where none of them logs any."""
+    logged = [run for run in runs if any("inversion_alarm" in row for row in run.trains)]
+    if not logged:
+        return None
+    raised, undecided = [], 0
+    for run in logged:
+        alarms = [number(row, "inversion_alarm") for row in run.trains]
+        steps = [number(row, "step") or 0.0 for row, alarm in zip(run.trains, alarms, strict=True) if alarm]
+        raised += [(run, steps)] if steps else []
+        undecided += all(alarm is None for alarm in alarms)
+    return Inversions(raised, len(logged) - len(raised) - undecided, undecided)
 
 
 def single_run_panels(run: RunRecord, size: tuple[float, float] = (LARGE[0], 340.0)) -> list[Panel]:

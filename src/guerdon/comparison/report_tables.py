@@ -48,6 +48,7 @@ class Column:
         repeated: in the report only of studies with several seeds.
         terminal: whether the table on the terminal has it.
         success: only where results are about true success.
+        learned: in the report only where a reward was learned.
     """
 
     title: str
@@ -57,6 +58,7 @@ class Column:
     repeated: bool = False
     terminal: bool = True
     success: bool = False
+    learned: bool = False
 
 
 def _estimate(interval: Interval | None, *, sign: bool = False) -> Cell:
@@ -121,7 +123,7 @@ COLUMNS = (
            "{Steps} against {baseline}: what it takes to its own final success over what the setting takes to that "
            "level, geometric mean over pairs of runs of one task and seed; the ends allow for the {steps} between "
            "evaluations.", success=True),
-    Column("Failed scores", lambda row: Cell(fmt.percent(row.failure_rate))),
+    Column("Failed scores", lambda row: Cell(fmt.percent(row.failure_rate)), learned=True),
     Column("Runs", _runs),
     Column("Wall time", lambda row: Cell(fmt.duration(row.wall_seconds)), folded=True),
 )  # fmt: skip

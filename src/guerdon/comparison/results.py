@@ -148,6 +148,7 @@ class StudyRecord:
         arms: arm name to label, in the order of the study.
         correction: how its comparisons are corrected for their number.
         notes: problems of the directory itself (unknown runs, unreadable files), one line each.
+        planned: whether its runs were planned as a comparison; False for runs that lie side by side in a folder.
     """
 
     name: str
@@ -162,6 +163,7 @@ class StudyRecord:
     info: Row
     notes: tuple[str, ...] = ()
     correction: Correction = "none"
+    planned: bool = True
 
     @cached_property
     def config(self) -> Row:

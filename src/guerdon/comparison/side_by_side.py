@@ -57,6 +57,7 @@ def side_by_side(folder: Path) -> StudyRecord:
         config_text="",
         info={},
         notes=tuple(_notes(runs)),
+        planned=False,
     )
 
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from guerdon.config.loading import load
 from guerdon.episodes.preferences import is_preference
@@ -24,9 +24,10 @@ from guerdon.reading.plan import Plan
 from guerdon.reading.reader import DataReading, read
 from guerdon.reading.roles import named
 from guerdon.reading.shown import record_lines
-from guerdon.settings.remote import remote_at
-from guerdon.settings.study import Study
 from guerdon.types import RewardModel
+
+if TYPE_CHECKING:
+    from guerdon.settings.study import Study
 
 NAME = "model"  # of the model in the study
 FIRST_ROWS = 1000
@@ -122,6 +123,8 @@ def study_of(
         ConfigError: the model is of another side than the data, an override is wrong, or columns are not of one file.
         DataError: as `kind_of`.
     """
+    from guerdon.settings.study import Study
+
     if columns and data is not None and labels is not None:
         raise ConfigError("--columns is for one file; with --data and --labels name a study with evaluate.columns")
     kind = "labels" if data is None else kind_of(data, columns)
@@ -168,6 +171,8 @@ def robot_model(model: str) -> RewardModel:
         CheckpointError: it is damaged.
     """
     if "://" in model:
+        from guerdon.settings.remote import remote_at
+
         return load_reward_model("remote", remote=remote_at(model))
     found = load_reward_model(model) if is_factory(model) else load_reward_model(kind_at(model), model)
     if found.info.modality == "text":

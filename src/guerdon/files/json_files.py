@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+_DECODER = json.JSONDecoder(parse_constant=lambda _: None)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     """The JSON objects of a JSONL file and the count of lines that were not one. No file: no lines."""
@@ -31,7 +34,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 def _json_object(data: bytes) -> dict[str, Any] | None:
     try:
-        content = json.loads(data, parse_constant=lambda _: None)
+        content = _DECODER.decode(data.decode(json.detect_encoding(data), "surrogatepass"))
     except (ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
@@ -40,6 +43,6 @@ def _json_object(data: bytes) -> dict[str, Any] | None:
 def json_line(row: Mapping[str, Any]) -> bytes:
     """A row as a line of JSON; half of a surrogate pair, which UTF-8 cannot encode, is written as an escape."""
     try:
-        return json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        return _ENCODER.encode(row).encode() + b"\n"
     except UnicodeEncodeError:
         return json.dumps(row, allow_nan=False).encode() + b"\n"

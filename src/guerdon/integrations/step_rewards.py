@@ -38,6 +38,8 @@ _OF_RUNS = {
     "on_failure": "a missing reward is tried again and then raises RewardFailure",
     "reward_weight": "there is one stream of rewards: take reward_coef",
     "reward_weight_schedule": "there is one stream of rewards",
+    "schedule_from": "there is one stream of rewards",
+    "schedule_to": "there is one stream of rewards",
     "adaptive_weight": "there is one stream of rewards",
     "ends": "it is of what guerdon's own SAC and DQN learn from",
 }

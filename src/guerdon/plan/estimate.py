@@ -30,6 +30,7 @@ from guerdon.plan.gpu import (
 )
 from guerdon.plan.gpu_time import uncounted, written
 from guerdon.plan.text_size import Size, size_of_start
+from guerdon.settings.agent import AgentSettings
 from guerdon.settings.data import ChainSettings, DataSettings, FilesDataSettings, run_prompts
 from guerdon.settings.evaluate import EvaluateTextSettings, GeneratedBenchSettings, judged_names
 from guerdon.settings.gpus import gpus_named
@@ -76,6 +77,8 @@ EVALUATION = 100_000  # bytes of an evaluation with its pictures
 RUN_FILES = 450_000  # bytes of a run without its checkpoints: policy, episodes, videos, metrics
 UNCOUNTED = "not known, since a part of it is not"
 AT_ONCE = 256  # responses that a GPU writes at a time outside of runs
+NO_RESULTS = "unknown: what tools, a program or a world add"
+NO_TOOLS = "not known, and not counted: the time of tools, a program or a world"
 NO_LIMIT = "unknown: episodes have no time limit (env.max_episode_steps)"
 
 
@@ -319,13 +322,15 @@ def estimate_run(study: Study) -> dict[str, Any]:
         factor = 1.0 + sum(costs.get(source.model.model_type, 0.1) for source in study.text_sources.values())
         size = size_of(study)
         responses = runner.total_steps * factor + evaluations / 3
-        gpu = estimate_text_run(study, written=solution_tokens(run_prompts(study.data)))
+        data = run_prompts(study.data)
+        written = episode_tokens(study.agent, data)
+        gpu = estimate_text_run(study, written=written)
+        one_core = START + text_seconds(size, data) * written / solution_tokens(data) * responses
         return {
-            "responses": runner.total_steps,
-            "evaluation responses": evaluations,
+            **_answered(study, data, runner.total_steps, evaluations),
             "parameters": str(size),
             **gpu,
-            **_run_time(study, gpu, START + text_seconds(size, study.data) * responses),
+            **_run_time(study, gpu, one_core),
             "bytes": int(text_bytes(size, runner.keep_checkpoints)),
         }
     length = env.max_episode_steps
@@ -357,6 +362,28 @@ def estimate_run(study: Study) -> dict[str, Any]:
         **(_run_time(study, gpu, seconds) if length else {"seconds": None}),
         "bytes": left,
         "peak_bytes": peak,
+    }
+
+
+def episode_tokens(agent: AgentSettings | None, data: DataSettings) -> int:
+    """Tokens that the model writes in a response, or in a conversation with an agent that has all its turns."""
+    response = solution_tokens(data)
+    return response if agent is None else min(response * agent.max_turns, agent.longest(data))
+
+
+def _answered(study: Study, data: DataSettings, total: int, evaluations: int) -> dict[str, Any]:
+    """How many responses a run writes; with an agent conversations, their calls of the model and their tokens."""
+    agent = study.agent
+    if agent is None:
+        return {"responses": total, "evaluation responses": evaluations}
+    calls = agent.max_turns * (total + evaluations)
+    longest = agent.longest(data)
+    return {
+        "conversations": total,
+        "evaluation conversations": evaluations,
+        "calls of the model": f"at most {calls}, {agent.max_turns} in a conversation",
+        "tokens of a conversation": f"at most {data.max_prompt_length} asked and {longest} written; {NO_RESULTS}",
+        "assumed for the time": f"{agent.max_turns} turns, {episode_tokens(agent, data)} tokens written; {NO_TOOLS}",
     }
 
 

@@ -234,10 +234,11 @@ def estimate_text_run(study: Study, *, written: int) -> dict[str, Any]:
         return dict(small or {})
     who = workers(study)
     shape, cards, gpu = size.shape, who.learners, GPUS[who.gpu]
-    length = data.max_prompt_length + data.max_response_length
+    answer = data.max_response_length if study.agent is None else study.agent.longest(data)
+    length = data.max_prompt_length + answer
     tokens = max(policy.max_tokens_per_pass or tokens_per_pass(shape.layers, shape.width), length)
     parts = update_memory(
-        shape, rank=size.rank, tokens=tokens, answered=tokens * data.max_response_length // length,
+        shape, rank=size.rank, tokens=tokens, answered=tokens * answer // length,
         checkpointing=policy.gradient_checkpointing, processes=cards,
     )  # fmt: skip
     others = _others(study, policy, size, parts, cards)

@@ -35,7 +35,7 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 _LONGEST = 2000  # characters of a line that says why a command failed
 _UTF8 = "set PYTHONUTF8=1, or use other letters"
 _RESUMES = ("run", "train")  # go on with `--resume`
-_CONTINUES = ("collect", "compare", "label", "quickstart", "score", "search")  # go on with the same words
+_CONTINUES = ("annotate", "collect", "compare", "label", "quickstart", "score", "search")  # go on with the same words
 _FULL = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space",
@@ -124,10 +124,10 @@ def going_on(argv: Sequence[str]) -> str:
     """
     words = list(argv[1:])
     verb = next((word for word in words if not word.startswith("-")), "")
-    planned = {"--dry-run", "--help"} & {*words}
-    if verb in _RESUMES and not planned and "--resume" not in words:
+    begins_anew = {"--dry-run", "--export", "--help"} & {*words}
+    if verb in _RESUMES and not begins_anew and "--resume" not in words:
         words.append("--resume")
-    purpose = "To continue" if verb in (*_RESUMES, *_CONTINUES) and not planned else "To start it again"
+    purpose = "To continue" if verb in (*_RESUMES, *_CONTINUES) and not begins_anew else "To start it again"
     program = ["python", "-m", "guerdon"] if Path(argv[0]).name == "__main__.py" else ["guerdon"]
     return f"{purpose}: {hide(shlex.join([*program, *words]))}"
 

@@ -247,6 +247,22 @@ def episode(record: Row) -> list[Row]:
     return [{**own, "reward": returns.pop("combined"), "parts": returns}]
 
 
+def conversation(record: Row) -> list[Row]:
+    """A conversation of an agent that guerdon trains: what was asked ends where the first sampled message begins.
+
+    The reward is what all sources paid together.
+    """
+    messages, calls = record["messages"], record["calls"]
+    answers = [k for k, message in enumerate(messages) if message.get("role") == "assistant"]
+    first = next(iter(answers[-len(calls) :] if calls else ()), len(messages))
+    shared, returns = ("step", "group", "truncated"), dict(a_map(record.get("returns")))
+    return [{
+        **{name: record.get(name) for name in shared}, "reward": returns.pop("combined", record.get("reward")),
+        "prompt": messages[:first], "response": messages[first:] or None, "truth": record.get("success"),
+        "failed": record.get("failure"), "length": sum(call["tokens"] for call in calls), "parts": returns,
+    }]  # fmt: skip
+
+
 # Groups and batches of trainers.
 
 
@@ -432,6 +448,15 @@ def label_studio(record: Row) -> list[Row]:
     signs = [{"left": -1, "right": 1}.get(one["value"].get("selected"), 0) for one in chosen]
     return [{"id": record.get("id"), "prompt": _named(data, "prompt"), "first": data.get(names[0]),
              "second": data.get(names[1]), "winner": _majority(signs)}]  # fmt: skip
+
+
+def summaries(record: Row) -> list[Row]:
+    """A comparison of two summaries: `choice` is the position of the better one."""
+    info = record["info"]
+    first, second = (a_map(one).get("text") for one in record["summaries"])
+    signs: dict[float | None, float] = {0: -1.0, 1: 1.0}
+    return [{"id": info.get("id"), "prompt": info.get("post") or info.get("article"), "first": first, "second": second,
+             "winner": signs.get(number_of(record["choice"]))}]  # fmt: skip
 
 
 def _named(row: Row, role: Any) -> Any:

@@ -54,11 +54,12 @@ ROLES: Mapping[Role, tuple[str, ...]] = {  # the first name that is there counts
     "response": ("response", "completion", "output", "generation", "generated_text", "prediction", "model_response",
                  "output_response", "reply", "answer", "text"),
     "responses": ("responses", "completions", "generations", "answers", "candidates", "outputs"),
-    "chosen": ("chosen", "chosen_response", "preferred", "preferred_output", "preferred_response", "better"),
+    "chosen": ("chosen", "chosen_response", "preferred", "preferred_output", "preferred_response", "better",
+               "better_response", "accepted", "accepted_response", "winning_response", "response_w"),
     "rejected": ("rejected", "rejected_response", "rejected_messages", "rejected_output", "non_preferred_output",
-                 "dispreferred", "dispreferred_response", "worse"),
+                 "dispreferred", "dispreferred_response", "worse", "worse_response", "losing_response", "response_l"),
     "winner": ("winner", "overall_preference", "preference_strength", "better_response_id", "preference", "preferred",
-               "vote", "choice", "selected", "judgment", "verdict", "better", "label", "labels"),
+               "vote", "choice", "selected", "judgment", "verdict", "better", "better_response", "label", "labels"),
     "margin": ("margin",),
     "tie": ("status", "tie", "is_tie"),
     "ranks": ("ranks", "ranking", "rank"),
@@ -79,7 +80,7 @@ ROLES: Mapping[Role, tuple[str, ...]] = {  # the first name that is there counts
     "solution": ("solution", "rationale", "generated_solution"),
     "options": ("options", "choices"),
     # what a run logged
-    "reward": ("reward", "score", "total_reward", "reward_score", "rewards"),
+    "reward": ("reward", "score", "total_reward", "reward_total", "reward_score", "rewards"),
     "token_rewards": ("token_rewards", "token_level_scores", "token_level_rewards"),
     "truth": ("truth", "is_correct", "correct", "correctness", "acc", "accuracy", "success", "is_success", "passed",
               "resolved"),
@@ -123,6 +124,11 @@ MODELS = ("model", "model_name", "generator")
 SCORES = ("score", "rating", "overall_score", "rank")
 """Beginnings of names of two columns with a number for each response."""
 _ENDS = (("a", "b", "c"), ("1", "2", "3"), ("0", "1", "2"), ("model_a", "model_b", "model_c"))
+_STARTS = (
+    ("model_a", "model_b", "model_c"),
+    ("model_1", "model_2", "model_3"),
+    ("assistant_a", "assistant_b", "assistant_c"),
+)
 _TWO = (("first", "second"), ("left", "right"))
 
 
@@ -198,6 +204,7 @@ def beside(columns: Iterable[str], stems: Iterable[str] = _RESPONSES) -> list[tu
     """
     plain = {plain_name(column): column for column in columns}
     wanted = [(f"{stem}{a}", f"{stem}{b}", f"{stem}{c}") for stem in stems for a, b, c in _ENDS]
+    wanted += [(f"{a}{stem}", f"{b}{stem}", f"{c}{stem}") for stem in stems for a, b, c in _STARTS]
     if stems is _RESPONSES:
         wanted += [(*two, "") for two in _TWO]
     found = [tuple(map(plain_name, names)) for names in wanted]

@@ -410,6 +410,8 @@ class ControlReward(ModelReward[ControlInputs]):
 
     def score_ahead(self, observed: Sequence[SeenRows]) -> None:
         """Begin to score what was observed of a rollout that is not over: frames, or episodes that have ended."""
+        if self.terms.over:
+            return
         asked: list[Asked] = []
         for part in observed:
             chosen = self.observes.selects(part.rows_F, part.last_F)
@@ -710,6 +712,8 @@ class ControlReward(ModelReward[ControlInputs]):
             for name, column in columns.items()
         }  # fmt: skip
         values: dict[str, Any] = {"carries": [vars(carry).copy() for carry in self.carries]}
+        if self.terms.falling is not None:
+            values["weight_left"] = self.terms.falling.left
         if self.cache is not None:
             kept, values["cache"] = self.cache.state()
             tensors |= {f"cache.{name}": tensor for name, tensor in kept.items()}
@@ -718,6 +722,8 @@ class ControlReward(ModelReward[ControlInputs]):
     def restore(self, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
         """Return to a stored state."""
         self.carries = [Carry(**carry) for carry in values["carries"]]
+        if self.terms.falling is not None:
+            self.terms.falling.left = float(values["weight_left"])
         if self.cache is not None:
             self.cache.restore(under("cache", tensors), values["cache"])
         frames, states = ({int(i): t.numpy() for i, t in under(k, tensors).items()} for k in ("frames", "states"))

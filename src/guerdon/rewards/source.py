@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, NamedTuple
+from typing import Any, Generic, Literal, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -119,6 +119,33 @@ def _size(values_B_T: np.ndarray, known_B_T: BoolArray) -> float | None:
     return float(np.abs(values_B_T[known_B_T].astype(np.float64)).mean()) if known_B_T.any() else None
 
 
+@dataclass
+class FallingWeight:
+    """A weight that falls as the policy succeeds and never rises (`reward_weight_schedule: success`).
+
+    With s the share of recent training episodes that succeeded, the share of the weight that is left is
+
+        min over the run so far of (schedule_to - s) / (schedule_to - schedule_from),
+
+    between 0 and 1: with the defaults, 1 - s where s was highest.
+
+    Attributes:
+        until: the share up to which the whole weight is left (`schedule_from`).
+        zero_from: that from which on none is (`schedule_to`).
+        left: the share of the weight that is left.
+    """
+
+    until: float
+    zero_from: float
+    left: float = field(default=1.0, init=False)
+
+    def observe(self, success: float | None) -> None:
+        """Take in the share of recent episodes that succeeded; None: it is not known yet."""
+        if success is not None:
+            reached = (self.zero_from - success) / (self.zero_from - self.until)
+            self.left = min(self.left, max(reached, 0.0))
+
+
 @dataclass(frozen=True)
 class SourceTerms:
     """How a source counts in the advantage.
@@ -130,14 +157,16 @@ class SourceTerms:
         schedule: how the weight changes over the run.
         on_failure: what a missing measurement means.
         share: the weight, where it is learned; `coefficient` is its start.
+        falling: how much of the weight is left, where it falls with success.
     """
 
     name: str
     gamma: float = 1.0
     coefficient: float = 1.0
-    schedule: WeightSchedule = "constant"
+    schedule: WeightSchedule | Literal["success"] = "constant"
     on_failure: OnFailure = "drop"
     share: ShareWeight | None = None
+    falling: FallingWeight | None = None
 
     @classmethod
     def of(cls, name: str, settings: SourceSettings, *, gamma: float) -> SourceTerms:
@@ -145,12 +174,22 @@ class SourceTerms:
         own = gamma if settings.gamma is None else settings.gamma
         learned, start = settings.adaptive_weight, settings.reward_weight
         share = None if learned is None else ShareWeight(learned, start)
-        return cls(name, own, start, settings.reward_weight_schedule, settings.on_failure, share)
+        falling = None
+        if isinstance(settings, RobotSource) and settings.falls:
+            falling = FallingWeight(settings.schedule_from, settings.schedule_to)
+        return cls(name, own, start, settings.reward_weight_schedule, settings.on_failure, share, falling)
+
+    @property
+    def over(self) -> bool:
+        """Whether the weight has fallen to 0 for good, so that nothing needs its rewards."""
+        return self.falling is not None and self.falling.left == 0.0
 
     def weight(self, progress: float) -> float:
         """The weight when so much of the run is over, from 0 to 1."""
         if self.share is not None:
             return self.share.value
+        if self.falling is not None:
+            return self.coefficient * self.falling.left
         factor = {"constant": 1.0, "linear_decay": 1.0 - progress, "linear_warmup": progress}[self.schedule]
         return self.coefficient * max(0.0, factor)
 

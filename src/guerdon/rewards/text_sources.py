@@ -2,7 +2,8 @@
 
 A reward model's values of steps or of whole responses are shaped and paid at tokens: `per_step` pays each step at its
 last token, `per_token` at each of its tokens, `terminal` the whole response at its end. A failed measurement stays a
-failure of its response. The implicit model, which learns, is `guerdon.rewards.prime`.
+failure of its response. Of conversations with an agent, `per_turn` pays every turn and `terminal` the last one; each
+is scored with all that was said before it. The implicit model, which learns, is `guerdon.rewards.prime`.
 
     source = TextReward(SourceTerms("prm"), model, settings)
     rewards = source.measure(rollout)
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from guerdon.collect.text import Responses, TextRollout, generated
 from guerdon.errors import ConfigError
 from guerdon.models.scores import score_episodes, solution_value
 from guerdon.models.text import text_losses as implicit
+from guerdon.policies.batches.tokens import judged_texts
 from guerdon.reading.chats import asked_key
 from guerdon.rewards import shaping
 from guerdon.rewards.source import ModelReward, RewardSource, SourceTerms, raw_scores, response_rewards
@@ -28,7 +30,20 @@ from guerdon.rewards.text_steps import Cut, cut_steps, step_auroc, true_steps
 from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.reward_models import relative
 from guerdon.settings.reward_source import TextSource
-from guerdon.types import Episode, Failure, FloatArray, Metrics, RewardModel, Rewards, Score, last_valid
+from guerdon.tasks.prompts import Prompt
+from guerdon.tasks.verifier import Verifier, outcome
+from guerdon.types import (
+    BoolArray,
+    Episode,
+    Failure,
+    FloatArray,
+    IntArray,
+    Metrics,
+    RewardModel,
+    Rewards,
+    Score,
+    last_valid,
+)
 
 PROBABILITIES = (0.0, 1.0)
 
@@ -80,8 +95,10 @@ class TextReward(ModelReward[Responses]):
     def score(self, rollout: TextRollout) -> Rewards:
         """Score; and how well values separate right responses from wrong ones."""
         responses, mask = rollout.inputs, rollout.mask
+        if rollout.conversations:
+            return self._score_turns(rollout)
         cuts = cut_steps(responses, self.settings.splitter)
-        scores = self._scores(rollout, cuts)
+        scores = self._scores(responses.prompts, cuts, rollout.groups_B)
         values = np.zeros(mask.shape, dtype=np.float32)
         failures: dict[int, Failure] = {}
         for row, score in scores.items():
@@ -111,15 +128,35 @@ class TextReward(ModelReward[Responses]):
             metrics["step_auroc"] = step_auroc(responses, cuts, steps)
         return replace(rewards, metrics=metrics, scores=raw)
 
-    def _scores(self, rollout: TextRollout, cuts: tuple[Cut, ...]) -> dict[int, Score]:
+    def _score_turns(self, rollout: TextRollout) -> Rewards:
+        """Score each turn of conversations, or the last ones, with what the model read before it.
+
+        A turn that cannot be scored is a failure at its end, of this source alone.
+        """
+        turns = turns_of(rollout)
+        terminal = self.settings.reward_mode == "terminal"
+        ends = {turn.stream: turn.row for turn in turns}
+        chosen = [turn for turn in turns if not terminal or ends[turn.stream] == turn.row]
+        cuts = cut_steps(rollout.inputs, self.settings.splitter)
+        groups = rollout.groups_B[np.array([turn.stream for turn in chosen], dtype=np.int64)]
+        scores = self._scores([turn.prompt for turn in chosen], [cuts[turn.row] for turn in chosen], groups)
+        measured: list[float | Failure] = []
+        for k in range(len(chosen)):
+            paid = self._paid(scores[k])
+            measured.append(paid if isinstance(paid, Failure) else float(paid[0]))
+        rewards = turn_rewards(rollout.mask, chosen, measured)
+        rewards = replace(rewards, paid=last_valid(rollout.mask) if terminal else None)
+        return replace(rewards, metrics=_pair_metrics(rollout, rewards))
+
+    def _scores(self, prompts: Sequence[Prompt], cuts: Sequence[Cut], groups_N: IntArray) -> dict[int, Score]:
         """Of every response that has a token; equal responses to one prompt, or within one group, are scored once."""
         places: dict[Any, int] = {}
         episodes: list[Episode] = []
         which: dict[int, int] = {}
-        for row, (prompt, cut) in enumerate(zip(rollout.inputs.prompts, cuts, strict=True)):
+        for row, (prompt, cut) in enumerate(zip(prompts, cuts, strict=True)):
             if not cut.texts:
                 continue
-            group = str(rollout.groups_B[row])
+            group = str(groups_N[row])
             own = group if self.model.info.compares else (prompt.ground_truth, repr(prompt.extra_info.get("rubric")))
             key = (asked_key(prompt.question, prompt.context, prompt.tools), cut.texts, own)
             if key not in places:
@@ -145,7 +182,7 @@ class TextReward(ModelReward[Responses]):
     def _paid(self, score: Score) -> np.ndarray | Failure:
         """(S,) rewards of the steps of a response, or (1,) of the whole; or why there are none."""
         s = self.settings
-        if s.reward_mode == "terminal":
+        if not s.scores_steps:
             value = whole_value(score, s.aggregation)
             if isinstance(value, Failure):
                 return value
@@ -190,9 +227,9 @@ class TextReward(ModelReward[Responses]):
         if info.modality != "text":
             raise ConfigError(f"{where}: {info.name} looks at {info.modality}s, not at text")
         steps = info.granularity == "step"
-        if not steps and s.reward_mode != "terminal":
+        if not steps and s.scores_steps:
             raise ConfigError(f"{where}: {info.name} judges whole responses only, so reward_mode must be terminal")
-        if steps and s.reward_mode == "terminal" and s.aggregation is None:
+        if steps and not s.scores_steps and s.aggregation is None:
             raise ConfigError(f"{where}: {info.name} judges steps; say by aggregation how their values become one")
         if not steps and s.aggregation is not None:
             raise ConfigError(f"{where}: aggregation would do nothing, {info.name} judges whole responses; remove it")
@@ -203,6 +240,86 @@ class TextReward(ModelReward[Responses]):
             raise ConfigError(f"{where}: shaping signed needs probabilities; {info.name} gives {info.range}")
         if s.shaping == "threshold" and not bounded and s.reward_threshold is None and info.success_threshold is None:
             raise ConfigError(f"{where}: shaping threshold needs reward_threshold; {info.name} gives {info.range}")
+
+
+class VerifiedTurns(RewardSource[Responses]):
+    """The outcome that each turn of a conversation would have as an answer; a turn that calls tools is none, and is 0.
+
+    Args:
+        terms: how it counts.
+        verifier: of the run's data.
+        unparsable: what a turn without a readable answer is, as `data.unparsable`.
+    """
+
+    def __init__(self, terms: SourceTerms, verifier: Verifier, unparsable: Literal["failure", "wrong"]) -> None:
+        super().__init__(terms)
+        self._verifier, self._unparsable = verifier, unparsable
+
+    def score(self, rollout: TextRollout) -> Rewards:
+        """Check every turn."""
+        responses, turns = rollout.inputs, turns_of(rollout)
+        answers = [turn for turn in turns if not turn.calls]
+        texts = judged_texts(responses.tokenizer, responses.batch, responses.texts)
+        asked = [responses.prompts[turn.row] for turn in answers]
+        results = self._verifier.check_batch([texts[turn.row] for turn in answers], asked)
+        found = {turn.row: outcome(one, self._unparsable) for turn, one in zip(answers, results, strict=True)}
+        return turn_rewards(rollout.mask, turns, [found.get(turn.row, 0.0) for turn in turns])
+
+    def close(self) -> None:
+        """End the processes of the verifier."""
+        self._verifier.close()
+
+
+class Turn(NamedTuple):
+    """A turn of a conversation.
+
+    Attributes:
+        row: of the inputs.
+        stream: the conversation.
+        end: step of the conversation at which the turn ends.
+        prompt: what the model read: all before the turn, with the answer of the conversation's prompt.
+        calls: whether the turn calls tools.
+    """
+
+    row: int
+    stream: int
+    end: int
+    prompt: Prompt
+    calls: bool
+
+
+def turns_of(rollout: TextRollout) -> list[Turn]:
+    """The turns of the conversations of a rollout that have a token, in order."""
+    assert rollout.chunks is not None
+    streams, steps = np.nonzero(rollout.mask)
+    ends = {int(rollout.chunks.decision[b, t]): (b, t) for b, t in zip(streams.tolist(), steps.tolist(), strict=True)}
+    led = [one for one in rollout.inputs.conversations or () if one.failure is None]
+    calls = [(one.prompt, call) for one in led for call in one.calls]
+    found = []
+    for row, (b, t) in sorted(ends.items()):
+        prompt, call = calls[row]
+        asked = replace(prompt, messages=call.messages[:-1], given=(), tools=call.tools)
+        found.append(Turn(row, b, t, asked, bool(call.messages[-1].get("tool_calls"))))
+    return found
+
+
+def turn_rewards(mask_B_T: BoolArray, turns: Sequence[Turn], measured: Sequence[float | Failure]) -> Rewards:
+    """Rewards at the ends of turns; what could not be measured is a failure there, of this source alone.
+
+    Args:
+        mask_B_T: steps of the conversations.
+        turns: that were measured.
+        measured: what each earned.
+    """
+    values, failed = np.zeros(mask_B_T.shape, dtype=np.float32), np.zeros(mask_B_T.shape, dtype=np.bool_)
+    failures = list[tuple[int, int, Failure]]()
+    for turn, earned in zip(turns, measured, strict=True):
+        if isinstance(earned, Failure):
+            failed[turn.stream, turn.end] = True
+            failures.append((turn.stream, turn.end, earned))
+        else:
+            values[turn.stream, turn.end] = earned
+    return Rewards(values, failed, failures=tuple(failures), measured=len(turns))
 
 
 def _values_at_ends(cuts: Sequence[Cut], steps: Sequence[FloatArray | None]) -> list[tuple[int, int, float]]:

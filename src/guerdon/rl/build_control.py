@@ -94,7 +94,8 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     def show(folder: Path, step: int) -> None:
         moments, rewards = collector.show(policy, frames=runner.film_frames)
         env_rewards = rewards if study.reward.env_weight() else None
-        write_video(folder / f"step_{step:012d}.npz", moments, models, step=step, env_rewards=env_rewards)
+        asked = {name: model for name, model in models.items() if not model.terms.over}
+        write_video(folder / f"step_{step:012d}.npz", moments, asked, step=step, env_rewards=env_rewards)
 
     return Parts(
         collector,
@@ -106,6 +107,7 @@ def control_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
             learned=list(models),
             num_streams=study.env.num_envs,
             counted=study.env.vectorization == "async",
+            costs=[n for n, one in models.items() if one.settings.reward_coef * one.terms.coefficient < 0],
         ),
         "environment steps",
         show,
@@ -303,13 +305,21 @@ def build_learner(
     notes = []
     if fresh and study.control_policy.checkpoint is not None:
         notes.append(start_from_policy(policy, Path(study.control_policy.checkpoint)))
+    start = None
+    if algorithm.kl_coef:
+        start = policy_of_shape(study.control_policy, shape, heads=heads, auxiliary=auxiliary, seed=runner.seed)
     scaler = None
     if algorithm.normalize_rewards:
         scaler = RewardScaler(gammas, study.env.num_envs, by_chunk=algorithm.by_chunk)
     optimizer = control_optimizer(policy, algorithm.learning_rate)
-    learner = OnPolicyLearner(policy, optimizer, algorithm, seed=runner.seed, heads=heads, scaler=scaler)
+    learner = OnPolicyLearner(
+        policy, optimizer, algorithm, seed=runner.seed, heads=heads, scaler=scaler, reference=start,
+        store_reference=start is not None,
+    )  # fmt: skip
     if fresh and runner.resume_dir:
         notes.append(learner.start_from(Path(runner.resume_dir)))
+    if fresh and start is not None:
+        start.load_tensors(policy.tensors())
     return learner, notes
 
 
@@ -540,6 +550,10 @@ def check_decisions(policy: RobotPolicy, algorithm: ControlAlgorithmSettings) ->
                 f"algorithm.{key}",
                 f"would do nothing with this policy, {why or 'which decides on one action at a time'}; remove it",
             )
+    if algorithm.kl_coef and policy.in_parts:
+        raise ConfigError.about(
+            "algorithm.kl_coef", "is not supported with a policy whose decisions have several parts; remove it"
+        )
     if algorithm.value_init_steps and not any(name.startswith("vf.") for name, _ in policy.named_parameters()):
         raise ConfigError.about(
             "algorithm.value_init_steps",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 
 from guerdon.collect.agents import check_agent_here
 from guerdon.collect.evaluated import EvaluatedCollector, evaluation
-from guerdon.collect.text import Responses, RunPrompts, TextCollector, conversation_rows, join_shards
+from guerdon.collect.text import Responses, RunPrompts, TextCollector, TextRollout, conversation_rows, join_shards
 from guerdon.compute import distributed
 from guerdon.compute.optimizers import AdamW
 from guerdon.engines.reward_models import RewardModels
@@ -33,7 +33,7 @@ from guerdon.policies.language.text_files import (
 )
 from guerdon.rewards.prime import PrimeReward
 from guerdon.rewards.source import GroundTruth, RewardSource, SourceTerms
-from guerdon.rewards.text_sources import ExactReward, TextReward
+from guerdon.rewards.text_sources import ExactReward, TextReward, VerifiedTurns
 from guerdon.rl.advantages import check_estimator
 from guerdon.rl.episode_stats import TRUTH, EpisodeStats
 from guerdon.rl.learner import KL, OnPolicyLearner
@@ -53,7 +53,8 @@ from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings, VLLMGenerationSettings
 from guerdon.tasks.prompt_files import check_here, load_prompts
 from guerdon.tasks.prompts import shared_system_prompt
-from guerdon.types import RewardModel
+from guerdon.tasks.verifier import verifier_from
+from guerdon.types import RewardModel, Rewards
 
 VERIFIER = "verifier"
 ENV = "env"  # the same of conversations with an agent
@@ -124,8 +125,7 @@ def text_parts(study: Study, folder: Path, *, fresh: bool) -> Parts:
     save = partial(save_policy, policy)
     unit, rows = "responses", None
     if study.agent is not None:
-        unit, tokens = "conversations", study.agent.log_tokens
-        rows = partial(conversation_rows, tokens=tokens)
+        unit, rows = "conversations", partial(_conversations, [*study.text_sources], tokens=study.agent.log_tokens)
     return Parts(collector, sources, terms, learner, stats, unit, show, save, notes, None, models, evaluate, rows)
 
 
@@ -277,6 +277,23 @@ def _min_form(study: Study) -> float | None:
     return 0.1 if study.text_algorithm.credit == "min_form" else None
 
 
+def _conversations(
+    learned: Sequence[str],
+    rollout: TextRollout,
+    rewards: Mapping[str, Rewards],
+    episodes: Sequence[Mapping[str, Any]],
+    step: int,
+    *,
+    tokens: bool,
+) -> Iterator[dict[str, Any]]:
+    """Rows of `conversations.jsonl`; where there are reward models, with what each of them and all together paid."""
+    models = {name: rewards[name] for name in learned if name in rewards}
+    rows = conversation_rows(rollout, models, step, tokens=tokens)
+    for row, episode in zip(rows, episodes, strict=True):
+        returns = {key.removeprefix("return/"): value for key, value in episode.items() if key.startswith("return/")}
+        yield {**row, "returns": returns} if learned else row
+
+
 def build_text_sources(
     study: Study, primes: Mapping[str, PrimeReward], models: RewardModels, folder: Path
 ) -> dict[str, RewardSource[Responses]]:
@@ -300,7 +317,7 @@ def build_text_sources(
     made: dict[str, RewardSource[Responses]] = {**primes}
     for name, one in study.text_reward.of(RunSource).items():
         if isinstance(one.model, ExactModelSettings):
-            made[name] = ExactReward(terms[name])
+            made[name] = _exact(study, terms[name])
     for name, settings in study.text_reward.of(TextSource).items():
         model = settings.model
         if isinstance(model, JudgeModelSettings) and model.cache_dir is None:
@@ -312,6 +329,14 @@ def build_text_sources(
             raise ConfigError(f"{why}, and a greedy response stands alone: set adv_estimator to grpo or rloo")
         made[name] = TextReward(terms[name], loaded, settings, min_form=_min_form(study))
     return sources | {name: made[name] for name in study.text_sources}
+
+
+def _exact(study: Study, terms: SourceTerms) -> RewardSource[Responses]:
+    """The truth about each step; in a run with an agent what the verifier says of each turn."""
+    if study.agent is None:
+        return ExactReward(terms)
+    data = run_prompts(study.data)
+    return VerifiedTurns(terms, verifier_from(data), data.unparsable)
 
 
 def load_model(settings: TextSource) -> RewardModel:

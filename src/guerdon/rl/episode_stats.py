@@ -1,4 +1,4 @@
-"""Statistics of episodes: returns of every source, kept apart from true success; the hacking alarm; scales of rewards.
+"""Statistics of episodes: returns of every source, kept apart from true success; alarms; scales of rewards.
 
 A return with a failed measurement in it is a sum with a hole: it is reported as None, not as a number.
 
@@ -10,16 +10,24 @@ A return with a failed measurement in it is a sum with a hole: it is reported as
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from guerdon.policies.robots.encoders import RunningMeanStd
-from guerdon.statistics.classification import correlation
-from guerdon.types import BoolArray, Inputs, Rewards, Rollout
+from guerdon.statistics.classification import auroc, correlation, mean_auroc, point
+from guerdon.statistics.intervals import Interval
+from guerdon.statistics.proportion import difference_bounds
+from guerdon.types import BoolArray, Inputs, RawScores, Rewards, Rollout
 
 OLDEST, NEWEST = 40, 200  # episodes that the alarm and the correlations look at
+FEWEST = 10  # episodes that the inversion alarm needs
+RECENT = 20  # episodes whose success lowers weights (`reward_weight_schedule: success`)
+FEWEST_LED = 200  # conversations at either end of a run that the failure alarm compares
+LEVEL = 0.999  # of its interval: it is looked at after each update
+FAILURE_ALARM = "agent/failure_alarm"
+_RISE = ("agent/failure_rise", "agent/failure_rise_low", "agent/failure_rise_high")
 TRUTH = "truth"  # metric: mean return of the source that `reward.truth` names
 Row = dict[str, Any]
 
@@ -33,12 +41,16 @@ class EpisodeStats:
         num_streams: streams whose episodes go on from rollout to rollout; None: every row of a rollout is an episode.
         counted: report how many episodes there are from the start, not from the first that fails.
         truth: the source whose return stands in for true success; None: true success itself.
+        costs: of the learned sources those with a negative weight or coefficient, whose values are costs.
 
     Attributes:
         counts: episodes `begun` (they took a step), `finished`, and `failed` because their simulator broke; empty where
             rows are episodes. The others are under way, or were when a run was resumed that cannot replay them.
         finished: one plain row per finished episode: success, success_at_end, length, return/<source>,
-            return/combined; a return is None where one of its measurements failed, success where it is unknown.
+            return/combined; a return is None where one of its measurements failed, success where it is unknown. Of a
+            learned source that scores single moments also success_auroc/<source>, see `inversion_alarm`; None where
+            the episode has no moment before its first success, or none after it.
+        successes: of the newest `RECENT` episodes whose success is known, in order of time.
     """
 
     def __init__(
@@ -49,13 +61,17 @@ class EpisodeStats:
         *,
         counted: bool = False,
         truth: str | None = None,
+        costs: Collection[str] = (),
     ) -> None:
+        self._costs = frozenset(costs)
         self._sources, self._learned = [*sources, "combined"], tuple(learned)
         self._streams = num_streams
         self.finished: list[Row] = []
+        self.successes: list[bool] = []
         self._counted = counted
         self._truth = "success" if truth is None else f"return/{truth}"
         self._by = "success" if truth is None else TRUTH
+        self._failing = FailureTrend()
         self.counts = {} if num_streams is None else dict.fromkeys(("begun", "finished", "failed"), 0)
         self.reset_streams()
 
@@ -66,6 +82,7 @@ class EpisodeStats:
         self._holes = {name: np.zeros(streams, dtype=np.bool_) for name in self._sources}
         self._once = np.zeros(streams, dtype=np.bool_)
         self._length = np.zeros(streams, dtype=np.int64)
+        self._orders = {name: SuccessOrder(streams, cost=name in self._costs) for name in self._learned}
 
     @property
     def reported(self) -> dict[str, int]:
@@ -88,6 +105,8 @@ class EpisodeStats:
             weights: of the sources whose sum is `return/combined`.
             step: of the run, after the rollout.
         """
+        if rollout.conversations:
+            self._failing.add(rollout.measured, sum(t == 0 for _, t, _ in rollout.failures))
         if self._streams is None:
             unpaid = {f"return/{name}": None for name in self._sources[:-1] if name not in rewards}  # in its warm-up
             rows = [row | unpaid for row in _whole_rows(rollout, rewards, weights, step)]
@@ -97,14 +116,26 @@ class EpisodeStats:
             rows = self._ended(rollout, rewards, weights, step)
         self.finished += [row for row in rows if self._streams is not None or row[self._truth] is not None]
         del self.finished[OLDEST:-NEWEST]
+        self.successes += [row["success"] for row in rows if row["success"] is not None]
+        del self.successes[:-RECENT]
         return rows
+
+    @property
+    def recent_success(self) -> float | None:
+        """Share of successes among the newest `RECENT` episodes; None until the success of so many is known."""
+        return sum(self.successes) / RECENT if len(self.successes) == RECENT else None
 
     def _ended(
         self, rollout: Rollout[Inputs], rewards: Mapping[str, Rewards], weights: Mapping[str, float], step: int
     ) -> list[Row]:
         streams, failed = _with_combined(rewards, weights, rollout.mask)
+        for name in self._sources:
+            if name not in streams:  # it is not measured any more
+                streams[name], failed[name] = np.zeros(rollout.mask.shape), np.ones_like(rollout.mask)
         rows: list[Row] = []
+        places: list[tuple[int, int]] = []  # stream and last step of each
         lost = lost_at(rollout)
+        succeeded = np.zeros(rollout.mask.shape, dtype=np.bool_)  # by then, in its episode
         for t in range(rollout.mask.shape[1]):
             alive = rollout.mask[:, t]
             if self.counts:
@@ -117,6 +148,7 @@ class EpisodeStats:
                 self._holes[name] |= failed[name][:, t] & alive
             self._once |= rollout.success[:, t] & alive
             self._length += alive
+            succeeded[:, t] = self._once
             for i in np.flatnonzero(rollout.done[:, t] & alive).tolist():
                 at_end = bool(rollout.success[i, t]) if rollout.success_known[i, t] else None
                 row: Row = {"step": step, "env": i, "success": True if self._once[i] else at_end}
@@ -124,10 +156,17 @@ class EpisodeStats:
                 for name in self._sources:
                     row[f"return/{name}"] = None if self._holes[name][i] else round(float(self._sums[name][i]), 6)
                 rows.append(row)
+                places.append((i, t))
             over = rollout.done[:, t] & alive | lost[:, t]
             for columns in (self._sums.values(), self._holes.values(), (self._once, self._length)):
                 for column in columns:
                     column[over] = 0
+        for name, order in self._orders.items():
+            scores = rewards[name].scores if name in rewards else None
+            if scores is not None:
+                found = order.add(scores, rollout, succeeded, lost)
+                for row, place in zip(rows, places, strict=True):
+                    row[f"success_auroc/{name}"] = found[place]
         return rows
 
     def alarm(self) -> str:
@@ -144,6 +183,34 @@ class EpisodeStats:
                     f"{OLDEST} to the newest {OLDEST} training episodes"
                 ).format(*moved)
         return ""
+
+    def inversion(self) -> str:
+        """Which learned source gives moments less from the first success on, with numbers; empty where none does."""
+        for name in self._learned:
+            found = self._success_auroc(name)
+            if inversion_alarm(found):
+                assert found is not None
+                return (
+                    f"{name} values moments from the first success on above those before it with probability "
+                    f"{found.estimate:.2f} [{found.low:.2f}, {found.high:.2f}], in the newest {found.n} training "
+                    "episodes that have both"
+                )
+        return ""
+
+    def _success_auroc(self, name: str) -> Interval | None:
+        """Mean `success_auroc` of the newest episodes that have one; None where there are too few of them."""
+        known = [row[key] for row in self.finished if row.get(key := f"success_auroc/{name}") is not None]
+        return mean_auroc(known[-OLDEST:]) if len(known) >= FEWEST else None
+
+    def failure_alarm(self) -> str:
+        """How much more conversations fail than at the start, where they do; else empty."""
+        rise = self._failing.rise()
+        if rise is None or not rise.is_found:
+            return ""
+        return (
+            f"the share of failed conversations rose by {rise.change:.3f} ({rise.low:.3f} to {rise.high:.3f}) from the "
+            f"first to the newest {rise.led}: the policy may escape from bad rewards by making conversations fail"
+        )
 
     def _rings(self, name: str) -> bool | None:
         """Whether the return of a learned source rises alone; None where that cannot be said yet."""
@@ -171,7 +238,13 @@ class EpisodeStats:
             result["hacking_alarm"] = 1 if True in rings else 0
             if None in rings and True not in rings:
                 result["hacking_alarm"] = None
-        return result
+        if self._learned and self._streams is not None:
+            found = {name: self._success_auroc(name) for name in self._learned}
+            for name, one in found.items():
+                result[f"success_auroc/{name}"] = None if one is None else one.estimate
+            alarms = [inversion_alarm(one) for one in found.values()]
+            result["inversion_alarm"] = 1 if True in alarms else None if None in alarms else 0
+        return result | self._failing.metrics()
 
     def _means(self, rows: list[Row]) -> dict[str, Any]:
         """Means over the given episodes, each over those in which it is known."""
@@ -196,8 +269,11 @@ class EpisodeStats:
             "holes": {k: v.tolist() for k, v in self._holes.items()},
             "once": self._once.tolist(),
             "length": self._length.tolist(),
+            "orders": {name: order.open for name, order in self._orders.items()},
             "finished": self.finished,
+            "successes": self.successes,
             "counts": self.counts,
+            "failing": self._failing.rollouts,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -206,8 +282,12 @@ class EpisodeStats:
         self._holes = {k: np.array(v, dtype=np.bool_) for k, v in state["holes"].items()}
         self._once = np.array(state["once"], dtype=np.bool_)
         self._length = np.array(state["length"], dtype=np.int64)
+        for name, kept in state["orders"].items():
+            self._orders[name].open = [(list(values), list(succeeded)) for values, succeeded in kept]
         self.finished = list(state["finished"])
+        self.successes = list(state["successes"])
         self.counts = dict(state["counts"])
+        self._failing.rollouts = [(led, failed) for led, failed in state["failing"]]
 
 
 def lost_at(rollout: Rollout[Inputs]) -> BoolArray:
@@ -293,6 +373,140 @@ def hacking_alarm(
     return learned > z and success < z / 2 and float(success_E[-window:].mean()) < solved
 
 
+# The inversion alarm: a learned reward gives moments at and after success less than those before it.
+
+
+class SuccessOrder:
+    """How a learned source orders the moments of an episode: those from its first success on against those before.
+
+    Args:
+        streams: whose episodes go on from rollout to rollout.
+        cost: a higher value of the source is worse.
+
+    Attributes:
+        open: of each stream the values of its episode up to now, and whether it had succeeded by then.
+    """
+
+    def __init__(self, streams: int, *, cost: bool) -> None:
+        self._sign = -1.0 if cost else 1.0
+        self.open: list[tuple[list[float], list[bool]]] = [([], []) for _ in range(streams)]
+
+    def add(
+        self, scores: RawScores, rollout: Rollout[Any], succeeded_B_T: BoolArray, lost_B_T: BoolArray
+    ) -> dict[tuple[int, int], float | None]:
+        """Take in a rollout; the AUROC of the episodes that ended in it, by stream and last step.
+
+        It is None where an episode lacks moments of one kind. First moments, to which no action led, do not count.
+
+        Args:
+            scores: of single moments.
+            rollout: what happened.
+            succeeded_B_T: whether the episode had succeeded by then.
+            lost_B_T: last steps of episodes whose simulator broke.
+        """
+        ends, at = rollout.done & rollout.mask, (scores.rows_N, scores.steps_N)
+        last_N = np.zeros(len(scores.steps_N), np.bool_) if scores.last_N is None else scores.last_N
+        acted_N = (scores.steps_N >= 0) & rollout.mask[at] & (last_N | ~ends[at])
+        found: dict[tuple[int, int], float | None] = {}
+        for i, (values, succeeded) in enumerate(self.open):
+            here = np.flatnonzero(acted_N & (scores.rows_N == i))
+            here = here[np.argsort(scores.steps_N[here], kind="stable")]
+            stops = np.flatnonzero(ends[i] | lost_B_T[i]).tolist()
+            parts = np.split(here, np.searchsorted(scores.steps_N[here], stops, side="right"))
+            for part, stop in zip(parts, [*stops, None], strict=True):
+                values += (self._sign * scores.values_N[part]).tolist()
+                succeeded += succeeded_B_T[i, scores.steps_N[part]].tolist()
+                if stop is None:
+                    continue
+                if ends[i, stop]:
+                    area = point(auroc, succeeded, values)
+                    found[i, stop] = None if area is None else round(area, 6)
+                values.clear()
+                succeeded.clear()
+        return found
+
+
+def inversion_alarm(found: Interval | None) -> bool | None:
+    """Whether a learned source clearly gives moments from the first success of an episode on less than those before.
+
+    Args:
+        found: the mean over episodes of the AUROC of the source's values of these moments against those, within each
+            episode (`mean_auroc`); None: there are too few episodes that have both.
+
+    Returns:
+        True where the whole interval is below 0.5; None where there is none.
+    """
+    if found is None or found.high is None:
+        return None
+    return found.high < 0.5
+
+
+# The failure alarm: conversations fail more and more often while the policy learns.
+
+
+class Rise(NamedTuple):
+    """A share in the newest conversations minus that in the oldest, and its interval.
+
+    Attributes:
+        change: of the share.
+        low: of its interval of level `LEVEL`.
+        high: of it.
+        led: conversations in the oldest rollouts that are compared.
+    """
+
+    change: float
+    low: float
+    high: float
+    led: int
+
+    @property
+    def is_found(self) -> bool:
+        """Whether the whole interval lies above 0."""
+        return self.low > 0
+
+
+class FailureTrend:
+    """How many conversations failed, in the oldest and the newest rollouts of a run.
+
+    Attributes:
+        rollouts: conversations that were led, and those of them that failed; empty of a run without an agent.
+    """
+
+    def __init__(self) -> None:
+        self.rollouts: list[tuple[int, int]] = []
+
+    def add(self, led: int, failed: int) -> None:
+        """Take in a rollout."""
+        self.rollouts.append((led, failed))
+        first, newest = self._needed(self.rollouts), self._needed(self.rollouts[::-1])
+        if first:
+            del self.rollouts[first : max(first, len(self.rollouts) - newest)]
+
+    def rise(self) -> Rise | None:
+        """From the oldest to the newest rollouts; None where they have too few conversations, or overlap."""
+        first, newest = self._needed(self.rollouts), self._needed(self.rollouts[::-1])
+        if not first or first + newest > len(self.rollouts):
+            return None
+        old, new = np.sum(self.rollouts[:first], axis=0), np.sum(self.rollouts[-newest:], axis=0)
+        low, high = difference_bounds((old[1], old[0]), (new[1], new[0]), level=LEVEL)
+        return Rise(float(new[1] / new[0] - old[1] / old[0]), float(low), float(high), int(old[0]))
+
+    def metrics(self) -> dict[str, Any]:
+        """`agent/failure_alarm`: 1, 0, or None where it is not known; the rise of the share, and its interval."""
+        if not self.rollouts:
+            return {}
+        rise = self.rise()
+        if rise is None:
+            return dict.fromkeys((FAILURE_ALARM, *_RISE))
+        return {FAILURE_ALARM: int(rise.is_found), **dict(zip(_RISE, rise, strict=False))}
+
+    @staticmethod
+    def _needed(rollouts: Sequence[tuple[int, int]]) -> int:
+        """How many of the first rollouts have `FEWEST_LED` conversations; 0 where all together have fewer."""
+        led = np.cumsum([led for led, _ in rollouts])
+        return int((led < FEWEST_LED).sum()) + 1 if len(led) and led[-1] >= FEWEST_LED else 0
+
+
 class RewardScaler:
     """Running standard deviation of each source's discounted return, to divide its rewards by.
 
@@ -314,6 +528,8 @@ class RewardScaler:
             ends |= rollout.life_lost
         inside = np.zeros_like(ends) if rollout.chunks is None or not self._by_chunk else rollout.chunks.slot > 0
         for name, gamma in self._gammas.items():
+            if name not in rewards:  # it is not measured any more
+                continue
             if rollout.fresh:
                 self._returns[name][:] = 0.0
             seen = []

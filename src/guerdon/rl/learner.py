@@ -265,8 +265,8 @@ class OnPolicyLearner(Generic[Collected, Inputs]):
             terms: source to how it counts.
             progress: share of the run that is over.
         """
-        settings = self.settings
-        ref = None if self.reference is None else self._reference_log_probs(rollout)
+        settings, kl_coef = self.settings, scheduled(self.settings.kl_coef, self.settings.kl_schedule, progress)
+        ref = None if self.reference is None or not kl_coef else self._reference_log_probs(rollout)
         if self.kl_in_reward:
             assert ref is not None
             rewards = {**rewards, KL: self._kl(rollout, ref)}
@@ -283,6 +283,8 @@ class OnPolicyLearner(Generic[Collected, Inputs]):
             facts["filtered_groups"] = float(len(np.unique(rollout.groups_B[~kept_B])))
         rate = scheduled(settings.learning_rate, settings.lr_schedule, progress)
         critic_only = self.version < settings.value_init_steps
+        if settings.kl_schedule != "constant":
+            settings = settings.model_copy(update={"kl_coef": kl_coef})
         with critic_alone(self.policy) if critic_only else nullcontext():
             learned = update_policy(
                 self.policy, self.optimizer, batch, settings, self.rng, learning_rate=rate, max_length=self.max_length
@@ -293,6 +295,7 @@ class OnPolicyLearner(Generic[Collected, Inputs]):
         facts |= {f"silent_groups/{k}": float(v) for k, v in advantages.silent_groups.items()}
         facts |= {f"flat_groups/{k}": float(v) for k, v in advantages.flat_groups.items()}
         facts |= {f"reward_weight/{name}": weight for name, weight in self.source_weights.items()}
+        facts |= {"kl_coef": kl_coef} if settings.kl_schedule != "constant" else {}
         if self.kl_in_reward:
             facts["kl"] = -float(rewards[KL].values.sum()) / max(int(rollout.mask.sum()), 1)
         return {**learned, **facts, "learning_rate": rate}

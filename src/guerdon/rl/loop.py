@@ -246,7 +246,7 @@ class Loop:
         progress = min(1.0, self.step / self.study.runner.schedule_length)
         rollout = self._collect()
         metrics = self._learn(rollout, before=True)
-        ready = {name: source for name, source in self.sources.items() if source.ready}
+        ready = {name: source for name, source in self.sources.items() if source.ready and not source.terms.over}
         with timed(self._seconds, "score"):
             rewards = {name: source.measure(rollout) for name, source in ready.items()}
         self._count_failures(rewards, self.step + rollout.steps)
@@ -261,7 +261,9 @@ class Loop:
                 self.parts.videos.add(rollout, rewards)
         self.step += rollout.steps
         measured = {f"reward_model/{n}/{k}": v for n, r in rewards.items() for k, v in r.metrics.items()}
-        self._record(rollout, rewards, {**rollout.metrics, **learned, **measured, **metrics})
+        left = {f"reward_weight/{name}": 0.0 for name, source in self.sources.items() if source.terms.over}
+        self._record(rollout, rewards, {**rollout.metrics, **learned, **left, **measured, **metrics})
+        self._lower_weights()
 
     def close(self) -> None:
         """Close files, worlds and bars."""
@@ -290,11 +292,17 @@ class Loop:
         """Let the reward models learn that learn at this point."""
         metrics: Metrics = {}
         for name, source in self.sources.items():
-            if source.learn_before == before:
+            if source.learn_before == before and not source.terms.over:
                 with timed(self._seconds, "refit"):
                     found = source.learn(rollout)
                 metrics |= {f"reward_model/{name}/{k}": v for k, v in found.items() if k != "seconds"}
         return metrics
+
+    def _lower_weights(self) -> None:
+        """Let the weights that fall with success follow it."""
+        for source in self.sources.values():
+            if source.terms.falling is not None:
+                source.terms.falling.observe(self.stats.recent_success)
 
     def _count_failures(self, rewards: Mapping[str, Rewards], step: int) -> None:
         """Write every failed measurement down; refuse to go on where a source says so."""
@@ -328,7 +336,7 @@ class Loop:
         for row in rows:
             self.log.write("episodes.jsonl", row)
         if self.parts.conversations is not None:
-            for row in self.parts.conversations(rollout, self.step):
+            for row in self.parts.conversations(rollout, rewards, rows, self.step):
                 self.log.write(CONVERSATIONS, row)
         counts: Metrics = {"failure_rate": self.failures.rate, "failures": self.failures.total}
         counts |= {f"failure_rate/{name}": rate for name, rate in self.failures.rates.items()}
@@ -387,11 +395,13 @@ class Loop:
         if self.best is not None:
             with self._averaged():
                 self.best.consider(self.step, result)
-        alarm = self.stats.alarm()
+        alarm, inversion, failing = self.stats.alarm(), self.stats.inversion(), self.stats.failure_alarm()
         self.progress.write_line(
             f"step {self.step}: {true_success(result)}, "
             f"{self.step / max(self.wall_time, 1e-9):.0f} {self.parts.unit}/s"
             + (f" | HACKING ALARM: {alarm}" if alarm else "")
+            + (f" | INVERSION ALARM: {inversion}" if inversion else "")
+            + (f" | FAILURE ALARM: {failing}" if failing else "")
         )
 
     def _show(self) -> None:

@@ -33,7 +33,15 @@ from guerdon.rewards.refit import RefittedReward
 from guerdon.rewards.source import SourceTerms
 from guerdon.rl import checkpoint as ckpt
 from guerdon.rl.replay import Replay, relabel, remember
-from guerdon.rl.sac_step import FixedNetwork, PlainNetworks, SeenParameter, gradient_step
+from guerdon.rl.sac_step import (
+    Cloning,
+    FixedNetwork,
+    PlainNetworks,
+    SeenParameter,
+    cloning_facts,
+    cloning_gradient,
+    gradient_step,
+)
 from guerdon.rl.sampling import DrawnRows, GoalRewards, Transitions, gathered, in_hindsight
 from guerdon.settings.off_policy import DQNSettings, ReplayAlgorithmSettings, SACSettings
 from guerdon.settings.policy import OwnPolicySettings
@@ -284,6 +292,8 @@ class ReplayLearner:
         if count:
             means = self._values.reshape(-1, len(self.outputs)).mean(0).tolist()  # of the last gradient step
             metrics |= {f"q/{name}": mean for name, mean in zip(self.outputs, means, strict=True)}
+            if not getattr(self.settings, "backup_entropy", True):
+                del metrics[f"q/{ENTROPY}"]  # of an output that has no loss
         return metrics | {"updates": float(count), "skipped_updates": float(self._skipped)}
 
     def _take(self, part: str, loss: float) -> None:
@@ -302,14 +312,14 @@ class ReplayLearner:
         among = size - own  # of the data set
         if len(helped):
             among = int(self.rng.binomial(among, len(shown) / (len(shown) + len(helped)))) if len(shown) else 0
-        parts = [(self.memory, self.memory.transitions, own)]
+        parts = [(self.memory, self.memory.transitions, own, False)]
         if self.demonstrations is not None and among:
-            parts.append((self.demonstrations, shown, among))
+            parts.append((self.demonstrations, shown, among, True))
         if size > own + among:
-            parts.append((self.memory, helped, size - own - among))
+            parts.append((self.memory, helped, size - own - among, True))
         drawn = []
-        for replay, rows, n in parts:
-            one = DrawnRows(replay, rows[self.rng.integers(len(rows), size=(count, n))])
+        for replay, rows, n, by_others in parts:
+            one = DrawnRows(replay, rows[self.rng.integers(len(rows), size=(count, n))], shown=by_others)
             if strategy is not None:
                 one = in_hindsight(one, self.rng, share=self.settings.goal_ratio, strategy=strategy)
             drawn.append(one)
@@ -319,7 +329,7 @@ class ReplayLearner:
         """Make the rewards of all rows that are used current."""
         metrics: Metrics = {}
         for name, source in self.learning.items():
-            for one in drawn:
+            for one in () if source.terms.over else drawn:
                 rows = one.rows.reshape(-1) if one.goals is None else one.rows[one.goals < 0]
                 for key, value in relabel(one.replay, source, rows).items():
                     whole = f"reward_model/{name}/{key}"
@@ -467,7 +477,7 @@ class SACLearner(ReplayLearner):
         if self._computes_plainly:
             return self._plain_step(batch, noise, weights_H, act=act)
         temperature, count = self.temperature.log.detach().exp(), len(batch.actions)
-        weights = torch.cat([weights_H[:-1], temperature])
+        weights = torch.cat([weights_H[:-1], temperature * self.settings.backup_entropy])
         outputs, back = self._outputs(batch.x, batch.next_x)
         with torch.no_grad():  # the policy's actions at both observations of every transition
             drawn = torch.from_numpy(noise).to(outputs.device)
@@ -476,7 +486,10 @@ class SACLearner(ReplayLearner):
         facts: dict[str, Tensor | float] = {"critic_loss": loss}
         if act:
             here = outputs[:count], drawn[:count], actions[:count]
-            back(self._policy_step(features, *here, weights, temperature))
+            gradient, values = self._policy_step(features, *here, weights, temperature)
+            if (cloning := self._cloning(batch)) is not None:
+                facts |= self._clone(cloning, batch, features, outputs, values, weights, gradient)
+            back(gradient)
             entropy = -log_probs[:count].mean()
             assert self.temperature.log.grad is not None
             self.temperature.log.grad.copy_(entropy - self.target_entropy)
@@ -493,11 +506,11 @@ class SACLearner(ReplayLearner):
             assert self._pi is not None
             networks = self._pi.fixed(2 * count, count), *(one.fixed(count, count) for one in self._both)
             self._networks = PlainNetworks(*networks)
-        weights = weights_H.numpy().copy()
-        weights[-1] = np.exp(self.temperature.log.detach().numpy()[0])
+        weights, temperature = weights_H.numpy().copy(), np.exp(self.temperature.log.detach().numpy()[0])
+        weights[-1] = temperature * self.settings.backup_entropy
         found = gradient_step(
-            self._networks, batch, noise, weights, self._gammas.numpy(), act=act,
-            update_critics=partial(self._take, "critic"),
+            self._networks, batch, noise, weights, self._gammas.numpy(), temperature=temperature, act=act,
+            update_critics=partial(self._take, "critic"), cloning=self._cloning(batch),
         )  # fmt: skip
         self._values = torch.from_numpy(found.values)
         if found.entropy is None:
@@ -505,7 +518,16 @@ class SACLearner(ReplayLearner):
         assert self.temperature.log.grad is not None
         self.temperature.log.grad.fill_(found.entropy - self.target_entropy)
         self._take("policy", 0.0)
-        return {"critic_loss": found.loss, "entropy": found.entropy, "temperature": float(weights[-1])}
+        return {
+            "critic_loss": found.loss, "entropy": found.entropy, "temperature": float(temperature), **found.cloned,
+        }  # fmt: skip
+
+    def _cloning(self, batch: Transitions) -> Cloning | None:
+        """The cloning term for this batch; None: there is none."""
+        settings = self.settings
+        if not settings.bc_weight or batch.own in (None, len(batch.actions)):
+            return None
+        return Cloning(settings.bc_weight, settings.bc_q_filter)
 
     @property
     def _both(self) -> tuple[Layers, Layers]:
@@ -563,8 +585,8 @@ class SACLearner(ReplayLearner):
     @torch.no_grad()
     def _policy_step(
         self, features: Tensor, outputs: Tensor, noise: Tensor, actions: Tensor, weights: Tensor, temperature: Tensor
-    ) -> Tensor:
-        """(N, 2 A) gradient of the outputs of the policy's network.
+    ) -> tuple[Tensor, Tensor]:
+        """(N, 2 A) gradient of the outputs of the policy's network, and (M, N, H) values of its actions.
 
         That of a squashed normal action is in closed form: with b = mean + deviation * noise and a = tanh(b) the
         log-probability changes by 2 a with b, and by -1 with the logarithm of the deviation.
@@ -579,7 +601,43 @@ class SACLearner(ReplayLearner):
         slope = along[:, features.shape[1] :]
         of_before = torch.addcmul(2.0 * each * actions, slope, 1.0 - actions * actions)
         of_log_std = torch.where(log_std == raw, of_before * log_std.exp() * noise - each, 0.0)
-        return torch.cat([of_before, of_log_std], 1)
+        return torch.cat([of_before, of_log_std], 1), values
+
+    @torch.no_grad()
+    def _clone(
+        self,
+        cloning: Cloning,
+        batch: Transitions,
+        features: Tensor,
+        outputs: Tensor,
+        values_M_N_H: Tensor,
+        weights: Tensor,
+        gradient: Tensor,
+    ) -> dict[str, float]:
+        """Add the gradient of the cloning term to that of the outputs of the policy's network; `cloning_facts`.
+
+        Args:
+            cloning: the term.
+            batch: the transitions.
+            features, outputs: of their observations, which come first.
+            values_M_N_H: of the policy's actions.
+            weights: (H,) of the outputs of a critic.
+            gradient: (N, 2 A), which is changed.
+        """
+        rows, size = slice(batch.own, len(batch.actions)), batch.actions.shape[1]
+        followed, shown = self._followed(values_M_N_H, weights), batch.actions[rows]
+        greedy, kept = outputs[rows, :size].tanh(), torch.ones_like(followed[rows])
+        if cloning.q_filter:
+            of_shown, _ = self._layers.forward(torch.cat([features[rows], shown], 1))
+            kept = (self._followed(of_shown, weights) > followed[rows]).to(kept.dtype)
+        weight = cloning.weight * float(followed.abs().mean())
+        gradient[rows, :size] += cloning_gradient(greedy, shown, kept, weight)
+        return cloning_facts(greedy, shown, kept, q_filter=cloning.q_filter)
+
+    def _followed(self, values_M_N_H: Tensor, weights_H: Tensor) -> Tensor:
+        """(N,) the weighted sums that the policy follows: of the mean of all critics, or of the smallest of them."""
+        sums_M_N = values_M_N_H @ weights_H
+        return sums_M_N.mean(0) if self.settings.num_subsample_critics is not None else sums_M_N.min(0).values
 
 
 def policy_gradient(values_M_N_H: Tensor, weights_H: Tensor, *, mean: bool) -> Tensor:

@@ -24,6 +24,9 @@ from guerdon.types import Collected, Metrics, Rewards, Rollout
 RAY_COLLECTOR = "guerdon.engines.ray_collector:RayCollector"
 
 _Policy = TypeVar("_Policy", contravariant=True)
+Conversations = Callable[
+    [Rollout[Any], Mapping[str, Rewards], Sequence[Mapping[str, Any]], int], Iterable[dict[str, Any]]
+]
 
 
 class Collector(Protocol[_Policy, Collected]):
@@ -109,7 +112,8 @@ class Parts(NamedTuple):
         videos: of training episodes; None: none are written.
         reward_models: scores with the models of the sources.
         evaluate: what the policy achieves now, over so many episodes; None: the collector's own evaluation.
-        conversations: rows of `conversations.jsonl`, of a rollout at a step of the run; None: there is no agent.
+        conversations: rows of `conversations.jsonl`, of a rollout, its rewards and its episodes, at a step of the run;
+            None: there is no agent.
     """
 
     collector: Collector[Any, Any]
@@ -124,7 +128,7 @@ class Parts(NamedTuple):
     videos: EpisodeVideos | None
     reward_models: RewardModels
     evaluate: Callable[[int], Mapping[str, float]] | None = None
-    conversations: Callable[[Rollout[Any], int], Iterable[dict[str, Any]]] | None = None
+    conversations: Conversations | None = None
 
     def close(self) -> None:
         """Close worlds, files, and connections to where the parts work."""

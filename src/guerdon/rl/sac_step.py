@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from guerdon.policies.robots.heads import LOG_STD_MAX, LOG_STD_MIN
 from guerdon.rl.sampling import Transitions
 from guerdon.types import FloatArray
 
+Numbers = TypeVar("Numbers", FloatArray, Tensor)
 _LOG_2, _LOG_ROOT = math.log(2.0), 0.5 * math.log(2 * math.pi)
 
 
@@ -157,12 +158,27 @@ class SampledActions(NamedTuple):
     spread: FloatArray
 
 
+class Cloning(NamedTuple):
+    """The cloning term of the policy's loss: `algorithm.bc_weight` and `bc_q_filter`."""
+
+    weight: float
+    q_filter: bool
+
+
 class StepFacts(NamedTuple):
-    """What a gradient step says: the loss of the critics, their values (M, N, H), and the entropy of the policy."""
+    """What a gradient step says.
+
+    Attributes:
+        loss: of the critics.
+        values: (M, N, H) of the critics.
+        entropy: of the policy; None where it takes no step.
+        cloned: `cloning_facts`.
+    """
 
     loss: float
     values: FloatArray
     entropy: float | None
+    cloned: dict[str, float] = {}
 
 
 def sampled(outputs_N_O: FloatArray, noise_N_A: FloatArray) -> SampledActions:
@@ -178,6 +194,28 @@ def sampled(outputs_N_O: FloatArray, noise_N_A: FloatArray) -> SampledActions:
     return SampledActions(np.tanh(before), log_probs, log_std == raw, spread)
 
 
+def cloning_gradient(greedy_n_A: Numbers, shown_n_A: Numbers, kept_n: Numbers, weight: float) -> Numbers:
+    """(n, A) gradient by the means of squashed actions of `weight` times their mean squared distance to shown ones.
+
+    Args:
+        greedy_n_A: tanh of the means.
+        shown_n_A: what was demonstrated at these observations.
+        kept_n: 0 for rows that do not count; the mean is over all rows.
+        weight: of the term.
+    """
+    n, size = greedy_n_A.shape
+    apart = (greedy_n_A - shown_n_A) * kept_n[:, None]
+    gradient: Numbers = apart * (1.0 - greedy_n_A * greedy_n_A) * (2.0 * weight / (n * size))
+    return gradient
+
+
+def cloning_facts(greedy_n_A: Numbers, shown_n_A: Numbers, kept_n: Numbers, *, q_filter: bool) -> dict[str, float]:
+    """`bc_loss`, the mean squared distance over all shown rows, and `bc_kept`, the share of them that counts."""
+    apart = greedy_n_A - shown_n_A
+    facts = {"bc_loss": float((apart * apart).mean())}
+    return facts | ({"bc_kept": float(kept_n.mean())} if q_filter else {})
+
+
 @np.errstate(over="ignore", invalid="ignore")  # a step that is not finite is skipped
 def gradient_step(
     networks: PlainNetworks,
@@ -186,8 +224,10 @@ def gradient_step(
     weights_H: FloatArray,
     gammas_H: FloatArray,
     *,
+    temperature: np.float32,
     act: bool,
     update_critics: Callable[[float], None],
+    cloning: Cloning | None = None,
 ) -> StepFacts:
     """A step of the critics, and the gradients of the actor's parameters.
 
@@ -195,17 +235,20 @@ def gradient_step(
         networks: for as many rows as the batch has.
         batch: N transitions, on the CPU.
         noise: (2 N, A), standard normal.
-        weights_H: of the outputs of a critic; the last is the temperature.
+        weights_H: of the outputs of a critic; the last is of the entropy from the next step on.
         gammas_H: discounts.
+        temperature: weight of the entropy at this step.
         act: write the gradients of the actor.
         update_critics: takes their step, given the loss; their gradients are written.
+        cloning: of the rows that were demonstrated; None: there is no such term.
     """
     actor, critic, target = networks
     x, next_x, taken = batch.x.numpy(), batch.next_x.numpy(), batch.actions.numpy()
     count, features = x.shape
-    rows, temperature = np.arange(count), weights_H[-1]
+    rows = np.arange(count)
     actor.inputs[:count], actor.inputs[count:] = x, next_x
-    drawn = sampled(actor.forward()[0], noise)
+    outputs = actor.forward()[0]
+    drawn = sampled(outputs, noise)
     target.inputs[:, :features], target.inputs[:, features:] = next_x, drawn.actions[count:]
     following = target.forward()
     later = following[_lowest(following, weights_H), rows]
@@ -215,7 +258,7 @@ def gradient_step(
     values = critic.forward().copy()
     errors = values - targets
     share = batch.share.numpy().copy()
-    share[:, -1] *= temperature * temperature  # an error of the entropy counts as it does in the sum
+    share[:, -1] *= weights_H[-1] * weights_H[-1]  # an error of the entropy counts as it does in the sum
     np.multiply(errors, share, out=critic.gradient)
     loss = 0.5 * float(np.vdot(critic.gradient, errors))
     critic.backward()
@@ -223,8 +266,13 @@ def gradient_step(
     if not act:
         return StepFacts(loss, values, None)
     chosen_actions = drawn.actions[:count]
+    of_taken = of_chosen = None
+    if cloning is not None and cloning.q_filter:
+        of_taken = (critic.forward() @ weights_H).min(axis=0)
     critic.inputs[:, features:] = chosen_actions
     followed = critic.forward()
+    if cloning is not None:
+        of_chosen = (followed @ weights_H).min(axis=0)
     critic.gradient[:] = 0.0
     critic.gradient[_lowest(followed, weights_H), rows] = weights_H / np.float32(-count)
     along, each = critic.by_inputs(features), temperature / np.float32(count)
@@ -233,8 +281,18 @@ def gradient_step(
     size = taken.shape[1]
     actor.gradient[0, :, :size] = by_before
     actor.gradient[0, :, size:] = np.where(drawn.inside[:count], by_before * drawn.spread[:count] - each, 0.0)
+    cloned: dict[str, float] = {}
+    if cloning is not None and of_chosen is not None:
+        shown_rows = slice(batch.own, count)
+        greedy, shown = np.tanh(outputs[shown_rows, :size]), taken[shown_rows]
+        kept = np.ones(len(greedy), np.float32)
+        if of_taken is not None:
+            kept = (of_taken > of_chosen)[shown_rows].astype(np.float32)
+        weight = cloning.weight * float(np.abs(of_chosen).mean())
+        actor.gradient[0, shown_rows, :size] += cloning_gradient(greedy, shown, kept, weight)
+        cloned = cloning_facts(greedy, shown, kept, q_filter=cloning.q_filter)
     actor.backward()
-    return StepFacts(loss, values, -float(drawn.log_probs[:count].mean()))
+    return StepFacts(loss, values, -float(drawn.log_probs[:count].mean()), cloned)
 
 
 def _lowest(values_M_N_H: FloatArray, weights_H: FloatArray) -> np.ndarray:

@@ -139,6 +139,8 @@ class Transitions:
         share: (N, H) `shares` of the rewards that are known.
         goes_on: (N, 1) 0 where the action ended the task, else 1.
         allowed: (N, O) values of discrete actions that are allowed at `next_x`; None: all.
+        own: the first so many are drawn from the whole run; those after them are demonstrations, and steps of the run
+            that somebody else decided.
     """
 
     x: Any
@@ -148,6 +150,7 @@ class Transitions:
     share: Tensor
     goes_on: Tensor
     allowed: Tensor | None = None
+    own: int | None = None
 
 
 class DrawnRows(NamedTuple):
@@ -157,15 +160,17 @@ class DrawnRows(NamedTuple):
         replay: that has them.
         rows: (U, n) rows.
         goals: (U, n) rows whose achieved goal is taken for the desired one, -1 where it is not; None: nowhere.
+        shown: somebody else than the policy decided all of these steps.
     """
 
     replay: Replay
     rows: IntArray
     goals: IntArray | None = None
+    shown: bool = False
 
     def steps(self, part: slice) -> DrawnRows:
         """Those of some gradient steps."""
-        return DrawnRows(self.replay, self.rows[part], None if self.goals is None else self.goals[part])
+        return self._replace(rows=self.rows[part], goals=None if self.goals is None else self.goals[part])
 
     def moments(self, *, before: bool) -> IntArray:
         """(U, n) rows before or after the actions."""
@@ -269,7 +274,8 @@ def _gathered(
     if usable is not None:
         allowed = torch.from_numpy(np.ascontiguousarray(usable.reshape(*following.shape[:2], -1))).to(device)
     columns = [torch.from_numpy(one).to(device) for one in (column("actions"), rewards, shares(known), goes_on)]
-    return (Transitions(*row) for row in zip(x, next_x, *columns, allowed, strict=False))
+    own = sum(d.rows.shape[1] for d in drawn if not d.shown)
+    return (Transitions(*row, own=own) for row in zip(x, next_x, *columns, allowed, strict=False))
 
 
 def _infos(drawn: Sequence[DrawnRows], goal_rewards: GoalRewards, taken: BoolArray) -> Infos:
@@ -292,6 +298,8 @@ def _paid(
         if name in terms:
             paid = [d.replay.paid[name][d.rows] for d in drawn]
             rewards[..., h] = _whole([one["reward"] for one in paid])
-            if terms[name].on_failure != "neutral":
+            if terms[name].over:  # its output has no loss
+                known[..., h] = 0.0
+            elif terms[name].on_failure != "neutral":
                 known[..., h] = 1.0 - _whole([one["failed"] for one in paid])
     return rewards, known

@@ -303,7 +303,11 @@ def make_batch(
         return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32)).reshape(rows, -1 if array.size else 0)
 
     def heads(arrays: Mapping[str, np.ndarray]) -> Tensor | None:
-        return torch.stack([column(arrays[name]) for name in values], dim=-1) if values else None
+        """Of every value head; 0, which is not known, where its source was not measured."""
+        if not values:
+            return None
+        each = [arrays[name] if name in arrays else np.zeros_like(before) for name, before in values.items()]
+        return torch.stack([column(one) for one in each], dim=-1)
 
     def targets(part: int) -> Tensor | None:
         return torch.stack([column(one[part]) for one in auxiliary.values()], dim=-1) if auxiliary else None

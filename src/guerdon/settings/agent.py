@@ -115,24 +115,53 @@ def check_agent(agent: AgentSettings, study: Any) -> None:
     Raises:
         ConfigError: with the key and the reason.
     """
-    algorithm, data = study.algorithm, study.data
-    if study.text_sources:
-        name = next(iter(study.text_sources))
+    algorithm = study.algorithm
+    per_turn = algorithm.adv_estimator in ("turn_rloo", "reinforce", "reinforce_pp")
+    for name, source in study.text_sources.items():
         key = "reward_model" if study.reward_model is not None else f"reward.sources.{name}"
-        raise ConfigError.about(key, "does not score conversations of an agent yet; remove it, or the section agent")
+        _check_source(key, source, algorithm.adv_estimator, per_turn=per_turn, verified=study.verified)
     if study.generation.engine != "local":
         raise ConfigError.about("generation.engine", "must be local with an agent; other engines are not supported yet")
     if algorithm.needs.critic or algorithm.needs.greedy:
         why = f"{algorithm.adv_estimator} is not supported with an agent yet: take turn_rloo, rloo or grpo"
         raise ConfigError.about("algorithm.adv_estimator", why)
-    per_turn = algorithm.adv_estimator in ("turn_rloo", "reinforce", "reinforce_pp")
     if algorithm.kl_coef and algorithm.kl_in == "reward" and not per_turn:
         raise ConfigError.about(
             "algorithm.kl_in",
             f"reward pays every turn, for which {algorithm.adv_estimator} is biased: set it to loss, or adv_estimator "
             "to turn_rloo",
         )
-    if data is not None and data.type == "prompts" and not agent.judges:
+    if not study.verified and not study.text_sources:
         raise ConfigError.about(
             "data.type", "prompts has no answers, and tools measure nothing, so nothing would train the policy"
         )
+
+
+def _check_source(key: str, source: Any, estimator: str, *, per_turn: bool, verified: bool) -> None:
+    """Refuse a source of rewards that cannot score conversations.
+
+    Args:
+        key: of the source.
+        source: an entry of `reward.sources`.
+        estimator: of advantages.
+        per_turn: whether it is unbiased where every turn has a reward.
+        verified: whether the data has answers.
+
+    Raises:
+        ConfigError: with the key and the reason.
+    """
+    kind = source.model.model_type
+    if source.side == "run" and kind != "exact":
+        why = f": model_type {kind} does not score conversations of an agent yet; remove it, or the section agent"
+        raise ConfigError.about(key, why)
+    if kind == "exact" and not verified:
+        raise ConfigError.about(key, "asks the verifier, and data.type prompts has no answers: remove it")
+    if source.model.compares:
+        why = ": it compares responses to one prompt, and each turn has a prompt of its own; take one that judges alone"
+        raise ConfigError.about(key, why)
+    if source.side == "text" and source.scores_steps:
+        why = f"{source.reward_mode} scores steps of one response: set it to per_turn or terminal with an agent"
+        raise ConfigError.about(f"{key}.reward_mode", why)
+    if source.dense and not per_turn:
+        why = f": every turn is paid, for which {estimator} is biased: set algorithm.adv_estimator to turn_rloo"
+        raise ConfigError.about(key, why)

@@ -276,11 +276,20 @@ class ControlAlgorithmSettings(_SharedSettings, RobotAlgorithmSettings):
         description="of the policy: ppo, gspo, cispo, reinforce (right for num_epochs 1 alone) or your own",
     )
 
-    left_out = frozenset({"loss"})
+    kl_coef: float = Field(
+        0.0,
+        ge=0,
+        description="weight of the KL from the policy that the run starts from, a clone (policy.checkpoint) or that of "
+        "runner.resume_dir; the estimator in the loss is k2, whose gradient is that of the KL (Schulman 2020)",
+    )
+    kl_schedule: Schedule = only_with(
+        "constant", kl_coef=SET, description="how kl_coef falls to 0 over runner.schedule_steps"
+    )
+
+    left_out = frozenset({"loss", "kl_coef", "kl_schedule"})
     one_step: ClassVar[bool] = False
     loss_agg: ClassVar[Literal["token"]] = "token"  # every step counts alike
-    kl_coef: ClassVar[float] = 0.0
-    kl_type: ClassVar[Literal["k3"]] = "k3"
+    kl_type: ClassVar[Literal["k2"]] = "k2"
     kl_in: ClassVar[Literal["loss"]] = "loss"
     rollout_is_threshold: ClassVar[None] = None
     rloo_form: ClassVar[Literal["paper"]] = "paper"
@@ -426,6 +435,7 @@ class TextAlgorithmSettings(_SharedSettings):
         "learns over that by vLLM), at most so much; 2 is usual. null: no weights",
     )
 
+    kl_schedule: ClassVar[Literal["constant"]] = "constant"
     filter_rewards: ClassVar[bool] = False
     rewards_lower_bound: ClassVar[None] = None
     rewards_upper_bound: ClassVar[None] = None

@@ -147,7 +147,28 @@ class SACSettings(ReplayAlgorithmSettings):
     layer_norm: bool = Field(False, description="normalise the hidden layers of the critics (RLPD, 2302.02948)")
     temperature_init: float = Field(1.0, gt=0, description="weight of the entropy at the start; it is learned")
     target_entropy: float | None = Field(None, description="of the policy; null: minus the numbers of an action")
+    backup_entropy: bool = Field(
+        True,
+        description="the value of an action counts the entropy of the policy from the next step on; false: rewards "
+        "alone, as HIL-SERL has it (2410.21845)",
+    )
+    bc_weight: float = only_with(
+        0.0,
+        ge=0,
+        demonstrations=SET,
+        description="weight of the squared distance of the policy's greedy action to the demonstrated one, over the "
+        "part of a batch that was demonstrated, in units of the mean size of the value that the policy follows; 0.4 is "
+        "the alpha of 2.5 of TD3+BC (2106.06860)",
+    )
+    bc_q_filter: bool = only_with(
+        False,
+        bc_weight=SET,
+        description="only where the critics value the demonstrated action above the policy's own (1709.10089)",
+    )
 
+    left_out: ClassVar[frozenset[str]] = ReplayAlgorithmSettings.left_out | {
+        "backup_entropy", "bc_weight", "bc_q_filter",
+    }  # fmt: skip
     learner: ClassVar[str] = "guerdon.rl.off_policy:SACLearner"
 
     @model_validator(mode="after")

@@ -118,6 +118,7 @@ class RewardSettings(Settings):
 
     @model_validator(mode="after")
     def _weights_fit_together(self) -> RewardSettings:
+        self._check_falling()
         adaptive = [source.adaptive_weight.share for source in self.sources.values() if source.adaptive_weight]
         others = any(
             source.adaptive_weight is None and source.reward_weight and name != self.truth
@@ -135,6 +136,22 @@ class RewardSettings(Settings):
         if self.combine_mode != "weighted" and "env_reward_weight" in self.model_fields_set and self.env_reward_weight:
             raise ConfigError.about("env_reward_weight", "counts only with combine_mode: weighted; remove it")
         return self
+
+    def _check_falling(self) -> None:
+        """Refuse sources that all fall to 0.
+
+        Raises:
+            ConfigError: nothing would be learned from then on.
+        """
+        sources = self.of(RobotSource)
+        falling = [name for name, source in sources.items() if source.falls]
+        lasts = any(source.reward_weight for name, source in sources.items() if name not in falling)
+        if falling and not (self.env_weight() or lasts):
+            raise ConfigError(
+                f"reward_weight_schedule success takes the weight of {' and '.join(falling)} to 0, and no other reward "
+                "is left: set combine_mode to add",
+                key="combine_mode",
+            )
 
     def of(self, form: type[S]) -> dict[str, S]:
         """The sources of one form, by name."""

@@ -460,7 +460,7 @@ class ExactModelSettings(_RunModelSettings):
     model_type: Literal["exact"] = Field(
         "exact",
         description="where the task knows, 1 for every token of a line that follows from the lines before it, whether "
-        "those are right or not, else 0",
+        "those are right or not, else 0; with an agent, what the verifier says of each turn that calls no tool",
     )
 
     @property

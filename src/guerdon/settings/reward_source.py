@@ -40,11 +40,13 @@ FAILED = (
     "(raise)"
 )
 WeightSchedule = Literal["constant", "linear_decay", "linear_warmup"]
+"""How the weight of a source changes with the steps of a run."""
 
 SOURCE_KEYS = (
     "model", "reward_mode", "score_every", "aggregation", "splitter", "shaping", "success_reward", "fail_reward",
     "use_negative_reward", "reward_threshold", *LiberoWords.model_fields, "confirm_frames", "ends", "reward_coef",
-    "reward_weight", "reward_weight_schedule", "adaptive_weight", "gamma", "on_failure", "cache",
+    "reward_weight", "reward_weight_schedule", "schedule_from", "schedule_to", "adaptive_weight", "gamma", "on_failure",
+    "cache",
 )  # fmt: skip
 """The keys of the three forms of a source, in the order in which files have them."""
 
@@ -182,7 +184,28 @@ class RobotSource(_ScoredSource, LiberoWords):
 
     side = "robot"
 
+    left_out = frozenset({"schedule_from", "schedule_to"})
+
     model: RobotRewardModelSettings = Field(description="which model, from where")
+    reward_weight_schedule: WeightSchedule | Literal["success"] = Field(  # type: ignore[assignment]  # wider than of a text
+        "constant",
+        description="how reward_weight changes: over runner.schedule_steps; or success: it falls as true success of "
+        "the last 20 training episodes rises, and never rises again",
+    )
+    schedule_from: float = only_with(
+        0.0,
+        ge=0,
+        lt=1,
+        reward_weight_schedule="success",
+        description="share of true success up to which the weight is reward_weight",
+    )
+    schedule_to: float = only_with(
+        1.0,
+        gt=0,
+        le=1,
+        reward_weight_schedule="success",
+        description="share of true success from which on the weight is 0, and the model is not asked any more",
+    )
     reward_mode: Literal["per_step", "terminal", "episode"] = Field(
         "terminal",
         description="terminal: score the last frame of an episode; per_step: every score_every-th and the last; "
@@ -223,6 +246,11 @@ class RobotSource(_ScoredSource, LiberoWords):
         return model if isinstance(model, RefittedModelSettings) and model.update != "none" else None
 
     @property
+    def falls(self) -> bool:
+        """Whether its weight falls as true success rises."""
+        return self.reward_weight_schedule == "success"
+
+    @property
     def native_fallback(self) -> bool:
         """Whether true success takes the place of a score that the reward server did not give."""
         return isinstance(self.model, RemoteModelSettings) and self.model.remote.fallback == "native"
@@ -258,6 +286,14 @@ class RobotSource(_ScoredSource, LiberoWords):
         refuse(given & idle, f"shaping {shaping}")
         if self.model.model_type in LOGGED_AS_PRM:
             refuse(given & {"reward_weight_schedule"}, f"{kind}, whose log lines name one weight")
+        if self.schedule_from >= self.schedule_to:
+            raise ConfigError.about(
+                "schedule_from", f"{self.schedule_from:g} is not below schedule_to {self.schedule_to:g}"
+            )
+        if self.falls and self.ends:
+            raise ConfigError.about(
+                "ends", "true is of a model that judges the whole run, and reward_weight_schedule success ends that"
+            )
         if self.cache is not None and (mode == "episode" or self.refitted is not None):
             what = f"reward_mode {mode}" if self.refitted is None else "a model that is refitted"
             raise ConfigError.about(
@@ -272,10 +308,11 @@ class TextSource(_ScoredSource):
     side = "text"
 
     model: TextRewardModelSettings = Field(description="which model, from where")
-    reward_mode: Literal["per_step", "terminal", "per_token"] = Field(
+    reward_mode: Literal["per_step", "terminal", "per_token", "per_turn"] = Field(
         "terminal",
         description="terminal: score the whole response, paid at its end; per_step: each step, paid at its last token; "
-        "per_token: each step, paid at each of its tokens",
+        "per_token: each step, paid at each of its tokens; per_turn: each turn of a conversation with an agent, paid "
+        "at its end (terminal: its last turn)",
     )
     aggregation: Aggregation | None = Field(None, description="how the values of steps become one value of a solution")
     splitter: Splitter | None = Field(
@@ -291,6 +328,11 @@ class TextSource(_ScoredSource):
     def dense(self) -> bool:
         """Whether it pays more than one reward per response."""
         return self.reward_mode != "terminal"
+
+    @property
+    def scores_steps(self) -> bool:
+        """Whether it pays single steps of what the model writes, and not whole responses or turns."""
+        return self.reward_mode in ("per_step", "per_token")
 
     @property
     def min_form(self) -> bool:
@@ -315,9 +357,9 @@ class TextSource(_ScoredSource):
     def _fits_together(self) -> Self:
         mode, shaping, kind = self.reward_mode, self.shaping, f"model_type {self.model.model_type}"
         given = self.model_fields_set
-        if mode == "terminal" and shaping == "relative":
+        if not self.scores_steps and shaping == "relative":
             raise ConfigError.about(
-                "shaping", f"{shaping} needs reward_mode: per_step; {mode} gives one value per episode"
+                "shaping", f"{shaping} needs reward_mode: per_step; {mode} gives one value per response"
             )
         if isinstance(self.model, RemoteModelSettings) and self.model.remote.fallback == "native":
             raise ConfigError(
@@ -325,7 +367,7 @@ class TextSource(_ScoredSource):
             )
         if self.model.compares and shaping == "threshold":
             raise ConfigError(f"{relative(kind)}: set shaping to raw or signed, not threshold", key="shaping")
-        if mode != "terminal":
+        if self.scores_steps:
             refuse(given & {"aggregation"}, f"{kind} and reward_mode {mode}")
         if shaping != "threshold":
             refuse(given & _THRESHOLDS, f"shaping {shaping}")

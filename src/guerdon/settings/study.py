@@ -266,6 +266,8 @@ class Study(Settings):
                 readers.append(f"reward.sources.{name}.model.update")
             if getattr(source.refitted, "own_successes", False):
                 readers.append(f"reward.sources.{name}.model.own_successes")
+            if source.falls:
+                readers.append(f"reward.sources.{name}.reward_weight_schedule: success")
             if source.native_fallback:
                 readers.append(f"reward.sources.{name}.model.fallback: native")
         return readers
@@ -278,9 +280,12 @@ class Study(Settings):
             sources = self.robot_sources
         followed = [] if self.fixed_rate else ["algorithm.lr_schedule"]
         followed += ["algorithm.exploration_fraction"] if self.algorithm.type == "dqn" else []
+        followed += (
+            ["algorithm.kl_schedule"] if getattr(self.algorithm, "kl_schedule", "constant") != "constant" else []
+        )
         short = None if self.reward_model is None else self.reward_model.source_name
         for name, source in sources.items():
-            if source.reward_weight_schedule != "constant":
+            if source.reward_weight_schedule in ("linear_decay", "linear_warmup"):
                 key = f"reward.sources.{name}.reward_weight_schedule"
                 followed.append("reward_model.rm_coef_schedule" if name == short else key)
         return followed
@@ -539,6 +544,22 @@ class RobotStudy(Study):
         return self
 
     @model_validator(mode="after")
+    def _kl_has_a_reference(self) -> Self:
+        if self.algorithm.replayed or not self.on_policy.kl_coef:
+            return self
+        if self.policy.type == "vla":
+            raise ConfigError.about(
+                "algorithm.kl_coef", "is not supported with policy.type vla (weights twice); remove it"
+            )
+        if self.policy.checkpoint is None and not self.runner.resume_dir:
+            raise ConfigError.about(
+                "algorithm.kl_coef",
+                "is the weight of the KL from a policy that can do something: name it by policy.checkpoint, such as a "
+                "clone of demonstrations, or by runner.resume_dir",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _auxiliary_losses_have_targets(self) -> Self:
         for name in self.on_policy.auxiliary_losses if not self.algorithm.replayed else ():
             source = self.robot_sources.get(name) if self.reward.use_reward_model else None
@@ -547,6 +568,12 @@ class RobotStudy(Study):
                     "algorithm.auxiliary_losses",
                     f": {name} must be a source of reward.sources with reward_mode per_step, "
                     "whose values of single moments are the targets",
+                )
+            if source.falls:
+                raise ConfigError.about(
+                    "algorithm.auxiliary_losses",
+                    f": {name} has reward_weight_schedule success, so that its model gives no targets at the end; "
+                    "remove one of them",
                 )
         return self
 
@@ -599,6 +626,13 @@ class TextStudy(Study):
                 "reward.sources with reward_mode per_step",
             )
         self._check_text_sources()
+        for name, source in self.text_reward.of(TextSource).items():
+            if source.reward_mode == "per_turn" and self.agent is None:
+                raise ConfigError.about(
+                    f"reward.sources.{name}.reward_mode",
+                    "per_turn scores turns of conversations, and there is no agent: set it to terminal, or add the "
+                    "section agent",
+                )
         for name, source in self.text_sources.items():
             why = f"{relative(f'reward.sources.{name}')}, and "
             if source.model.compares and self.algorithm.needs.greedy:
@@ -651,7 +685,8 @@ class TextStudy(Study):
     @model_validator(mode="after")
     def _run_models_fit_the_data(self) -> Self:
         for name, source in self.text_reward.of(RunSource).items():
-            source.model.check_run(name, self.data, self.algorithm)
+            if self.agent is None:
+                source.model.check_run(name, self.data, self.algorithm)
         return self
 
 

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from guerdon.statistics.intervals import Float64, defined
+from guerdon.statistics.intervals import Float64, Interval, defined, widen_at_edge
+from guerdon.statistics.training_runs import stratified_t_interval
 
 Labels = NDArray[np.bool_]
 WeightedMetric = Callable[[Labels, Float64, Float64], Float64]
@@ -63,6 +64,34 @@ def auroc(labels: Labels, scores: Float64, weights: Float64) -> Float64:
     wins = (positive * (below + negative / 2)).sum(axis=1)
     pairs = positive.sum(axis=1) * negative.sum(axis=1)
     return ratio(wins, pairs)
+
+
+def auroc_within(labels_N: ArrayLike, scores_N: ArrayLike, groups_N: ArrayLike) -> Float64:
+    """(G,) AUROC of each group by itself, in the order of their names; NaN in a group with one class only.
+
+    Args:
+        labels_N: whether a row is positive.
+        scores_N: finite.
+        groups_N: the group of each row, such as its episode.
+    """
+    labels, scores = np.asarray(labels_N, dtype=np.bool_), np.asarray(scores_N, dtype=np.float64)
+    groups = np.unique(np.asarray(groups_N), return_inverse=True)[1]
+    order = np.lexsort((scores, groups))
+    begins = np.r_[True, (np.diff(scores[order]) != 0) | (np.diff(groups[order]) != 0)][: len(order)]
+    cell = np.cumsum(begins) - 1  # rows of one group with the same score share their mean rank
+    counts = np.bincount(cell)
+    rank = np.empty(len(order))
+    rank[order] = (np.cumsum(counts) - (counts - 1) / 2)[cell]
+    sizes, positive = np.bincount(groups), np.bincount(groups, labels)
+    sums = np.bincount(groups, labels * rank) - positive * (np.cumsum(sizes) - sizes)
+    return ratio(sums - positive * (positive + 1) / 2, positive * (sizes - positive))
+
+
+def mean_auroc(auroc_G: ArrayLike) -> Interval:
+    """Mean of the AUROC of independent groups with its t interval; Wilson's where all are 0, or all are 1."""
+    known = np.asarray(auroc_G, dtype=np.float64)
+    interval = stratified_t_interval(known[None])
+    return widen_at_edge(interval, interval.n)
 
 
 def auprc(labels: Labels, scores: Float64, weights: Float64) -> Float64:

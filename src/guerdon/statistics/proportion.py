@@ -1,11 +1,12 @@
-"""Confidence interval of a proportion.
+"""Confidence intervals of a proportion, and of the difference of two.
 
-wilson_bounds(3, 8)         # (0.137, 0.694): 95 % interval of the true share after 3 of 8
+wilson_bounds(3, 8)                     # (0.137, 0.694): 95 % interval of the true share after 3 of 8
+difference_bounds((3, 8), (7, 8))       # (0.029, 0.759): how much higher the second one is
 """
 
 from __future__ import annotations
 
-from math import sqrt
+from math import hypot, sqrt
 from statistics import NormalDist
 
 
@@ -27,3 +28,19 @@ def wilson_bounds(successes: float, n: float, *, level: float = 0.95) -> tuple[f
     low = max(0.0, min(p, centre - half))
     high = min(1.0, max(p, centre + half))
     return low, high
+
+
+def difference_bounds(
+    first: tuple[float, float], second: tuple[float, float], *, level: float = 0.95
+) -> tuple[float, float]:
+    """Interval of the second proportion minus the first, from Wilson's of either (Newcombe 1998, method 10).
+
+    Args:
+        first: successes, and trials, 1 or more.
+        second: as `first`.
+        level: of confidence.
+    """
+    (low_1, high_1), (low_2, high_2) = (wilson_bounds(*one, level=level) for one in (first, second))
+    share_1, share_2 = first[0] / first[1], second[0] / second[1]
+    difference = share_2 - share_1
+    return difference - hypot(share_2 - low_2, high_1 - share_1), difference + hypot(high_2 - share_2, share_1 - low_1)

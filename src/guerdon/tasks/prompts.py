@@ -59,8 +59,8 @@ class Prompt:
 
     @property
     def question(self) -> str:
-        """The last user's turn."""
-        return next(str(m["content"]) for m in reversed(self.messages) if m["role"] == "user")
+        """The last user's turn; empty where a program shortened a conversation to others."""
+        return next((str(m["content"]) for m in reversed(self.messages) if m["role"] == "user"), "")
 
     @property
     def context(self) -> tuple[Message, ...]:

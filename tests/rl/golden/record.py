@@ -3,7 +3,7 @@
     python tests/rl/golden/record.py                 write all records again
     python tests/rl/golden/record.py --check         run everything and compare, without writing
     python tests/rl/golden/record.py ppo_native ...  only these runs
-    python tests/rl/golden/record.py --key KEY       this metric alone; an error where anything else differs
+    python tests/rl/golden/record.py --key KEY       these metrics alone, also new ones; an error where another differs
 
 A record holds every row of a run's `metrics.jsonl` (it has no times) and a hash of the final weights of the policy and
 of each reward model that learned. `control.json` and `text.json` keep the records beside the machine that made them; a
@@ -465,23 +465,33 @@ def _near(a: Any, b: Any) -> bool:
     return numbers and abs(a - b) <= max(1e-6, 1e-4 * max(abs(a), abs(b)))
 
 
-def with_key(stored: dict[str, Any], fresh: dict[str, Any], key: str, *, refit_first: bool = False) -> dict[str, Any]:
-    """A stored record with the values that one metric has now: nothing but the key differs from the stored record.
+def with_keys(
+    stored: dict[str, Any], fresh: dict[str, Any], keys: list[str], *, refit_first: bool = False
+) -> dict[str, Any]:
+    """A stored record with the values that some metrics have now: nothing else differs from the stored record.
 
     The fresh run must repeat what is kept by the rule for any machine: last bits may be others here.
+
+    Args:
+        stored, fresh: records of a run.
+        keys: names of metrics, also new ones; one that ends with "/" stands for those of every source.
+        refit_first: see `compare`.
 
     Raises:
         AssertionError: something else does.
     """
-    rows = [
-        {name: new[name] if name == key else value for name, value in old.items()}
-        for old, new in zip(stored["metrics"], fresh["metrics"], strict=True)
-    ]
+
+    def again(name: str) -> bool:
+        return any(name == key or (key.endswith("/") and name.startswith(key)) for key in keys)
+
+    rows = []
+    for old, new in zip(stored["metrics"], fresh["metrics"], strict=True):
+        kept = {name: value for name, value in old.items() if not again(name)}
+        assert kept.keys() == {name for name in new if not again(name)}, (old, new)
+        rows.append({name: new[name] if again(name) else kept[name] for name in new})
     changed = {**stored, "metrics": rows}
     problems = compare(fresh, changed, exact=False, refit_first=refit_first)
     assert not problems, problems
-    for old, new in zip(stored["metrics"], rows, strict=True):
-        assert {**old, key: None} == {**new, key: None}, (old, new)
     return changed
 
 
@@ -504,7 +514,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", help="runs; all where none is given")
     parser.add_argument("--check", action="store_true", help="compare with the records, without writing")
-    parser.add_argument("--key", help="record this metric alone again; ends with an error where anything else differs")
+    parser.add_argument(
+        "--key", action="append", help="record these metrics alone again (NAME/: of every source); refused where "
+        "anything else differs",
+    )  # fmt: skip
     asked = parser.parse_args()
     print(f"guerdon from {Path(guerdon.__file__).parent}")
     unknown = set(asked.names) - (CONTROL | TEXT).keys()
@@ -521,7 +534,7 @@ def main() -> int:
                 fresh[name] = measured(name, Path(temporary))
                 problems = ["new"]
                 if asked.key:
-                    fresh[name] = with_key(
+                    fresh[name] = with_keys(
                         before["runs"][name], fresh[name], asked.key, refit_first=name in REFIT_FIRST
                     )
                 if name in before["runs"]:

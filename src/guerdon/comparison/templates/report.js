@@ -30,12 +30,12 @@ function short(value, unit) {
   return Math.round(value) + " " + count;
 }
 
-function say(readout, when, pairs) {
+function say(readout, when, pairs, digits) {
   readout.textContent = when;
   for (const [arm, value] of pairs) {
     const bold = document.createElement("b");
     bold.textContent = arm;
-    readout.append("\u2003", bold, " " + (value === null ? "no value" : value.toFixed(2)));
+    readout.append("\u2003", bold, " " + (value === null ? "no value" : value.toFixed(digits)));
   }
 }
 
@@ -46,18 +46,20 @@ function readOut(chart) {
   const [[x0, x1], [y0, y1]] = [chart.dataset.x, chart.dataset.y].map((pair) => pair.split(" ").map(Number));
   const [left, right, top, bottom] = chart.dataset.box.split(" ").map(Number);
   const value = (y) => y === null ? null : y0 + (bottom - y) / (bottom - top) * (y1 - y0);
+  // a path has tenths of a pixel: no more digits than these tell apart
+  const digits = Math.min(2, Math.max(0, Math.floor(-Math.log10((y1 - y0) / (bottom - top) / 10))));
   const guide = chart.querySelector(".axis").cloneNode();
   guide.setAttribute("class", "guide");
   guide.removeAttribute("d");
   chart.append(guide);
-  chart.rest = () => say(readout, "At the end:", lines.map(([arm, p]) => [arm, value(p[p.length - 1][1])]));
+  chart.rest = () => say(readout, "At the end:", lines.map(([arm, p]) => [arm, value(p[p.length - 1][1])]), digits);
   chart.addEventListener("pointermove", (event) => {
     const rect = chart.getBoundingClientRect();
     const x = (event.clientX - rect.left) / rect.width * chart.viewBox.baseVal.width;
     if (x < left || x > right) return;
     guide.setAttribute("d", `M${x} ${top}V${bottom}`);
     const when = short(x0 + (x - left) / (right - left) * (x1 - x0), chart.parentElement.dataset.unit);
-    say(readout, `At ${when}:`, lines.map(([arm, points]) => [arm, value(at(points, x))]));
+    say(readout, `At ${when}:`, lines.map(([arm, points]) => [arm, value(at(points, x))]), digits);
   });
   chart.addEventListener("pointerleave", () => { guide.removeAttribute("d"); chart.rest(); });
 }

@@ -123,8 +123,9 @@ def _rows_of(given: Sequence[Episode], shown: Sequence[FloatArray], columns: Int
     values = np.concatenate(shown)[:, columns]
     low, high = values.min(axis=0), values.max(axis=0)
     rows = [_before_success(e) for e in given if e.states is not None and e.states.shape[1] == shown[0].shape[1]]
-    found: FloatArray = np.concatenate([*rows, np.empty((0, shown[0].shape[1]), np.float32)])
-    return found[((found[:, columns] >= low) & (found[:, columns] <= high)).all(axis=1)]
+    found = np.concatenate([*rows, np.empty((0, shown[0].shape[1]), np.float32)])
+    inside: FloatArray = found[((found[:, columns] >= low) & (found[:, columns] <= high)).all(axis=1)]
+    return inside
 
 
 def _before_success(episode: Episode) -> FloatArray:

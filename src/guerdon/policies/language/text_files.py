@@ -15,6 +15,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ from guerdon.policies.pretrained.adapter_files import (
     read_adapter,
     stored_adapter,
 )
-from guerdon.policies.pretrained.adapters import adapter_layers, mark_untied, untie
+from guerdon.policies.pretrained.adapters import adapter_layers, kernels_to_floats, mark_untied, untie
 from guerdon.policies.pretrained.chat_template import check_templates, set_arguments
 from guerdon.policies.pretrained.deferred import deferred
 from guerdon.policies.pretrained.quantised import check_trains, forget_storage, form_of, mark
@@ -51,7 +52,6 @@ from guerdon.policies.pretrained.reading import (
     read_tokenizer,
     untie_meta,
 )
-from guerdon.policies.pretrained.unused import BFLOAT16
 from guerdon.processes.progress import doing, log_once
 from guerdon.settings.text_policy import NAME_A_MODEL, TextPolicySettings
 
@@ -494,10 +494,10 @@ def merge(model: Any, folder: Path) -> Any:
     """
     form = getattr(model, "stored_form", None)
     if form is not None and not form.floats:
-        raise CheckpointError(
-            f"the adapter {folder} cannot be merged into its model {base_of(folder)!r}, whose weights are stored by "
-            f"{form.method}: {BFLOAT16}, and name it in base_model_name_or_path"
-        )
+        kernels_to_floats(model)
+        model.hf_quantizer.remove_quantization_config(model)
+        mark(model, replace(form, floats=True))
+        log_once(f"{folder.name}: weights stored by {form.method} become float32, so that the adapter can be merged")
     adapted = read_adapter(model, folder)
     what = f"the adapter {folder} cannot be merged into its model {base_of(folder)!r}"
     with quietly(), boundary(CheckpointError, what):

@@ -111,6 +111,26 @@ def is_kernel(module: nn.Module) -> bool:
     return hasattr(module, "qweight") and all(isinstance(size, int) for size in sizes)
 
 
+@torch.no_grad()
+def kernels_to_floats(model: nn.Module) -> None:
+    """Replace linear layers that keep weights in few bits by layers with these weights in float32.
+
+    A weight is what its kernel makes of the rows of an identity matrix, less the bias.
+
+    Args:
+        model: of transformers, changed in place.
+    """
+    for path, kernel in [(path, module) for path, module in model.named_modules() if is_kernel(module)]:
+        bias = getattr(kernel, "bias", None)
+        linear = nn.Linear(kernel.in_features, kernel.out_features, bias=bias is not None)
+        for rows in torch.split(torch.arange(kernel.in_features, device=kernel.qweight.device), 1024):
+            columns = kernel(nn.functional.one_hot(rows, kernel.in_features).float())
+            linear.weight[:, rows.cpu()] = (columns if bias is None else columns - bias).T.float().cpu()
+        if bias is not None:
+            linear.bias.copy_(bias)
+        model.set_submodule(path, linear.to(kernel.qweight.device))
+
+
 def _left_out(model: Any, path: str, module: nn.Module, inside: str, called: Container[str] | None) -> str | None:
     """Why a linear layer is left out; None: it is not."""
     if inside and not path.startswith(f"{inside}."):
