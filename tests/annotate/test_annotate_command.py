@@ -129,9 +129,9 @@ def check_stored_once(folder, acknowledged):
 
 
 def test_three_clients_while_it_is_killed(tmp_path):
-    data = log_of(tmp_path / "log.jsonl", 90)
-    _, acknowledged, _ = many_clients(tmp_path, data, clients=3, each=30, kills=1)
-    assert len(acknowledged) == 90
+    data = log_of(tmp_path / "log.jsonl", 45)
+    _, acknowledged, _ = many_clients(tmp_path, data, clients=3, each=15, kills=1)
+    assert len(acknowledged) == 45
     check_stored_once(tmp_path, acknowledged)
 
 
