@@ -294,7 +294,7 @@ def test_written_files(tmp_path):
     assert sorted(p.name for p in paths["json"].parent.iterdir()) == sorted(p.name for p in paths.values())
     content = json.loads(paths["json"].read_text())
     assert set(content) == {
-        "forecast", "model", "data", "metrics", "reliability", "probes", "failures", "pictures"
+        "forecast", "model", "data", "metrics", "reliability", "probes", "failures", "pictures", "advice"
     }  # fmt: skip
     assert set(content["metrics"]["auroc"]) == {"estimate", "low", "high", "n", "n_undefined", "baseline"}
     assert {"applicable", "passed", "value", "expected"} <= set(content["probes"]["black_frame"])

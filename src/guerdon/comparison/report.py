@@ -16,7 +16,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import zip_longest
@@ -47,6 +47,7 @@ from guerdon.comparison.results import (
     arm_styles,
     comparison_rows,
     failure_rate,
+    final_success,
     mapping,
     measure_curve,
     measure_of_runs,
@@ -55,6 +56,7 @@ from guerdon.comparison.results import (
 )
 from guerdon.comparison.side_by_side import runs_of_a_folder, side_by_side
 from guerdon.errors import DataError, boundary
+from guerdon.evaluation.gate.advice import advice, facts_of, setting_of
 from guerdon.files import atomic
 from guerdon.files.json_files import read_json
 from guerdon.pages import formats as fmt
@@ -498,6 +500,22 @@ def _so_far(run: RunRecord) -> str:
     return fmt.steps(run.last_step) + ("" if planned is None else f" of {fmt.steps(planned)}")
 
 
+def advice_of(runs: Sequence[RunRecord]) -> list[str]:
+    """What to train a robot's policy with, by what its runs had and reached; nothing for language models."""
+    robots = [run for run in runs if run.unit != fmt.TEXT and run.config]
+    if not robots:
+        return []
+    evaluated = [run for run in robots if run.evals]
+    reported = not all(success_unknown(run) for run in evaluated)
+    configs = {(run.task, run.arm): run.config for run in robots}
+    settings: dict[str, list[float]] = {}
+    for run in robots:
+        if (final := final_success(run)) is not None:
+            settings.setdefault(setting_of(run.config), []).append(final)
+    facts = facts_of(list(configs.values()), success=reported if evaluated else None)
+    return advice(replace(facts, settings=settings))
+
+
 def _study_context(study: StudyRecord, live: Live | None) -> dict[str, Any]:
     rows, styles = comparison_rows(study), arm_styles(study)
     pooled = rows[: len(study.arms)]
@@ -541,6 +559,7 @@ def _study_context(study: StudyRecord, live: Live | None) -> dict[str, Any]:
         "corrected": study.correction == "holm",
         "gamed": {arm: gamed(study.select(arm=arm)) for arm in study.arms},
         "golds": gold_panels(study),
+        "advice": advice_of(study.runs),
         "forest": pictures.conclusion_picture(pooled, study.baseline, study.measure),
         "panels": panels,
         "small_panels": small_panels,
@@ -606,6 +625,7 @@ def _run_context(run: RunRecord, live: Live | None) -> dict[str, Any]:
         "run": run,
         "final": _last_success(run),
         "gamed": gamed([run]),
+        "advice": advice_of([run]),
         "final_return": next(reversed(measure_curve(run, measure_of_runs([run]))[1]), None),
         "panels": pictures.single_run_panels(run),
         "small_panels": pictures.single_run_panels(run, SMALL),

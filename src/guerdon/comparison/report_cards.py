@@ -49,13 +49,17 @@ GATE_FILE = "gate.jsonl"
 
 @dataclass(frozen=True)
 class CardProbe:
-    """One probe: what was expected, what was measured on n cases; `passed` is None where it does not apply."""
+    """One probe: what was expected, what was measured on n cases, and perhaps in words; `passed` may be None.
+
+    It is None where the probe does not apply, and where `detail` says what its answer lacks.
+    """
 
     name: str
     passed: bool | None
     value: str
     expected: str
     n: int
+    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -154,13 +158,13 @@ def _view(
 
 def _probe(name: str, row: Row) -> CardProbe:
     value, expected = number(row, "value"), row.get("expected")
-    said = f"{expected}. Here: {row['detail']}" if row.get("detail") else expected
     return CardProbe(
         fmt.human(name),
         bool(row.get("passed")) if row.get("applicable", True) else None,
         str(row.get("value") or fmt.DASH) if value is None else fmt.decimal(value, 3),
-        fmt.DASH if said is None else str(said),
+        fmt.DASH if expected is None else str(expected),
         int(number(row, "n") or 0),
+        str(row.get("detail") or ""),
     )
 
 

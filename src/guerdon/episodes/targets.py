@@ -9,8 +9,9 @@ unknown.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,15 +85,22 @@ def first_success(episode: Episode) -> int | None:
     return int(episode.success.argmax()) if episode.success.any() else None
 
 
+def by_demonstrator(meta: Mapping[str, Any]) -> bool:
+    """Whether a person or a scripted expert acted, as far as `meta` says.
+
+    What policies in training (`mode`, of a run), checkpoints and random actions (`policy`, of `guerdon collect`) did is
+    no demonstration.
+    """
+    return meta.get("policy", "expert") in ("expert", "noisy") and "mode" not in meta
+
+
 def demonstrates(episode: Episode) -> bool:
     """Whether an episode that succeeded shows the task done from its first success on, also where success ended again.
 
-    It does where the actor was done (a person, a scripted expert) and did nothing else after it. A policy in training
-    or random actions may have left the success again (`meta["policy"]` of `guerdon collect`, `meta["mode"]` of a run),
-    and an episode that counts as a failure has lost it: what follows its last success is not known.
+    It does where a demonstrator acted, who was done and did nothing else after it. A policy in training may have left
+    the success again, and an episode that counts as a failure has lost it: what follows its last success is not known.
     """
-    acted_by_expert = episode.meta.get("policy", "expert") in ("expert", "noisy") and "mode" not in episode.meta
-    return acted_by_expert and episode.outcome is not False
+    return by_demonstrator(episode.meta) and episode.outcome is not False
 
 
 def after_success(episode: Episode) -> BoolArray:

@@ -314,20 +314,18 @@ MIN_DELTA = 1e-3  # smallest improvement of the validation loss that counts
 CALIBRATION_FRAMES = 512
 _FREE = FREE | {"max_epochs", "max_steps", "early_stopping_patience"}  # may be others on resume
 _SUCCESS = "1 where the task is done in the frame, from the episode's per-step success; 0 elsewhere"
+_LOST = "; left out are rows that follow a success which a policy in training lost again"
 _WITHIN = (
     "1 where a success lies at most {within} environment steps ahead, from the episode's per-step success, and from "
-    "the first success of a demonstration on; 0 elsewhere; rows are left out whose episode ended before that without a "
-    "success, or that follow a success which a policy in training lost again"
+    f"the first success of a demonstration on; 0 elsewhere{_LOST}, or whose episode ended before that without one"
 )
 _PROGRESS = (
     "0 at the first frame of a successful episode, rising linearly to 1 at its first success and "
-    "1 from there on (frames that follow a success which a policy in training lost again are left out); 0 at every "
-    "frame of a failed episode"
+    f"1 from there on; 0 at every frame of a failed episode{_LOST}"
 )
 _NEARNESS = (
     "nearness in time: 1 - (environment steps left until the first success) / {horizon:g}, at least 0, and 1 from the "
-    "success on (frames that follow a success which a policy in training lost again are left out); 0 at every frame of "
-    "a failed episode"
+    f"success on; 0 at every frame of a failed episode{_LOST}"
 )
 
 

@@ -279,6 +279,19 @@ def check_success_reported(settings: WorldSettings, success_readers: Sequence[st
         raise ConfigError(unreported(f"env.task {settings.task}", readers, SUCCESS_KEYS))
 
 
+def reports_success(settings: WorldSettings) -> bool | None:
+    """Whether an environment reports true success; None where only its episodes can tell. Nothing is made.
+
+    Args:
+        settings: the `env` section.
+    """
+    if isinstance(settings, OwnWorldSettings):
+        return None
+    if not isinstance(settings, GymnasiumSettings) or settings.success_key is not None:
+        return True
+    return False if never_reports_success(settings.task) else None
+
+
 @doing("building the world")
 def build_world(
     settings: WorldSettings,

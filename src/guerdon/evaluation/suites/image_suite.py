@@ -25,6 +25,7 @@ from guerdon.episodes.read import dataset_hash, read_episodes
 from guerdon.episodes.targets import episode_success, first_success, within_labels
 from guerdon.errors import DataError
 from guerdon.evaluation import metrics as measure
+from guerdon.evaluation.gate.advice import advice, facts_of
 from guerdon.evaluation.gate.forecast import GateForecast, unknown
 from guerdon.evaluation.gate.gate_card import card_forecast, forecast_lines, gate_table, remote_folder
 from guerdon.evaluation.gate.gate_features import robot_features
@@ -92,6 +93,7 @@ class Evaluation:
         table: labels and scores behind the pictures, rows where the model scores rows, else episodes.
         curves: values (T,) over a few episodes, and whether each succeeded.
         forecast: whether it will help RL.
+        advice: what to train a policy with, in a study that could do so.
     """
 
     model: Mapping[str, Any]
@@ -103,6 +105,7 @@ class Evaluation:
     table: Table
     curves: Sequence[tuple[FloatArray, bool]]
     forecast: GateForecast
+    advice: Sequence[str] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values: no NaN, no arrays."""
@@ -264,6 +267,8 @@ def evaluation_text(evaluation: Evaluation) -> str:
         *(f"{name}: {result.detail}" for name, result in evaluation.probes.items() if result.detail),
         *(["value_order: rows up to first success, mean over successful episodes"] if ordered else []),
     ]
+    if evaluation.advice:
+        lines += ["", "what to train a policy with:", *(f"  {line}" for line in evaluation.advice)]
     return "\n".join(lines) + "\n"
 
 
@@ -322,9 +327,10 @@ def evaluate_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, tuple
     remote = study.control_evaluate.remote
     how, results = study.control_evaluate, {}
     gate_table(how.gate)  # before anything is scored
+    said = _advice(study)
     for name in judged_names(study.train, remote, only, "evaluate.remote"):
         if name in remote:
-            found = evaluate_on_data(load_reward_model("remote", remote=remote[name]), study)
+            found = replace(evaluate_on_data(load_reward_model("remote", remote=remote[name]), study), advice=said)
             results[name] = (found, write_evaluation(found, remote_folder(study, name)))
             continue
         settings = study.vlm_models[name] if name in study.vlm_models else study.image_models[name]
@@ -335,9 +341,17 @@ def evaluate_study(study: Study, *, only: Sequence[str] = ()) -> dict[str, tuple
         within = getattr(settings, "within_steps", None)
         if within is not None:  # its truth is the success that comes, not the one that is
             episodes = [known for episode in episodes if (known := within_labels(episode, within)) is not None]
-        found = _evaluated(name, model, episodes, digest, how, progress, fitted)
+        found = replace(_evaluated(name, model, episodes, digest, how, progress, fitted), advice=said)
         results[name] = (found, write_evaluation(found, Path(settings.save_dir)))
     return results
+
+
+def _advice(study: Study) -> list[str]:
+    """What fits the study, by what it has."""
+    from guerdon.worlds.build import reports_success
+
+    success = reports_success(study.env) if "env" in study.model_fields_set else None
+    return advice(facts_of([study.model_dump(mode="json")], success=success))
 
 
 def _known(settings: ImageTrainSettings | VLMTrainSettings) -> list[Episode] | None:
