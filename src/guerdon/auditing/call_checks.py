@@ -7,7 +7,7 @@ import numpy as np
 from guerdon.auditing.association import associate, mean_ranks
 from guerdon.auditing.log_view import Checked, MissingColumn, Undecided, View, enough, found, needed
 from guerdon.auditing.text_checks import explains
-from guerdon.auditing.text_features import Call, calls_of
+from guerdon.auditing.text_features import ToolCall, calls_of
 from guerdon.statistics.proportion import wilson_bounds
 
 LOOKED = 20_000  # characters of a response in which calls are looked for
@@ -86,7 +86,7 @@ def _known(view: View) -> View:
     return view
 
 
-def _calling(view: View) -> tuple[View, list[list[Call]]]:
+def _calling(view: View) -> tuple[View, list[list[ToolCall]]]:
     """The rows that have a text, and the calls of each.
 
     Raises:
@@ -102,7 +102,7 @@ def _calling(view: View) -> tuple[View, list[list[Call]]]:
     return one, calls
 
 
-def _repeats(calls: list[Call]) -> bool:
+def _repeats(calls: list[ToolCall]) -> bool:
     """Whether a call has the arguments, and the result, of one before it."""
     known = [call for call in calls if call.result is not None]
     return len(set(known)) < len(known)
