@@ -103,6 +103,7 @@ _CALLED = re.compile(  # no form goes on beyond the next beginning of one, so th
     r"(?P<body>(?:(?!<function|<invoke).)*?)</(?:function|invoke)>",
     re.MULTILINE | re.DOTALL,
 )
+_OF_CALLS = (")]", "<tool_call>", "Action:", "<function", "<invoke")  # one of these is in each text with a call
 _RESULT = re.compile(
     r"<tool_response>((?:(?!<tool_response>).)*?)</tool_response>|^Observation: *([^\n]*)"
     r"|^tool: (.*?)(?=\n\n(?:tool|assistant|user): |\Z)",
@@ -126,7 +127,7 @@ class ToolCall(NamedTuple):
 
 def calls_of(text: str) -> list[ToolCall]:
     """The calls of tools in a response, in order, in each of the forms of `_CALLED`."""
-    if not any(mark in text for mark in ("[", "<", "Action:")):
+    if not any(mark in text for mark in _OF_CALLS):
         return []
     events = [(match.start(), match) for match in _CALLED.finditer(text)]
     events += [(match.start(), match) for match in _RESULT.finditer(text)]
