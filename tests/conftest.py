@@ -79,6 +79,16 @@ def _no_fsync():
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _footers_are_read_once():
+    """The footer of a data set's files takes 0.02 s of a core, and a command opens each file several times."""
+    from guerdon.files import parquet_bounds
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parquet_bounds, "_parsed_footer", functools.lru_cache(64)(parquet_bounds._parsed_footer))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _no_tf32():
     """Convolutions on a GPU are in float32, as matrix products: torch's default rounds what they read to TF32."""
     if "torch" in sys.modules:

@@ -20,13 +20,14 @@ class Ended(NamedTuple):
         return [line for line in self.said.splitlines() if line.startswith("guerdon: ")]
 
 
-def forked(*words, folder, most_bytes=None, before=None):
+def forked(*words, folder, most_bytes=None, before=None, patience=120):
     """Run `guerdon *words` in a folder.
 
     Args:
         words: of the command line.
         folder: the working directory.
         most_bytes: no file may become longer, as on a disk that is full there.
+        patience: seconds after which it is ended.
         before: called in the new process, with its streams as descriptors 1 and 2.
     """
     from guerdon import cli
@@ -43,7 +44,7 @@ def forked(*words, folder, most_bytes=None, before=None):
             sys.stderr = sys.__stderr__ = os.fdopen(2, "w", closefd=False)
             sys.argv = ["guerdon", *map(str, words)]
             sys.path.insert(0, "")
-            signal.alarm(120)
+            signal.alarm(patience)
             if before is not None:
                 before()
             if most_bytes is not None:

@@ -128,6 +128,7 @@ def test_a_run_that_is_interrupted_names_the_command_that_continues(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_the_command_that_each_command_names_runs(folder):
     pickled(folder / "pickled")
     assert {words.split()[0] for words in COMMANDS} == {
@@ -140,7 +141,7 @@ def test_the_command_that_each_command_names_runs(folder):
         printed = printed_by(ended.said)
         assert ("To continue" in ended.said) == (words[0] in CONTINUE), ended.said
         before = ended_when_it_answers if words[0] == "annotate" else None
-        again = forked(*shlex.split(printed), folder=folder, before=before)
+        again = forked(*shlex.split(printed), folder=folder, before=before, patience=900)
         assert again.status == 0, (printed, again.said)
 
 

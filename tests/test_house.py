@@ -39,6 +39,7 @@ FORBIDDEN = re.compile(
     r"\btorch \. load\b|\ballow_pickle = True|\btrust_remote_code\b(?! = False\b)|\bshell = True|\bos \. system\b|"
     r"\byaml \. (?:unsafe_|full_)?load\b|(?<!\. )\b(?:eval|exec) \("
 )  # over tokens joined by spaces, without comments and strings
+SUSPECT = re.compile(FORBIDDEN.pattern.replace(r"(?<!\. )", r"(?<!\.)").replace(" ", r"\s*"))  # over the text as it is
 WORDS_OF_GUIDES = re.compile(
     r"\b(?:QwenProcessRM|DummyRM|binary_reward|use_rel_reward|process_reward_model|prm_model_name_or_path|"
     r"prm_checkpoint_path|prm_reward_weight|use_vllm_prm|model_output)\b"
@@ -210,7 +211,8 @@ def code_lines(text):
 def test_nothing_forbidden():
     def rule(path):
         text = path.read_text(encoding="utf-8")
-        return [*(line for line in code_lines(text).items() if FORBIDDEN.search(line[1])), *UNFINISHED.findall(text)]
+        lines = code_lines(text) if SUSPECT.search(text) else {}  # cutting all files into tokens takes seconds
+        return [*(line for line in lines.items() if FORBIDDEN.search(line[1])), *UNFINISHED.findall(text)]
 
     assert not problems(rule)
 
@@ -226,6 +228,7 @@ def test_nothing_forbidden():
 )  # fmt: skip
 def test_the_forbidden_list_catches_what_it_should(code):
     assert any(FORBIDDEN.search(line) for line in code_lines(code + "\n").values())
+    assert SUSPECT.search(code)
 
 
 def test_the_forbidden_list_lets_the_rest_pass():

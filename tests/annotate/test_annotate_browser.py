@@ -1,6 +1,7 @@
 """`guerdon annotate` and its page together: judgements by keyboard in Chromium end up in the files."""
 
 import json
+import random
 import re
 import signal
 import socket
@@ -163,6 +164,49 @@ def test_judgements_by_keyboard_survive_a_kill_of_the_server(tmp_path):
     assert len(labels) == 12
 
 
+FIRST_PICTURE = """
+(async () => {
+  const from = performance.now();
+  show(queue.pop());
+  while (document.getElementById("row").dataset.row === "") await new Promise(requestAnimationFrame);
+  return performance.now() - from;
+})()
+"""
+
+
+@pytest.mark.slow
+def test_films_of_three_hundred_rows(tmp_path):
+    """Two cameras of 320 x 240 pixels: every row on screen is the one that the page says."""
+    data, rows = write_data(tmp_path, "episodes", 16, rows=300, size=(240, 320)), random.Random(0)
+    milliseconds, first = [], []
+    with (
+        annotating(data, tmp_path / "labels", free_port(), "--overlap", "0") as (process, (address,)),
+        chromium.Page(tmp_path / "profile") as tab,
+    ):
+        tab.open(address)
+        for _ in range(3):  # the last of those in hand, of which nothing was loaded ahead
+            row_on_screen(tab, 0)
+            first.append(tab.js(FIRST_PICTURE))
+            row = rows.randrange(2, 300)
+            tab.js(f"go({row})")
+            row_on_screen(tab, row)
+            assert read_stripes(tab) == row % 256
+            tab.js("go(0)")
+            judge_all(tab, "episodes", 1)
+        judge_all(tab, "episodes", milliseconds=milliseconds)
+        tab.wait(NOTHING_LEFT)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(120) == 0
+    assert len(judgements(tmp_path / "labels")) == 16
+    say_milliseconds("films of 300 rows", milliseconds)
+    print(f"the first picture of a film that was not loaded ahead: {', '.join(f'{ms:.0f}' for ms in first)} ms")
+
+
+def say_milliseconds(what, milliseconds):
+    print(f"{what}: from a key to the next item {statistics.median(milliseconds):.0f} ms, "
+          f"95th percentile {np.percentile(milliseconds, 95):.0f} ms, of {len(milliseconds)}")  # fmt: skip
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["episodes", "responses", "pairs", "steps"])
 def test_two_people_judge_fifty_items_by_keyboard(tmp_path, kind):
@@ -204,8 +248,7 @@ def test_two_people_judge_fifty_items_by_keyboard(tmp_path, kind):
     assert sorted(map(len, found.values())) == [1] * 40 + [2] * 10
     assert all(len({row["person"] for row in rows}) == len(rows) for rows in found.values())
     assert {row["judgement"] for rows in found.values() for row in rows} == set(WORDS[kind])
-    print(f"{kind}: from a key to the next item {statistics.median(milliseconds):.0f} ms, "
-          f"95th percentile {np.percentile(milliseconds, 95):.0f} ms, of {len(milliseconds)}")  # fmt: skip
+    say_milliseconds(kind, milliseconds)
     if kind == "episodes":
         assert {row["row"] for rows in found.values() for row in rows if row["judgement"] == "success"} <= {1, None}
         labelled = [episode.outcome for episode in read_episodes(out / "labels", camera="front")]

@@ -6,15 +6,20 @@ import socket
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import httpx2 as httpx
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from annotated import annotating
 from judged import judging, lines, log_of
 from typer.testing import CliRunner
 
+from called import called
+from guerdon import EpisodeWriter
 from guerdon.cli import app
+from guerdon.episodes.read import read_episodes
 
 
 def guerdon(folder, *words):
@@ -129,9 +134,9 @@ def check_stored_once(folder, acknowledged):
 
 
 def test_three_clients_while_it_is_killed(tmp_path):
-    data = log_of(tmp_path / "log.jsonl", 90)
-    _, acknowledged, _ = many_clients(tmp_path, data, clients=3, each=30, kills=1)
-    assert len(acknowledged) == 90
+    data = log_of(tmp_path / "log.jsonl", 45)
+    _, acknowledged, _ = many_clients(tmp_path, data, clients=3, each=15, kills=1)
+    assert len(acknowledged) == 45
     check_stored_once(tmp_path, acknowledged)
 
 
@@ -148,3 +153,52 @@ def test_ten_clients_and_ten_thousand_judgements(tmp_path):
     quick = float(np.quantile(times, 0.95))
     sys.stdout.write(f"95 % of answers in {1000 * quick:.0f} ms, memory {peak} MB\n")
     assert peak < 500
+
+
+STUDY = """
+env: {type: metaworld, task: window-close, num_envs: 4, max_episode_steps: 100, frame_size: 32}
+collect: {save_dir: original, episodes: 16, mixture: [{type: expert}, {type: random}]}
+train:
+  success: {type: resnet, data_path: original, save_dir: model, max_epochs: 2, batch_size: 16, image_size: 32}
+"""
+
+
+@pytest.mark.slow
+def test_window_close_labelled_by_its_truth_trains_the_same_model(tmp_path):
+    """Without outcomes and labelled over HTTP: columns, and metrics of `train`, are those of the original."""
+    (tmp_path / "study.yaml").write_text(STUDY)
+    assert called("collect", "study.yaml", folder=tmp_path).returncode == 0
+    truth = dict(enumerate(read_episodes(tmp_path / "original")))
+    assert {one.outcome for one in truth.values()} == {True, False}
+    with EpisodeWriter(tmp_path / "bare", fps=20, camera="corner") as writer:
+        for one in truth.values():
+            writer.add(replace(one, success=None, outcome=None))
+    refused = called("train", "study.yaml", "train.success.data_path=bare", folder=tmp_path)
+    assert "guerdon annotate" in refused.stderr
+    with httpx.Client(timeout=60) as client, annotating(tmp_path, "bare", "--port", "0", "--overlap", "0") as running:
+        while items := client.get(f"{running.url}/api/next", params={"count": 4}).json()["items"]:
+            for one in items:
+                known = truth[one["show"]["episode"]]
+                said = {"judgement": "failure"}
+                if known.outcome:
+                    said = {"judgement": "success", "row": int(np.argmax(known.success))}
+                body = {"key": f"key-{one['show']['episode']:04}", "item": one["item"], **said}
+                assert client.post(f"{running.url}/api/judgements", json=body).status_code == 200
+        running.end()
+    original, labelled = (columns_of(tmp_path / name) for name in ("original", "bare.labels/labels"))
+    assert original == labelled
+    metrics = []
+    for name in ("original", "bare.labels/labels"):
+        given = [f"train.success.data_path={name}", f"train.success.save_dir=models/{len(metrics)}"]
+        done = called("train", "study.yaml", *given, folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+        found = json.loads((tmp_path / given[1].partition("=")[2] / "metrics.json").read_text())
+        metrics.append({name: value for name, value in found.items() if name not in ("seconds", "history")})
+    assert metrics[0] == metrics[1]
+    assert {"loss", "auroc"} <= metrics[0].keys()
+
+
+def columns_of(root):
+    """The rows of a data set by column."""
+    tables = [pq.read_table(file) for file in sorted((root / "data").rglob("*.parquet"))]
+    return {name: [one for table in tables for one in table[name].to_pylist()] for name in tables[0].column_names}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from guerdon.auditing.call_checks import FEWEST_CALLING, FEWEST_STEPS
 from guerdon.auditing.checks import OF_RESPONSES, audit
 from guerdon.auditing.rows import Rows, Texts
-from guerdon.auditing.text_features import Call, calls_of
+from guerdon.auditing.text_features import ToolCall, calls_of
 
 NEW = ("calls", "no_call", "needless_calls", "rising_failures")
 
@@ -166,13 +166,13 @@ def test_failures_that_do_not_rise_are_none():
 
 
 FORMS = [
-    ("[f({'a': 1})]", "assistant: ", "\n\ntool: 4\n\n", Call("f", "{'a': 1}", "4")),
-    ('[my.f-2({"a": [1]})]', "assistant: ", "\n\ntool: two\nlines\n\n", Call("my.f-2", '{"a": [1]}', "two\nlines")),
+    ("[f({'a': 1})]", "assistant: ", "\n\ntool: 4\n\n", ToolCall("f", "{'a': 1}", "4")),
+    ('[my.f-2({"a": [1]})]', "assistant: ", "\n\ntool: two\nlines\n\n", ToolCall("my.f-2", '{"a": [1]}', "two\nlines")),
     ('<tool_call>{"name": "f", "arguments": {"b": 2, "a": 1}}</tool_call>', "I look. ",
-     "\n<tool_response>4</tool_response>\n", Call("f", '{"a": 1, "b": 2}', "4")),
-    ("Action: f\nAction Input: x", "", "\nObservation: 4\n", Call("f", "x", "4")),
+     "\n<tool_response>4</tool_response>\n", ToolCall("f", '{"a": 1, "b": 2}', "4")),
+    ("Action: f\nAction Input: x", "", "\nObservation: 4\n", ToolCall("f", "x", "4")),
     ("<function=f>\n<parameter=a>1</parameter>\n</function>", "<tool_call>\n", "\n</tool_call>\n",
-     Call("f", "<parameter=a>1</parameter>", None)),
+     ToolCall("f", "<parameter=a>1</parameter>", None)),
 ]  # fmt: skip
 
 
@@ -180,11 +180,11 @@ def test_calls_are_read_in_each_form_with_their_results():
     for written, before, after, call in FORMS:
         assert calls_of(f"{before}{written}{after}{before}{written}{after}assistant: done") == [call, call], written
     both = "assistant: [f(1)]\n[g(2)]\n\ntool: one\n\ntool: two\n\nassistant: [h(3)]"
-    assert calls_of(both) == [Call("f", "1", "one"), Call("g", "2", "two"), Call("h", "3", None)]
+    assert calls_of(both) == [ToolCall("f", "1", "one"), ToolCall("g", "2", "two"), ToolCall("h", "3", None)]
     for text in ("[int(x) for x in y]", "see [len(a)] there", '<tool_call>{"name": 1</tool_call>', "tool: 4"):
         assert calls_of(text) == []
 
 
 @given(st.text("[]()\n<>/=:{}\"' aftoolcrespniA", max_size=300))
 def test_any_text_has_calls_or_none(text):
-    assert all(isinstance(one, Call) for one in calls_of(text))
+    assert all(isinstance(one, ToolCall) for one in calls_of(text))

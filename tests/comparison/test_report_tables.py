@@ -8,7 +8,15 @@ from synthetic_study import rising, write_card, write_study, write_text_study
 
 from guerdon.comparison import report_tables
 from guerdon.comparison.report import write_report
-from guerdon.comparison.report_tables import Cell, Column, ModelMetric, OnlineMetric, columns, markdown_table
+from guerdon.comparison.report_tables import (
+    Cell,
+    Column,
+    ModelMetric,
+    OnlineMetric,
+    columns,
+    markdown_table,
+    terminal_table,
+)
 from guerdon.comparison.results import read_study
 
 
@@ -34,6 +42,17 @@ def test_a_new_metric_of_an_arm_is_one_column(study, monkeypatch, folded):
     lines = markdown_table(study).splitlines()
     assert "| steps to bliss |" in lines[0]
     assert lines[2].endswith("| seven of eleven |")
+
+
+def test_a_table_fits_a_terminal(study):
+    for width in (90, 120):
+        lines = terminal_table(study, width).splitlines()
+        assert max(map(len, lines)) <= width
+        assert any("conclusion" in line for line in lines), "whole words"
+        assert all(line.count("[") == line.count("]") for line in lines), "whole intervals"
+        assert any("[" in line for line in lines)
+        assert any("all tasks" in line for line in lines)
+    assert terminal_table(study, 1000) == markdown_table(study)
 
 
 def test_terminal_and_report_have_the_same_words(study):

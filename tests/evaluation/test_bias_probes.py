@@ -17,7 +17,7 @@ from guerdon.models.judges.judge import JudgeModel, JudgePlan
 from guerdon.models.scores import score_solutions
 from guerdon.settings.evaluate import BiasProbeSettings, EvaluateTextSettings
 from guerdon.types import Failure, RewardInfo, Score
-from tables import cases, refuses
+from tables import cases, first, refuses
 
 ALL = ("order", "length", "formatting", "confidence", "claim", "family")
 LOGIT = RewardInfo("scripted", (-np.inf, np.inf), granularity="total", modality="text")
@@ -103,10 +103,10 @@ def test_a_small_bonus_turns_no_pair_and_a_malus_is_negative():
     assert (bad.gains.estimate, bad.losses.estimate) == (0.0, 1.0)
 
 
-@pytest.mark.slow
-def test_the_interval_of_a_model_without_bias_covers_zero_as_often_as_it_says():
+@pytest.mark.parametrize("seeds", first([50, 200], 1))
+def test_the_interval_of_a_model_without_bias_covers_zero_as_often_as_it_says(seeds):
     covered = []
-    for seed in range(200):
+    for seed in range(seeds):
         effect = probed(model(lambda task, text, seed=seed: noise(f"{seed}{task}{text}")), ["claim"], reps=400)
         covered.append(effect["claim"].effect.low <= 0 <= effect["claim"].effect.high)
     assert 0.88 <= np.mean(covered) <= 0.99

@@ -236,7 +236,7 @@ SCORED = {  # name: rows, what the model is given of each, columns of each row, 
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SCORED)
+@pytest.mark.parametrize("name", sample(SCORED, *list(SCORED)[::2]))
 def test_the_model_is_given_what_a_row_means_and_the_file_gets_its_rewards(call, name):
     rows, given, rewards, containers = SCORED[name]
     order = list(range(len(rows)))
@@ -374,7 +374,7 @@ VOTES = {  # name: columns of the responses, column of the vote, its value for t
 
 
 @pytest.mark.parametrize("ending", sample([".jsonl", ".csv"], ".csv"))
-@pytest.mark.parametrize("name", VOTES)
+@pytest.mark.parametrize("name", sample(VOTES, *list(VOTES)[::2]))
 def test_a_perfect_judge_agrees_with_votes_in_every_coding(call, name, ending):
     (first, second), column, one, other, tie, needed = VOTES[name]
     more = {"raw_preference": 1, "instruction": ""} if name == "AlpacaFarm" else {}

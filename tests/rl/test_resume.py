@@ -1,20 +1,24 @@
 """`guerdon run`, killed for real and resumed, on Meta-World."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 
 from child import environment
+from forked import forked
 from guerdon.cli import main
 from guerdon.config.loading import load, to_yaml
 from guerdon.models.load import load_reward_model
 from guerdon.rl import checkpoint as ckpt
+from guerdon.rl.log import RunLog
 from guerdon.rl.loop import Loop
 from guerdon.rl.run import run, run_folder
 from guerdon.settings.study import Study
@@ -109,6 +113,30 @@ def kill_and_resume(tmp_path, reward=None, **sections):
     assert outcome(killed) == outcome(whole)
     assert (whole / "metrics.jsonl").read_bytes().startswith(left[:offset])
     return whole
+
+
+def killed_after_a_checkpoint(folder):
+    """A process that runs guerdon ends by SIGKILL as soon as it has logged something after a checkpoint."""
+    log = RunLog.metrics
+
+    def metrics(self, *row):
+        log(self, *row)
+        if list((folder / "checkpoints").glob("step_*")):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    RunLog.metrics = metrics
+
+
+@pytest.mark.hostile("kills")
+def test_a_killed_process_goes_on_to_the_same_bytes(tmp_path):
+    whole, killed = (clock_study(tmp_path, name=name) for name in ("whole", "killed"))
+    start(whole).run()
+    (tmp_path / "killed.yaml").write_text(to_yaml(killed))
+    end = partial(killed_after_a_checkpoint, run_folder(killed))
+    assert forked("run", "killed.yaml", folder=tmp_path, before=end).status == -signal.SIGKILL
+    again = forked("run", "killed.yaml", "--resume", folder=tmp_path)
+    assert again.status == 0, again.said
+    assert result(killed) == result(whole)
 
 
 @pytest.mark.slow

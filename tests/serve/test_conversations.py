@@ -1,5 +1,7 @@
 """Every route hands a model the whole conversation, and refuses what it cannot hand over."""
 
+import re
+
 import pytest
 from foreign import serving
 
@@ -138,3 +140,86 @@ def test_long_conversations_are_over_the_limit_too(served):
         reply = client.post(route, json=body)
         assert reply.status_code == 422, route
         assert "characters" in reply.text
+
+
+TURNS = [
+    FIRST,
+    {"role": "assistant", "content": "I look.", "tool_calls": [WIRE_CALL]},
+    {"role": "tool", "content": "24"},
+    {"role": "assistant", "content": "24 three"},
+    LAST,
+    {"role": "assistant", "content": "none"},
+]
+
+
+def scored(client, items, **more):
+    reply = client.post("/v1/rewards", json={"items": items, "turns": True, **more})
+    return reply.json() if reply.status_code == 200 else reply.json()["error"]
+
+
+def test_each_turn_of_the_assistant_is_scored_with_all_before_it(served):
+    client, models = served
+    models["orm"].seen.clear()
+    answer = scored(client, [{"id": "a", "messages": TURNS, "tools": [TOOL], "label": "24"}])
+    (item,) = answer["results"]
+    assert (item["id"], [one["turn"] for one in item["turns"]]) == ("a", [0, 1, 2])
+    seen = models["orm"].seen
+    call = '<tool_call>\n{"name": "count", "arguments": {"of": "eggs"}}\n</tool_call>'
+    assert ["".join(one.texts) for one in seen] == [f"I look.\n{call}", "24 three", "none"]
+    assert [[m["role"] for m in one.context] for one in seen] == [
+        [], ["user", "assistant", "tool"], ["user", "assistant", "tool", "assistant", "user"],
+    ]  # fmt: skip
+    assert [one.task for one in seen] == ["How many eggs?", "How many eggs?", "And now?"]
+    assert all(list(one.tools) == [TOOL] and one.meta["ground_truth"] == "24" for one in seen)
+    alone = [
+        client.post(
+            "/v1/rewards", json={"items": [{"messages": TURNS[:k], "completion": text, "tools": [TOOL]}]}
+        ).json()
+        for k, text in ((1, f"I look.\n{call}"), (3, "24 three"), (5, "none"))
+    ]
+    assert [one["score"] for one in item["turns"]] == [one["results"][0]["score"] for one in alone]
+
+
+def test_a_turn_that_cannot_be_scored_has_its_reason_and_the_others_a_value(served):
+    client, _ = served
+    strange = [FIRST, ANSWER, {"role": "assistant", "content": "again"}, LAST, {"role": "assistant", "content": ""}]
+    answer = scored(client, [{"messages": strange}, {"messages": [*TURNS, LAST]}])
+    first, second = (
+        [one["failure"] and one["failure"]["reason"] for one in item["turns"]] for item in answer["results"]
+    )
+    assert first[0] is None
+    assert first[1] is not None
+    assert first[2] == "empty_turn"
+    assert second == [None, None, None]
+    assert answer["failed"] == 2
+    assert all((one["score"] is None) == (one["failure"] is not None) for i in answer["results"] for one in i["turns"])
+    alone = scored(client, [{"messages": [FIRST, {"role": "assistant", "content": ""}]}])
+    assert alone["failed"] == 1
+
+
+def test_steps_of_turns_are_cut_by_the_separator(served):
+    client, models = served
+    models["prm"].seen.clear()
+    said = [FIRST, {"role": "assistant", "content": "one;two"}, LAST, {"role": "assistant", "content": "three"}]
+    answer = scored(client, [{"messages": said, "separator": ";"}], model="prm", aggregation="min")
+    assert [one.texts for one in models["prm"].seen] == [("one;", "two"), ("three",)]
+    assert [len(one["step_scores"]) for one in answer["results"][0]["turns"]] == [2, 1]
+    assert "needs a separator" in scored(client, [{"messages": said}], model="prm")["message"]
+
+
+REFUSED = [
+    ({"prompt": "p", "completion": "c"}, "needs messages, whose turns are scored"),
+    ({"messages": TURNS, "completion": "c"}, "completion would do nothing with turns"),
+    ({"messages": [FIRST]}, "have no turn of the assistant"),
+    ({"messages": [{"role": "assistant"}]}, "message 1"),
+    ({"messages": [FIRST, ANSWER] * 2000}, "4000 turns|2000 turns"),
+    ({"messages": [{"role": "user", "content": "x" * 10**7}, ANSWER]}, "characters|too large|bytes"),
+]
+
+
+@pytest.mark.hostile("http")
+def test_what_has_no_turns_is_refused_in_one_line(served):
+    client, _ = served
+    for item, words in REFUSED:
+        assert re.search(words, scored(client, [item])["message"]), item
+    assert "turns" not in client.post("/v1/rewards", json={"items": [{"messages": TURNS}]}).json()["results"][0]

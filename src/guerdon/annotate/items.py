@@ -25,7 +25,7 @@ from guerdon.auditing.rows import Numbers, Rows, Texts
 from guerdon.episodes.index import Entry, load_index
 from guerdon.episodes.layout import INFO_PATH, Info, load_info
 from guerdon.episodes.preferences import LeftOut, given, judged, read_response
-from guerdon.episodes.read import cameras_of, read_episodes
+from guerdon.episodes.read import cameras_of, read_entries, read_episodes
 from guerdon.episodes.solution_files import solution_of, solutions_in
 from guerdon.episodes.solution_formats import NoLabelsError, from_roles
 from guerdon.episodes.solutions import Solution
@@ -200,7 +200,7 @@ def _read_episodes(items: Items, columns: _Columns, rng: np.random.Generator) ->
     items.entries, skipped = load_index(root, info)
     items.left_out.update(one.reason for one in skipped)
     cameras = cameras_of(root, info)
-    known = _rows_of_episodes(root)
+    known = _rows_of_episodes(root, info, items.entries)
     names = dict.fromkeys(name for _, found in known.values() for name in found)
     items.rewards = {name: np.full(len(items.entries), np.nan) for name in names}
     for place, entry in enumerate(items.entries):
@@ -218,13 +218,13 @@ def _read_episodes(items: Items, columns: _Columns, rng: np.random.Generator) ->
 _OUTCOME = "outcome"
 
 
-def _rows_of_episodes(root: Path) -> dict[str, tuple[bytes, dict[str, float]]]:
+def _rows_of_episodes(root: Path, info: Info, entries: Sequence[Entry]) -> dict[str, tuple[bytes, dict[str, float]]]:
     """Of each episode whose rows can be read a hash of them, its outcome and the value of each column of rewards."""
     found: dict[str, tuple[bytes, dict[str, float]]] = {}
     try:
-        for episode in read_episodes(root, with_frames=False):
+        for episode in read_entries(root, info, entries):
             found[episode.id] = _digest(episode), _values_of(episode)
-    except DataError:  # nothing but pictures: said where a picture is asked for
+    except DataError:  # nothing but pictures, or nothing: said where a picture is asked for
         return {}
     return found
 

@@ -86,7 +86,7 @@ class EpisodePictures:
         try:
             reply = self._pool.request(request, WALL_SECONDS)
         except WorkerTimeoutError as error:
-            raise DataError(f"row {row} was not decoded within {SECONDS:g} s") from error
+            raise DataError(f"row {row} was not decoded within {SECONDS:g} s of processor time") from error
         except WorkerDiedError as error:
             raise DataError("the decoding process died of it twice") from error
         except MissingDependencyError as error:

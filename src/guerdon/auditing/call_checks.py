@@ -7,10 +7,9 @@ import numpy as np
 from guerdon.auditing.association import associate, mean_ranks
 from guerdon.auditing.log_view import Checked, MissingColumn, Undecided, View, enough, found, needed
 from guerdon.auditing.text_checks import explains
-from guerdon.auditing.text_features import Call, calls_of
+from guerdon.auditing.text_features import ToolCall
 from guerdon.statistics.proportion import wilson_bounds
 
-LOOKED = 20_000  # characters of a response in which calls are looked for
 NEEDLESS = 0.25  # share of the responses with calls that ask again for a result that they have
 FEWEST_CALLING = 20  # responses with a call
 FEWEST_STEPS = 12
@@ -38,13 +37,14 @@ def check_needless_calls(view: View) -> Checked:
     enough(several, FEWEST_CALLING, "responses with several calls")
     count = int(again.sum())
     said = f"{count:,} of {several:,} responses with several calls repeat one whose result they have"
-    clean = f"{said}; {NEEDLESS:.0%} would be a finding"
+    clean, feature = f"{said}; {NEEDLESS:.0%} would be a finding", "responses that repeat a call whose result they have"
     try:
-        paid = explains(_known(one), "needless_calls", {"responses that repeat a call whose result they have": again})
+        paid = explains(_known(one), "needless_calls", {feature: again})
+        paid = paid._replace(clean=f"{clean}, or if these got more")
     except (MissingColumn, Undecided):
         paid = Checked(None, clean)
     if paid.finding is not None or wilson_bounds(count, several)[0] < NEEDLESS:
-        return paid._replace(clean=f"{clean}; or if such responses got more")
+        return paid
     title, unit = "{share} of the responses with several calls repeat one whose result they have", "share of these"
     return found(one, "needless_calls", again, title, clean, of=several, unit=unit, severity="info")
 
@@ -86,15 +86,14 @@ def _known(view: View) -> View:
     return view
 
 
-def _calling(view: View) -> tuple[View, list[list[Call]]]:
+def _calling(view: View) -> tuple[View, list[list[ToolCall]]]:
     """The rows that have a text, and the calls of each.
 
     Raises:
         MissingColumn: no response calls a tool.
         Undecided: few do.
     """
-    one, responses = view.texts()
-    calls = [calls_of(text[:LOOKED]) for text in responses]
+    one, calls = view.calls
     calling = sum(map(bool, calls))
     if not calling:
         raise MissingColumn("calls of tools")
@@ -102,7 +101,7 @@ def _calling(view: View) -> tuple[View, list[list[Call]]]:
     return one, calls
 
 
-def _repeats(calls: list[Call]) -> bool:
+def _repeats(calls: list[ToolCall]) -> bool:
     """Whether a call has the arguments, and the result, of one before it."""
     known = [call for call in calls if call.result is not None]
     return len(set(known)) < len(known)

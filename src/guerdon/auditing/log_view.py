@@ -14,13 +14,14 @@ from guerdon.auditing.association import strata, stratum_means
 from guerdon.auditing.finding import REMEDIES, Finding, Severity
 from guerdon.auditing.references import References, read_references
 from guerdon.auditing.rows import Codes, Flags, Numbers, Rows
-from guerdon.auditing.text_features import FINISHED, has_mark
+from guerdon.auditing.text_features import FINISHED, ToolCall, calls_of, has_mark
 from guerdon.statistics.proportion import wilson_bounds
 
 FEW_LEVELS = 12  # a reward with at most so many values is graded, not continuous
 MOST_ROWS = 1000  # row numbers that a finding keeps
 MOST_EXAMPLES = 5
 THE_TRUTH, VERIFIED = "the truth", "the reference answers"
+LOOKED = 20_000  # characters of a response in which calls are looked for
 KNOWN = 0.5  # share of the rows whose truth is known, from which on it stands for all
 COMMON = 0.35  # share of responses from which on having no answer is how responses end
 SURE = 4.3  # standard errors from which on an effect passes Holm's correction of 25 checks in four of five logs
@@ -200,6 +201,16 @@ class View:
         place_N[texts.row_M] = np.arange(len(texts.row_M))
         place_M = place_N[self.row_M]
         return self.sub(place_M >= 0), [texts.responses[i] for i in place_M[place_M >= 0]]
+
+    @cached_property
+    def calls(self) -> tuple[View, list[list[ToolCall]]]:
+        """The rows that have a text, and the calls of tools in each response.
+
+        Raises:
+            MissingColumn: none has a text.
+        """
+        one, responses = self.texts()
+        return one, [calls_of(text[:LOOKED]) for text in responses]
 
     @cached_property
     def spread(self) -> float:

@@ -103,6 +103,7 @@ _CALLED = re.compile(  # no form goes on beyond the next beginning of one, so th
     r"(?P<body>(?:(?!<function|<invoke).)*?)</(?:function|invoke)>",
     re.MULTILINE | re.DOTALL,
 )
+_OF_CALLS = (")]", "<tool_call>", "Action:", "<function", "<invoke")  # one of these is in each text with a call
 _RESULT = re.compile(
     r"<tool_response>((?:(?!<tool_response>).)*?)</tool_response>|^Observation: *([^\n]*)"
     r"|^tool: (.*?)(?=\n\n(?:tool|assistant|user): |\Z)",
@@ -110,7 +111,7 @@ _RESULT = re.compile(
 )
 
 
-class Call(NamedTuple):
+class ToolCall(NamedTuple):
     """A call of a tool in a response.
 
     Attributes:
@@ -124,13 +125,13 @@ class Call(NamedTuple):
     result: str | None
 
 
-def calls_of(text: str) -> list[Call]:
+def calls_of(text: str) -> list[ToolCall]:
     """The calls of tools in a response, in order, in each of the forms of `_CALLED`."""
-    if not any(mark in text for mark in ("[", "<", "Action:")):
+    if not any(mark in text for mark in _OF_CALLS):
         return []
     events = [(match.start(), match) for match in _CALLED.finditer(text)]
     events += [(match.start(), match) for match in _RESULT.finditer(text)]
-    calls: list[Call] = []
+    calls: list[ToolCall] = []
     waiting: list[int] = []  # places of the calls whose results follow
     has_results = False
     for _, match in sorted(events, key=lambda one: one[0]):
@@ -146,7 +147,7 @@ def calls_of(text: str) -> list[Call]:
         name, given = _name_and_given(match)
         if name:
             waiting.append(len(calls))
-            calls.append(Call(name, given, None))
+            calls.append(ToolCall(name, given, None))
     return calls
 
 

@@ -65,7 +65,7 @@ class _Row(BaseModel):
 
 
 @dataclass(frozen=True)
-class Turn:
+class ShownTurn:
     """One message as it is shown.
 
     Attributes:
@@ -95,7 +95,7 @@ class ShownConversation:
 
     title: str
     facts: tuple[str, ...]
-    turns: tuple[Turn, ...]
+    turns: tuple[ShownTurn, ...]
 
     @property
     def n_bytes(self) -> int:
@@ -174,7 +174,7 @@ def _shown(row: _Row) -> ShownConversation:
     return ShownConversation(title, tuple(facts), tuple(_turns(row)))
 
 
-def _turns(row: _Row) -> Iterator[Turn]:
+def _turns(row: _Row) -> Iterator[ShownTurn]:
     """Its messages; the rewards of turns belong to the last messages of the assistant."""
     answers = [k for k, message in enumerate(row.messages) if message.role == "assistant"]
     pairs = zip(reversed(answers), reversed(row.calls), strict=False)
@@ -182,12 +182,12 @@ def _turns(row: _Row) -> Iterator[Turn]:
     half = MOST_TURNS // 2
     for k, message in enumerate(row.messages):
         if len(row.messages) > MOST_TURNS and k == half:
-            yield Turn("", f"{len(row.messages) - MOST_TURNS} messages are left out on this page")
+            yield ShownTurn("", f"{len(row.messages) - MOST_TURNS} messages are left out on this page")
         if len(row.messages) <= MOST_TURNS or k < half or k >= len(row.messages) - half:
             yield _turn(message, rewards.get(k, ""))
 
 
-def _turn(message: _Message, reward: str) -> Turn:
+def _turn(message: _Message, reward: str) -> ShownTurn:
     text, role = clean_text(_text(message.content)), clip(clean_text(message.role), 40)
     calls = tuple(clip(clean_text(_call(call)), MOST_TEXT) for call in message.tool_calls or ())
     summary = ""
@@ -197,7 +197,7 @@ def _turn(message: _Message, reward: str) -> Turn:
         summary = f"{what}, {fmt.plural(len(text), 'character')}"
     if len(text) > MOST_TEXT:
         text = f"{text[:MOST_TEXT]}\n[{len(text) - MOST_TEXT:,} characters are left out on this page]"
-    return Turn(role, text, calls, reward, summary)
+    return ShownTurn(role, text, calls, reward, summary)
 
 
 def _text(content: Any) -> str:

@@ -9,7 +9,7 @@ card, from `evaluation.json`; `ONLINE_METRICS` those of a reward model during tr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -129,6 +129,11 @@ COLUMNS = (
 )  # fmt: skip
 
 
+FEWEST = 5  # columns of a narrow terminal: the task, the setting, its result, the difference and the conclusion
+GAP = 4  # characters between them, and their margins
+_TOGETHER = ",\ue000"  # between the ends of an interval; rich breaks lines at any space
+
+
 def columns(study: StudyRecord, baseline: str) -> list[Column]:
     """The columns with the words of a study filled in, and this name of its baseline."""
     steps = fmt.short_unit(study.unit)
@@ -147,16 +152,61 @@ def markdown_table(study_dir: Path) -> str:
     """
     study = read_study(study_dir)
     shown = [column for column in columns(study, "the baseline") if column.terminal]
-    titles = [c.title.replace("\u00a0", " ") for c in shown]
-    titles = [t[0].lower() + t[1:] if t[1:2].islower() else t for t in titles]
     ruler = ["---:" if c.cell is not _conclusion else "---" for c in shown]
-    lines = [["task", "setting", *titles], ["---", "---", *ruler]]
+    lines = [["task", "setting", *_titles(shown)], ["---", "---", *ruler]]
     for row in comparison_rows(study):
-        cells = [column.cell(row) for column in shown]
-        texts = [row.task, row.arm if row.label == row.arm else f"{row.arm}: {row.label}"]
-        texts += [cell.plain or " ".join((cell.text, *cell.small)) for cell in cells]
-        lines.append([text.replace("|", "\\|").replace("\n", " ") for text in texts])
+        lines.append([text.replace("|", "\\|").replace("\n", " ") for text in (row.task, *_texts(row, shown))])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def terminal_table(study_dir: Path, width: int) -> str:
+    """`markdown_table` where it fits into `width` characters; else the columns that the report does not fold.
+
+    Raises:
+        DataError: the directory holds no study.
+    """
+    whole = markdown_table(study_dir)
+    if max(map(len, whole.splitlines())) <= width:
+        return whole
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    study = read_study(study_dir)
+    shown = [column for column in columns(study, "the baseline") if column.terminal and not column.folded]
+    lines = [["task", "setting", *_titles(shown)]]
+    for row in comparison_rows(study):
+        lines.append([text.replace(", ", _TOGETHER) for text in (row.task, *_texts(row, shown))])
+    by_column = list(zip(*lines, strict=True))
+    fewest = FEWEST
+    if len(study.tasks) == 1:
+        del by_column[0]
+        fewest -= 1
+    longest_words = [max(len(word) for text in texts for word in text.split(" ")) for texts in by_column]
+    while len(by_column) > fewest and sum(longest_words[: len(by_column)]) + GAP * len(by_column) > width:
+        del by_column[-1]
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, width=width)
+    for texts, longest_word in zip(by_column, longest_words, strict=False):
+        table.add_column(texts[0], min_width=longest_word)
+    for texts in list(zip(*by_column, strict=True))[1:]:
+        table.add_row(*map(Text, texts))
+    console = Console(width=width, color_system=None)
+    with console.capture() as captured:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines()).replace(_TOGETHER, ", ") + "\n"
+
+
+def _titles(shown: Sequence[Column]) -> list[str]:
+    titles = [column.title.replace("\u00a0", " ") for column in shown]
+    return [title[0].lower() + title[1:] if title[1:2].islower() else title for title in titles]
+
+
+def _texts(row: ArmRow, shown: Sequence[Column]) -> list[str]:
+    """The name of a setting, and what its columns show."""
+    cells = [column.cell(row) for column in shown]
+    name = row.arm if row.label == row.arm else f"{row.arm}: {row.label}"
+    return [name, *(cell.plain or " ".join((cell.text, *cell.small)) for cell in cells)]
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ keys changed. Started again, a study continues with the jobs that are not done.
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -262,7 +264,7 @@ def run_study(plan: StudyPlan) -> tuple[Path, str]:
     """
     from guerdon.comparison.report import write_report
     from guerdon.comparison.report_gold import gold_panels
-    from guerdon.comparison.report_tables import markdown_table
+    from guerdon.comparison.report_tables import markdown_table, terminal_table
     from guerdon.comparison.results import read_study
     from guerdon.comparison.study_progress import ShownProgress, StudyProgress
 
@@ -273,7 +275,8 @@ def run_study(plan: StudyPlan) -> tuple[Path, str]:
         _write_configs(plan)
         _write_card(plan, 0.0)
         sizes = CompareStage().estimate(plan)
-        log_line(f"{sizes['jobs']}: {sizes['wall time']}, {plan.parallel} at a time; logs in {folder}/jobs")
+        log_line(f"{sizes['jobs']}: {sizes['wall time']}, {plan.parallel} at a time")
+        log_line(f"logs: {folder}/jobs")
         steps = {job.name: plan.configs[job.name].runner.total_steps for job in plan.jobs if job.folder is not None}
         shown = ShownProgress(StudyProgress(plan.jobs, plan.estimates, steps, plan.parallel), len(plan.jobs))
         warned: set[str] = set()
@@ -303,7 +306,9 @@ def run_study(plan: StudyPlan) -> tuple[Path, str]:
             shown.close()
         _write_card(plan, time.perf_counter() - started)
         report = write_report(folder)
-    table = markdown_table(folder) + "".join(f"\n{one.conclusion}\n" for one in gold_panels(read_study(folder)))
+    width = shutil.get_terminal_size().columns
+    table = terminal_table(folder, width) if sys.stdout.isatty() else markdown_table(folder)
+    table += "".join(f"\n{one.conclusion}\n" for one in gold_panels(read_study(folder)))
     failed = [one for one in results if one.state != "done"]
     if failed:
         lines = "\n  ".join(f"{one.job.name}: {one.state}: {one.message}" for one in failed)

@@ -118,8 +118,8 @@ def read_episodes(
     if with_frames:
         key = _camera(folder, info, camera)
         further = {name: str(_camera(folder, info, name)) for name in views}
-    if key is None and not any(name in info.features for name in _ROW_COLUMNS):
-        raise DataError(f"{folder} holds nothing but images: read it with frames")
+    if key is None:
+        _need_rows(folder, info)
     skip = on_skip or _log_each_cause_once()
     entries = _entries(folder, info, skip, _cameras(key, further), outcomes)
     if task is not None:
@@ -130,6 +130,31 @@ def read_episodes(
         entries = []
     found = _read(folder, info, entries, key, further, only_success=only_success, limit=limit, skip=skip)
     return found if outcomes is None else _with_outcomes(found, outcomes, folder)
+
+
+def read_entries(root: Path, info: Info, entries: Sequence[Entry]) -> Iterator[Episode]:
+    """The episodes of entries of the index, without frames; a warning says what cannot be read.
+
+    Args:
+        root: of the data set.
+        info: of the data set.
+        entries: from `load_index`.
+
+    Raises:
+        DataError: the data set holds nothing but images, or (at the end only) not one episode could be read.
+    """
+    _need_rows(root, info)
+    return _read(root, info, entries, None, {}, only_success=False, limit=None, skip=_log_each_cause_once())
+
+
+def _need_rows(root: Path, info: Info) -> None:
+    """Refuse a data set that has nothing without its frames.
+
+    Raises:
+        DataError: it is one.
+    """
+    if not any(name in info.features for name in _ROW_COLUMNS):
+        raise DataError(f"{root} holds nothing but images: read it with frames")
 
 
 def _with_outcomes(episodes: Iterable[Episode], outcomes: Outcomes, root: Path) -> Iterator[Episode]:

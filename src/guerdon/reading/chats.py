@@ -407,6 +407,15 @@ def split_answer(messages: Sequence[Message]) -> tuple[tuple[Message, ...], str]
     return tuple(messages[:-1]), answer_text(messages[-1])
 
 
+def turn_text(message: Message) -> str:
+    """What a turn says, calls of tools included, which are JSON in `<tool_call>`."""
+    calls = [
+        "<tool_call>\n" + json.dumps(call["function"], ensure_ascii=False) + "\n</tool_call>"
+        for call in message.get("tool_calls") or ()
+    ]
+    return "\n".join([*([message["content"]] if message["content"] or not calls else []), *calls])
+
+
 def answer_text(message: Message) -> str:
     """The text of an answer; reasoning in a field of its own is not part of it.
 

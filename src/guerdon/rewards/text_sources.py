@@ -270,7 +270,7 @@ class VerifiedTurns(RewardSource[Responses]):
         self._verifier.close()
 
 
-class Turn(NamedTuple):
+class ScoredTurn(NamedTuple):
     """A turn of a conversation.
 
     Attributes:
@@ -288,7 +288,7 @@ class Turn(NamedTuple):
     calls: bool
 
 
-def turns_of(rollout: TextRollout) -> list[Turn]:
+def turns_of(rollout: TextRollout) -> list[ScoredTurn]:
     """The turns of the conversations of a rollout that have a token, in order."""
     assert rollout.chunks is not None
     streams, steps = np.nonzero(rollout.mask)
@@ -299,11 +299,11 @@ def turns_of(rollout: TextRollout) -> list[Turn]:
     for row, (b, t) in sorted(ends.items()):
         prompt, call = calls[row]
         asked = replace(prompt, messages=call.messages[:-1], given=(), tools=call.tools)
-        found.append(Turn(row, b, t, asked, bool(call.messages[-1].get("tool_calls"))))
+        found.append(ScoredTurn(row, b, t, asked, bool(call.messages[-1].get("tool_calls"))))
     return found
 
 
-def turn_rewards(mask_B_T: BoolArray, turns: Sequence[Turn], measured: Sequence[float | Failure]) -> Rewards:
+def turn_rewards(mask_B_T: BoolArray, turns: Sequence[ScoredTurn], measured: Sequence[float | Failure]) -> Rewards:
     """Rewards at the ends of turns; what could not be measured is a failure there, of this source alone.
 
     Args:

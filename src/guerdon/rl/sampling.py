@@ -275,7 +275,7 @@ def _gathered(
         allowed = torch.from_numpy(np.ascontiguousarray(usable.reshape(*following.shape[:2], -1))).to(device)
     columns = [torch.from_numpy(one).to(device) for one in (column("actions"), rewards, shares(known), goes_on)]
     own = sum(d.rows.shape[1] for d in drawn if not d.shown)
-    return (Transitions(*row, own=own) for row in zip(x, next_x, *columns, allowed, strict=False))
+    return (Transitions(*row) for row in zip(x, next_x, *columns, allowed, repeat(own), strict=False))
 
 
 def _infos(drawn: Sequence[DrawnRows], goal_rewards: GoalRewards, taken: BoolArray) -> Infos:

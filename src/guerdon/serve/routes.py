@@ -21,7 +21,7 @@ from guerdon.models.explained_score import ExplainedScore, JudgeOptions, ParseSt
 from guerdon.models.judges.rubric import REFERENCE, RUBRIC
 from guerdon.models.scores import info_record
 from guerdon.policies.batches.tokens import split_steps
-from guerdon.reading.chats import chat_messages, check_characters, tool_schemas
+from guerdon.reading.chats import chat_messages, check_characters, tool_schemas, turn_text
 from guerdon.reading.roles import Role, roles_of
 from guerdon.serve.errors import ERRORS, BadRequest, ErrorAnswer, ServeError, TwoNames
 from guerdon.serve.media import Media
@@ -43,7 +43,7 @@ from guerdon.serve.wires.wire import (
 from guerdon.serve.wires.wire_text import CutError, PromptResponse, answered, cutting, from_messages
 from guerdon.settings.evaluate import Aggregation
 from guerdon.settings.serve import LimitSettings
-from guerdon.types import ByteArray, Episode, Failure, FloatArray, RewardInfo
+from guerdon.types import ByteArray, Episode, Failure, FloatArray, RewardInfo, Score
 
 _STEPS = {"prompt": "What is 3+5-2?", "steps": ["3+5=8. ", "8-2=6."]}
 TEXT_EXAMPLE = {"model": "prm", "aggregation": "min", "items": [_STEPS]}
@@ -144,6 +144,11 @@ class ItemsRequest(ReloadRequest):
 class RewardsRequest(ItemsRequest):
     """`POST /v1/rewards`."""
 
+    turns: bool = Field(
+        False,
+        strict=True,
+        description="score each turn of the assistant in the messages, calls of tools included, with all before it",
+    )
     options: OptionFields = Field(default_factory=OptionFields, description="options for vision-language models")
     deadline_s: float | None = Field(None, strict=True, gt=0, le=3600, description="time limit in seconds")
 
@@ -204,6 +209,29 @@ class RewardsAnswer(BaseModel):
     aggregation: str | None = Field(description="as requested; null: the model's own total")
     results: list[ItemResult]
     failed: int = Field(description="number of results with a failure")
+
+
+class TurnResult(ItemResult):
+    """Result of one turn of an item."""
+
+    turn: int = Field(description="which of the assistant's turns in the messages, from 0")
+
+
+class ItemTurns(BaseModel):
+    """Results of the turns of one item, in order."""
+
+    id: str | None = Field(description="of the item")
+    turns: list[TurnResult]
+
+
+class TurnsAnswer(BaseModel):
+    """Results with `turns: true`, in the order of the items; some turns may have failed."""
+
+    object: Literal["list"] = "list"
+    model: str = Field(description="the model that scored")
+    aggregation: str | None = Field(description="as requested; null: the model's own total")
+    results: list[ItemTurns]
+    failed: int = Field(description="number of turns with a failure")
 
 
 class UpdateAnswer(RewardsAnswer):
@@ -367,6 +395,17 @@ def text_episode(item: RewardItem, place: int, *, per_step: bool, limits: LimitS
     where = f"items[{place}]"
     asked = _asked(item, where)
     steps = _steps(item, asked.response, where, per_step=per_step)
+    return _episode_of(item, asked, steps, where, limits, place=place)
+
+
+def _episode_of(
+    item: RewardItem, asked: PromptResponse, steps: tuple[str, ...], where: str, limits: LimitSettings, *, place: int
+) -> Episode:
+    """An answer of an item as an episode.
+
+    Raises:
+        BadRequest: it is too long.
+    """
     if len(steps) > limits.max_steps:
         raise BadRequest(f"{where} has {len(steps)} steps; {limits.max_steps} are allowed", param=f"{where}.steps")
     given = {REFERENCE: item.label, RUBRIC: item.rubric}
@@ -422,6 +461,88 @@ def _steps(item: RewardItem, completion: str, where: str, *, per_step: bool) -> 
     return (completion,)
 
 
+Turns = list[list[Episode | Failure]]
+
+
+def _turns_of(queue: ModelQueue, items: Sequence[RewardItem]) -> Turns:
+    """An episode for each turn of the assistant in each item, or why it cannot be scored.
+
+    Raises:
+        BadRequest: an item has no messages, or something beside them that would do nothing; there are too many turns;
+            the model compares.
+    """
+    limits = queue.limits
+    if queue.info.compares or queue.info.modality != "text":
+        what = "compares responses to one prompt" if queue.info.compares else f"looks at {queue.info.modality}s"
+        raise BadRequest(f"turns are of conversations, and the model {what}: leave turns out", param="turns")
+    per_step = queue.info.granularity == "step"
+    found = [turn_episodes(item, k, per_step=per_step, limits=limits) for k, item in enumerate(items)]
+    count = sum(map(len, found))
+    if count > limits.max_items:
+        raise BadRequest(f"{count} turns; {limits.max_items} are allowed in a request", param="items")
+    return found
+
+
+def turn_episodes(item: RewardItem, place: int, *, per_step: bool, limits: LimitSettings) -> list[Episode | Failure]:
+    """The turns of the assistant in a conversation, each with all that was said before it.
+
+    Args:
+        item: of messages.
+        place: of the item in its request, for messages.
+        per_step: the model scores steps: turns are cut by the item's separator; one without it is one step.
+        limits: of the length of a turn with what is before it.
+
+    Raises:
+        BadRequest: there are no messages, no turn, or too much of them; or something in the item would do nothing.
+    """
+    where = f"items[{place}]"
+    if item.messages is None:
+        raise BadRequest(f"{where} needs messages, whose turns are scored", param=f"{where}.messages")
+    idle = next((name for name in ("prompt", "completion", "steps", "task") if getattr(item, name) is not None), None)
+    if idle is not None:
+        raise BadRequest(f"{where}.{idle} would do nothing with turns; remove it", param=f"{where}.{idle}")
+    if per_step and item.separator is None:
+        raise BadRequest(f"{where} needs a separator: this model scores each step", param=f"{where}.separator")
+    try:
+        with cutting():
+            messages, tools = chat_messages(item.messages), tool_schemas(item.tools)
+    except CutError as error:
+        raise BadRequest(f"{where}.messages: {error}", param=f"{where}.messages") from error
+    found = list[Episode | Failure]()
+    for k, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        try:
+            asked = answered(messages[:k], turn_text(message), tools)
+        except CutError as error:
+            found.append(error.failure)
+            continue
+        if not asked.response:
+            found.append(Failure("empty_turn", "the turn has neither text nor calls"))
+            continue
+        texts = (asked.response,)
+        if per_step and item.separator is not None:
+            texts = tuple(split_steps(asked.response, item.separator))
+        found.append(_episode_of(item, asked, texts, f"{where}.messages", limits, place=place))
+    if not found:
+        raise BadRequest(f"{where}.messages have no turn of the assistant", param=f"{where}.messages")
+    return found
+
+
+def turns_answer(model: str, request: ItemsRequest, turns: Turns, scores: Sequence[ExplainedScore]) -> TurnsAnswer:
+    """The results of the turns of a request, in order."""
+    left, results, failed = iter(scores), list[ItemTurns](), 0
+    for item, of_item in zip(request.items, turns, strict=True):
+        found = list[TurnResult]()
+        for number, one in enumerate(of_item):
+            explained = ExplainedScore(Score(failure=one)) if isinstance(one, Failure) else next(left)
+            result = _result(item.id, one if isinstance(one, Episode) else None, explained, request.aggregation)
+            found.append(TurnResult(turn=number, **result.model_dump()))
+        failed += sum(one.score is None for one in found)
+        results.append(ItemTurns(id=item.id, turns=found))
+    return TurnsAnswer(model=model, aggregation=request.aggregation, results=results, failed=failed)
+
+
 def rewards_answer(
     model: str,
     request: ItemsRequest,
@@ -437,8 +558,10 @@ def rewards_answer(
     return RewardsAnswer(model=model, aggregation=request.aggregation, results=results, failed=failed)
 
 
-def _result(item_id: str | None, episode: Episode, explained: ExplainedScore, how: Aggregation | None) -> ItemResult:
-    score, texts = explained.score, episode.texts
+def _result(
+    item_id: str | None, episode: Episode | None, explained: ExplainedScore, how: Aggregation | None
+) -> ItemResult:
+    score, texts = explained.score, None if episode is None else episode.texts
     if score.steps is not None and score.total is None and how is None:
         value: float | Failure = Failure("no_total", "the model scores steps only: choose an aggregation")
     else:
@@ -498,7 +621,7 @@ async def describe(
 
 
 @routes.post(
-    "/v1/rewards", response_model=RewardsAnswer, tags=["rewards"], responses=ERRORS,
+    "/v1/rewards", response_model=RewardsAnswer | TurnsAnswer, tags=["rewards"], responses=ERRORS,
     openapi_extra=wire.json_body(RewardsRequest, text=TEXT_EXAMPLE, frames=VISION_EXAMPLE),
 )  # fmt: skip
 async def rewards(request: Request) -> Response:
@@ -506,8 +629,14 @@ async def rewards(request: Request) -> Response:
     body = await wire.read_body(request, RewardsRequest)
     queue = wire.models_of(request).get(body.model)
     async with queue.deadline(body.deadline_s) as left:
+        options = JudgeOptions(**body.options.model_dump())
+        if body.turns:
+            turns = _turns_of(queue, body.items)
+            asked = [one for of_item in turns for one in of_item if isinstance(one, Episode)]
+            judged = await queue.judge(asked, options, deadline_s=left()) if asked else []
+            return _json(turns_answer(queue.name, body, turns, judged))
         episodes = await _episodes(wire.media_of(request), queue, body.items, body.options.nframes)
-        scores = await queue.judge(episodes, JudgeOptions(**body.options.model_dump()), deadline_s=left())
+        scores = await queue.judge(episodes, options, deadline_s=left())
     return _json(rewards_answer(queue.name, body, episodes, scores))
 
 
@@ -614,6 +743,6 @@ async def _decoded(media: Media, visual: Mapping[int, RewardItem], nframes: int 
             task.cancel()
 
 
-def _json(answer: RewardsAnswer) -> Response:
+def _json(answer: RewardsAnswer | TurnsAnswer) -> Response:
     """The answer as bytes, serialized once."""
     return Response(answer.model_dump_json(), media_type="application/json")

@@ -626,8 +626,8 @@ class TextStudy(Study):
                 "reward.sources with reward_mode per_step",
             )
         self._check_text_sources()
-        for name, source in self.text_reward.of(TextSource).items():
-            if source.reward_mode == "per_turn" and self.agent is None:
+        for name, scored in self.text_reward.of(TextSource).items():
+            if scored.reward_mode == "per_turn" and self.agent is None:
                 raise ConfigError.about(
                     f"reward.sources.{name}.reward_mode",
                     "per_turn scores turns of conversations, and there is no agent: set it to terminal, or add the "

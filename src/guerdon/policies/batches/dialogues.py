@@ -26,7 +26,7 @@ import numpy as np
 
 from guerdon.errors import DataError, GuerdonError, boundary
 from guerdon.policies.batches.tokens import added_ids, chat_text, decode, prompt_ids, sequence, stop_ids
-from guerdon.reading.chats import ChatError
+from guerdon.reading.chats import ChatError, turn_text
 from guerdon.types import IntArray, Message, Tool
 
 Grammar = Literal["schema", "hermes", "llama"]
@@ -226,12 +226,7 @@ def _in_own_form(messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Me
             results.append(f"<tool_response>\n{message['content']}\n</tool_response>")
             continue
         close()
-        calls = [
-            "<tool_call>\n" + json.dumps(call["function"], ensure_ascii=False) + "\n</tool_call>"
-            for call in message.get("tool_calls") or ()
-        ]
-        text = "\n".join([*([message["content"]] if message["content"] or not calls else []), *calls])
-        found.append({"role": message["role"], "content": text})
+        found.append({"role": message["role"], "content": turn_text(message)})
     close()
     if tools:
         functions = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
