@@ -141,9 +141,18 @@ def lacks_scores():
 
 
 def lacks_a_difference():
-    value = lambda states: sigmoid(np.where(states[:, GOAL] > 0, 3 * at_goal(states), 0.1 * states[:, OBJECT]))  # noqa: E731
-    known = [e for e in demonstrations(60) if e.states[0, GOAL] < 0][:12]
-    return Formula(value), known, list(wandering()), "more demonstrations would narrow these bounds"
+    rng = np.random.default_rng(0)
+    noise = Formula(lambda states: sigmoid(rng.normal(size=len(states))))
+    return noise, list(demonstrations()), list(wandering()), "more demonstrations would narrow these bounds"
+
+
+def lacks_a_value_of_success():
+    return (
+        Formula(lambda states: np.full(len(states), 0.9)),
+        list(demonstrations()),
+        list(wandering()),
+        "no higher than",
+    )
 
 
 @pytest.mark.parametrize(
@@ -155,6 +164,7 @@ def lacks_a_difference():
         lacks_columns,
         lacks_scores,
         lacks_demonstrations_to_tell,
+        lacks_a_value_of_success,
         lacks_a_difference,
     ],
 )

@@ -195,11 +195,13 @@ def _judged(
         answer, why = "found", f"it recognises the episode more than success: {figures}"
     elif difference.high is not None and difference.high < 0:
         answer, why = "not found", f"it recognises success: {figures}"
+    elif by_success.high is not None and by_success.high <= 0:
+        why = f"could not be decided: it values success no higher than rows that are not at it: {figures}"
     return SwapResult(answer, why, columns, by_episode, by_success, difference, len(losses_E_2))
 
 
 def _said(interval: Interval) -> str:
     if interval.estimate is None:
         return "an unknown number of"
-    bounds = "" if interval.low is None else f" [{interval.low:.2f}, {interval.high:.2f}]"
-    return f"{interval.estimate:.2f}{bounds}"
+    bounds = "" if interval.low is None else f" [{interval.low:z.2f}, {interval.high:z.2f}]"
+    return f"{interval.estimate:z.2f}{bounds}"
