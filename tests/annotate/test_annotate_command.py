@@ -157,9 +157,9 @@ def test_ten_clients_and_ten_thousand_judgements(tmp_path):
 
 STUDY = """
 env: {type: metaworld, task: window-close, num_envs: 4, max_episode_steps: 100, frame_size: 32}
-collect: {save_dir: original, episodes: 16, mixture: [{type: expert}, {type: random}]}
+collect: {save_dir: original, episodes: 8, mixture: [{type: expert}, {type: random}]}
 train:
-  success: {type: resnet, data_path: original, save_dir: model, max_epochs: 2, batch_size: 16, image_size: 32}
+  success: {type: resnet, data_path: original, save_dir: model, max_epochs: 1, batch_size: 16, image_size: 32}
 """
 
 
