@@ -1,6 +1,6 @@
 """A process that decodes pictures of episodes: it can be killed, and its memory is limited.
 
-A request names an episode, a camera and a row; the reply has that row and the next ones as JPEG. Where a film was read
+A request names an episode, a camera and a row; the reply has that row and the next ones as JPEG. Where a video was read
 last its decoder stays open, so that it goes on from there.
 
     python -m guerdon.annotate.decode recordings
