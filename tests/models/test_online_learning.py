@@ -55,6 +55,13 @@ def test_it_learns_from_outcomes_alone(checkpoint):
     assert auroc(values, np.array([i % 2 == 0 for i in range(8)], np.float32)) == 1.0
 
 
+def test_what_follows_a_success_that_ended_again_is_not_learned_from(checkpoint):
+    model = load_online_image_model(checkpoint("progress"), kind="progress", **OPTIONS)
+    lost = np.array([False, True, False, False])
+    assert model.learn([episode("lost", None, success=lost)])["fresh"] == 2
+    assert model.learn([episode("kept", None, success=~lost)])["fresh"] == 4
+
+
 def test_labels_of_frames(checkpoint):
     assert outcome_targets(episode("a", False)).tolist() == [0, 0, 0, 0]
     known = outcome_targets(episode("a", True))

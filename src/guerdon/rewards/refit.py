@@ -240,7 +240,9 @@ class RefittedReward(ControlReward):
         found = frame_targets(episode, config.type, config.horizon, config.within_steps)
         if found is None:  # unknown success: what the policy shows is negative
             return np.full(len(shown.rows), np.nan if shown.succeeded else 0.0, dtype=np.float32)
-        return np.where(after_success(episode), np.float32(np.nan), np.nan_to_num(found))
+        targets_F: FloatArray = np.nan_to_num(found)
+        targets_F[after_success(episode)] = np.nan
+        return targets_F
 
     def _continued(self, segment: Segment) -> list[_Observed]:
         """The rows of a segment from which an expert continued."""

@@ -10,9 +10,9 @@ all the others. A model that knows success loses nothing by the first change and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,7 +153,7 @@ def _losses(
         replace(base, states=rows, success=None, rewards=None, outcome=None) for rows in (base.states, mixed, moved)
     ]
     scores = [score.steps for score in score_episodes(model, parts)]
-    values = [_scale(model)(steps) for steps in scores if steps is not None]
+    values = [_measured(model, steps) for steps in scores if steps is not None]
     if len(values) < len(parts):
         return None
     own, by_episode, by_success = (float(part.mean()) for part in values)
@@ -169,14 +169,13 @@ def _bounded(model: RewardModel) -> bool:
     return model.info.range[0] >= 0 and model.info.range[1] <= 1
 
 
-def _scale(model: RewardModel) -> Callable[[NDArray[np.floating]], Float64]:
-    """From values to what losses are measured in."""
-
-    def log_odds(values: NDArray[np.floating]) -> Float64:
-        p = np.clip(values.astype(np.float64), _EDGE, 1 - _EDGE)
-        return np.asarray(np.log(p / (1 - p)))
-
-    return log_odds if _bounded(model) else lambda values: values.astype(np.float64)
+def _measured(model: RewardModel, values_N: NDArray[Any]) -> Float64:
+    """(N,) values in the unit of the losses."""
+    values = values_N.astype(np.float64)
+    if not _bounded(model):
+        return values
+    p = np.clip(values, _EDGE, 1 - _EDGE)
+    return np.asarray(np.log(p / (1 - p)))
 
 
 def _judged(

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,10 +115,13 @@ class OnlineImageModel:
     def learn(self, episodes: Sequence[Episode]) -> Metrics:
         """Learn from the labelled frames of these episodes and from the replay.
 
+        They count as those of a policy in training: what follows a success that ended again is not learned from.
+
         Returns:
             What `update` returns, and `skipped`: episodes without frames, or whose outcome is unknown.
         """
-        labelled = [found for episode in episodes if (found := self._labelled(episode)) is not None]
+        played = [replace(episode, meta={**episode.meta, "mode": "train"}) for episode in episodes]
+        labelled = [found for episode in played if (found := self._labelled(episode)) is not None]
         skipped: Metrics = {"skipped": float(len(episodes) - len(labelled))}
         return self.update(*self._joined(labelled), steps=self.steps) | skipped if labelled else skipped
 
