@@ -84,15 +84,22 @@ def imported_names(path: Path, *, lazily: bool) -> frozenset[str]:
     return frozenset(names)
 
 
-def module_files(root: Path, name: str, importer: Path) -> Iterator[Path]:
-    """Files that importing a dotted name loads: a module of guerdon with its packages, or a helper of the tests."""
+@cache
+def module_files(root: Path, name: str, folder: Path) -> tuple[Path, ...]:
+    """Files that importing a dotted name loads: a module of guerdon with its packages, or a helper of the tests.
+
+    Args:
+        root: of the project.
+        name: dotted.
+        folder: of the file that imports it.
+    """
     parts = name.split(".")
     if parts[0] == "guerdon":
         stems = [root.joinpath("src", *parts[:depth]) for depth in range(1, len(parts) + 1)]
         candidates = [file for stem in stems for file in (stem.with_suffix(".py"), stem / "__init__.py")]
     else:
-        candidates = [folder / f"{parts[0]}.py" for folder in (importer.parent, root / "tests")]
-    yield from (file for file in candidates if file.is_file())
+        candidates = [place / f"{parts[0]}.py" for place in (folder, root / "tests")]
+    return tuple(file for file in candidates if file.is_file())
 
 
 def reached(root: Path, starts: Iterable[Path], *, lazily: bool = True) -> set[Path]:
@@ -105,7 +112,7 @@ def reached(root: Path, starts: Iterable[Path], *, lazily: bool = True) -> set[P
             continue
         found.add(path)
         for name in imported_names(path, lazily=lazily):
-            waiting.extend(module_files(root, name, path))
+            waiting.extend(module_files(root, name, path.parent))
     return found
 
 
@@ -121,7 +128,7 @@ def suite_reaches(root: Path, suite: str) -> set[Path]:
         return reached(root, suite_files(root, suite))
     pages = [root / "docs" / "conf.py", *(root / "docs").rglob("*.md")]
     names = {name for page in pages for name in MODULE_NAME.findall(text_of(page))}
-    starts = [file for name in names for file in module_files(root, name, root / "docs" / "conf.py")]
+    starts = [file for name in names for file in module_files(root, name, root / "docs")]
     return reached(root, starts, lazily=False)
 
 

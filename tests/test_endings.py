@@ -30,8 +30,8 @@ runner:
 TEXT = {
     "policy": {"type": "text", "tiny": {"hidden_size": 16, "layers": 1, "heads": 2, "intermediate": 32}, "bf16": False},
     "data": {"type": "generated", "task": {"family": "chain", "steps": 3}, "max_response_length": 24},
-    "label": {"save_dir": "labels", "labeler": "exact", "num_samples": 2, "num_rollouts": 1, "mining": None,
-              "max_failure_rate": 1.0},
+    "label": {"save_dir": "labels", "labeler": "exact", "num_samples": 100, "num_rollouts": 1, "mining": None,
+              "solutions": {"min_steps": 1}, "max_failure_rate": 1.0},  # random weights end few of their solutions
     "search": {"save_dir": "found", "questions": "questions.jsonl", "aggregation": "mean", "n": 2,
                "model": {"model_type": "length_model:Length"}, "max_failure_rate": 1.0},
 }  # fmt: skip

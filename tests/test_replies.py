@@ -10,6 +10,7 @@ from guerdon.labels.labelers import parse_judgement
 from guerdon.models.vlm.answer_parser import Numbers, parse_answer
 from guerdon.tasks.replies import MAX_BROKEN, behind_reasoning, last_object, opened_reasoning
 from guerdon.types import Failure
+from tables import sample
 
 DRAFT = '{"steps": [{"step_number": 1, "reasoning": "hm", "score": -1}]}'
 FINAL = '{"steps": [{"step_number": 1, "reasoning": "ok", "score": 1}]}'
@@ -302,12 +303,15 @@ def test_after_many_broken_objects_no_more_are_read():
     assert last_object('{"a"' * MAX_BROKEN + FINAL, ["steps"]).reason == "not_json"
 
 
-@pytest.mark.hostile("verdicts")
-@pytest.mark.parametrize("piece", [
+LONG_PIECES = [
     "<think>", "</think>", "<a_b>", "<|channel|>analysis", '{"a": ', "[THINK]\n", "`<think>", "```a\n", "<x ", "[{",
     '{"a": 1}<think></think>', '{"a": 1}\n<a_b>\n</a_b>\n', "<|end|>", '"', "<|", "assistantfinal", "{}", "analysisA ",
     '{"a', '{"a":"', "<think ", "&lt;think&gt;\n", "\\", ", ", " ",
-])  # fmt: skip
+]  # fmt: skip
+
+
+@pytest.mark.hostile("verdicts")
+@pytest.mark.parametrize("piece", sample(LONG_PIECES, *LONG_PIECES[::2]))
 def test_long_replies_take_linear_time(piece):
     """A quadratic scan of these would take minutes."""
     text = piece * (150_000 // len(piece))

@@ -308,6 +308,7 @@ def score(
     only_failed: Annotated[bool, typer.Option("--only-failed", help="Score again only rows without a reward.")] = False,
     aggregation: Annotated[str, typer.Option(help="How the values of steps become one: min, prod, last, ...")] = "min",
     columns: Columns = None,
+    turns: Annotated[bool, typer.Option("--turns", help="Score each turn of the assistant in conversations.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what a judge would cost, and exit.")] = False,
 ) -> None:
     """Add the rewards of a model to the rows of a file or a log, as columns. Run again, it continues."""
@@ -319,7 +320,7 @@ def score(
     if how is None:
         raise ConfigError(f"--aggregation {aggregation}: choose one of {', '.join(AGGREGATIONS)}")
     given = apply_overrides(Tree(), options or []).data
-    chosen, settings = stage("score"), ScoreSettings(file, model, output, given, only_failed, how, columns)
+    chosen, settings = stage("score"), ScoreSettings(file, model, output, given, only_failed, how, columns, turns)
     _say(chosen.estimate(settings) if dry_run else chosen.work(settings))
 
 

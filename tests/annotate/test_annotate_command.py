@@ -57,6 +57,19 @@ def test_it_judges_ends_and_exports(tmp_path):
     assert (status, "wrote log.jsonl.labels/labels.jsonl" in said) == (0, True), said
 
 
+def test_what_is_refused_leaves_no_folder_and_is_refused_again(tmp_path):
+    lines(tmp_path / "log.jsonl", [{"prompt": f"Q{k}", "response": f"A{k}", "reward": k} for k in range(4)])
+    lines(tmp_path / "pairs.jsonl", [{"prompt": f"Q{k}", "chosen": "A", "rejected": "B"} for k in range(4)])
+    status, said = guerdon(tmp_path, "log.jsonl", "--host", "0.0.0.0")
+    assert (status, "name those who judge" in said, (tmp_path / "log.jsonl.labels").exists()) == (2, True, False)
+    with judging(tmp_path / "log.jsonl", tmp_path / "log.jsonl.labels"):
+        pass
+    status, said = guerdon(tmp_path, "log.jsonl", "--show", "reference", "--port", "0")
+    assert (status, "has no reference answers" in said) == (2, True), said
+    status, said = guerdon(tmp_path, "pairs.jsonl", "--as", "steps", "--port", "0")
+    assert (status, "4 x a row of no known format, found prompt, chosen, rejected" in said) == (2, True), said
+
+
 def test_what_is_refused(tmp_path):
     data = log_of(tmp_path / "log.jsonl", 8)
     with socket.socket() as taken:
@@ -157,9 +170,9 @@ def test_ten_clients_and_ten_thousand_judgements(tmp_path):
 
 STUDY = """
 env: {type: metaworld, task: window-close, num_envs: 4, max_episode_steps: 100, frame_size: 32}
-collect: {save_dir: original, episodes: 16, mixture: [{type: expert}, {type: random}]}
+collect: {save_dir: original, episodes: 8, mixture: [{type: expert}, {type: random}]}
 train:
-  success: {type: resnet, data_path: original, save_dir: model, max_epochs: 2, batch_size: 16, image_size: 32}
+  success: {type: resnet, data_path: original, save_dir: model, max_epochs: 1, batch_size: 16, image_size: 32}
 """
 
 

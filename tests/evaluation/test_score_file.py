@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ import pytest
 
 from child import environment
 from forked import forked
-from guerdon.errors import DataError
+from guerdon.errors import ConfigError, DataError
 from guerdon.evaluation.scoring.score_file import score_file
 from length_model import Length
 from raisers import WAYS, Raises
@@ -245,3 +246,50 @@ def test_ctrl_c_still_ends_the_command_while_the_model_scores(tmp_path):
     assert command.returncode == 130, said
     assert "interrupted" in said
     assert sorted(path.name for path in tmp_path.glob("*.jsonl*")) == ["in.jsonl", "out.jsonl.part"]
+
+
+CALLING = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+TALK = [
+    {"role": "user", "content": "q"},
+    {"role": "assistant", "content": "", "tool_calls": [CALLING]},
+    {"role": "tool", "content": "4"},
+    {"role": "assistant", "content": "four"},
+    {"role": "user", "content": "sure?"},
+    {"role": "assistant", "content": "bad"},
+]
+
+
+def test_turns_of_a_conversation_are_scored_one_by_one(tmp_path):
+    model, out = Length("bad"), tmp_path / "out.jsonl"
+    rows = [{"messages": TALK, "n": 1}, {"messages": TALK[:1]}, {"messages": [*TALK[:4], TALK[4]]}]
+    line = score_file(jsonl(tmp_path / "in.jsonl", rows), model, out, name="m", turns=True)
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    assert model.seen == [call, "four", "bad", call, "four"]
+    found = lines(out)
+    assert [row["rewards"] for row in found] == [[len(call), 4.0, None], None, [len(call), 4.0]]
+    assert found[0]["n"] == 1
+    assert "late" in str(found[0]["reward_failure"])
+    assert "no_turn" in str(found[1]["reward_failure"])
+    assert "3 of 3 rows scored" in line
+    asked = {"prompt": TALK[:2] + TALK[2:3], "response": "four"}
+    score_file(jsonl(tmp_path / "one.jsonl", [asked]), model, tmp_path / "one.out.jsonl", name="m", turns=True)
+    assert lines(tmp_path / "one.out.jsonl")[0]["rewards"] == [4.0]  # of what was asked no turn counts
+
+
+def test_conversations_of_a_run_are_scored_turn_by_turn(tmp_path):
+    calls = [{"tokens": 1, "finished": True, "reward": None}] * 2
+    row = {"step": 1, "id": "a", "group": 0, "messages": TALK[:4], "calls": calls, "reward": 1.0, "success": True,
+           "failure": None, "truncated": False}  # fmt: skip
+    model, out = Length(), tmp_path / "out.jsonl"
+    score_file(jsonl(tmp_path / "conversations.jsonl", [row]), model, out, name="m", turns=True)
+    assert lines(out)[0]["rewards"] == [len(model.seen[0]), 4.0]
+    assert lines(out)[0]["messages"] == TALK[:4]
+
+
+def test_turns_need_conversations_and_a_model_that_judges_alone(tmp_path):
+    with pytest.raises(DataError, match="nothing to score"):
+        score_file(jsonl(tmp_path / "in.jsonl", [{"n": 1}]), Length(), tmp_path / "a.jsonl", name="m", turns=True)
+    model = Length()
+    model.info = replace(model.info, compares=True)
+    with pytest.raises(ConfigError, match="compares responses to one prompt"):
+        score_file(jsonl(tmp_path / "b.jsonl", ROWS), model, tmp_path / "c.jsonl", name="m", turns=True)

@@ -62,7 +62,7 @@ def annotate(
 ) -> None:
     """Let people judge episodes, responses, pairs or steps in the browser, and write labels. Run again, it goes on."""
     with needs("guerdon annotate needs {name}: pip install 'guerdon[serve]'", ModuleNotFoundError):
-        from guerdon.annotate.session import AnnotateSettings, names_of_people, open_session
+        from guerdon.annotate.session import TOKENS, AnnotateSettings, names_of_people, open_session
 
     if show not in (None, "reference"):
         raise ConfigError(f"--show {show}: only the reference answer can be shown, --show reference")
@@ -73,12 +73,15 @@ def annotate(
     if only_export and not (wanted.out / "setup.json").is_file():
         raise ConfigError(f"--export: there are no judgements in {wanted.out}; name their folder, -o OUT")
     with ExitStack() as stack:
+        if not only_export:
+            from guerdon.annotate.server import listening, serve
+
+            has_tokens = bool(wanted.people) or (wanted.out / TOKENS).is_file()
+            listener = stack.enter_context(listening(host, port, has_tokens=has_tokens))
         with heartbeat("annotate"):
             session = stack.enter_context(open_session(wanted))
         if not only_export:
-            from guerdon.annotate.server import serve
-
-            serve(session, host, port)
+            serve(session, listener, host)
         finish(session)
 
 

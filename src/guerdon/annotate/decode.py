@@ -1,6 +1,6 @@
 """A process that decodes pictures of episodes: it can be killed, and its memory is limited.
 
-A request names an episode, a camera and a row; the reply has that row and the next ones as JPEG. Where a film was read
+A request names an episode, a camera and a row; the reply has that row and the next ones as JPEG. Where a video was read
 last its decoder stays open, so that it goes on from there.
 
     python -m guerdon.annotate.decode recordings
@@ -31,8 +31,8 @@ ENTRY = TypeAdapter(Entry)
 _MEMORY = 1 << 30  # bytes of address space for decoding: as much as the server of rewards allows
 _SIDE = 640  # pixels of the longer side of a picture, at most
 _QUALITY = 85
-_AT_ONCE = 16  # rows of a reply
-_OPEN = 2  # decoders that stay open
+_FIRST, _NEXT = 4, 16  # rows of a reply: where a decoder begins, and where it goes on
+_OPEN = 4  # decoders that stay open
 
 
 class Decoder:
@@ -56,14 +56,15 @@ class Decoder:
             return {}
         entry, key, row = ENTRY.validate_python(request["entry"]), request["key"], request["row"]
         frames = self._open.pop((entry.index, key, row), None)
+        count = _FIRST if frames is None else _NEXT
         found: list[str] = []
         try:
             with boundary(DataError, f"episode {entry.index} cannot be decoded"):
                 frames = frames or frames_of(self._root, entry, key, start=row)
-                found.extend(base64.b64encode(_jpeg(frame)).decode() for frame in islice(frames, _AT_ONCE))
+                found.extend(base64.b64encode(_jpeg(frame)).decode() for frame in islice(frames, count))
         except GuerdonError as error:
             return {"pictures": found, "why": str(error)[:1000]}
-        if len(found) < _AT_ONCE:
+        if len(found) < count:
             return {"pictures": found, "why": f"episode {entry.index} has no picture of {key} there"}
         self._open[entry.index, key, row + len(found)] = frames
         while len(self._open) > _OPEN:

@@ -402,7 +402,8 @@ def _read_steps(items: Items, columns: _Columns, rng: np.random.Generator) -> No
     for row, (record, found) in enumerate(solutions_in(reading)):
         one = _unlabelled(record, reading.plan) if isinstance(found, NoLabelsError) else found
         if isinstance(one, DataError):
-            items.left_out[str(one).rpartition(": ")[2][:80]] += 1
+            why = str(one).partition(": ")[2].partition(";")[0]
+            items.left_out[why[:80]] += 1
             continue
         turns = _turns([{"role": m["role"], "content": str(m["content"])} for m in one.context])
         show = {"prompt": one.question, "messages": turns, "steps": list(one.steps)}

@@ -1,6 +1,6 @@
 """The pictures of episodes: each row of each camera as a JPEG, decoded as training reads it and kept for a while.
 
-They are decoded some rows at a time in processes with limits, never in the server: a film that hangs or crashes its
+They are decoded some rows at a time in processes with limits, never in the server: a video that hangs or crashes its
 decoder costs its own pictures alone.
 
     pictures = EpisodePictures(Path("episodes"))

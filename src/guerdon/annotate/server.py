@@ -5,7 +5,6 @@ serve(session, "127.0.0.1", 18081)
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from types import FrameType
 
@@ -16,6 +15,7 @@ from guerdon.annotate.session import Session
 from guerdon.errors import ConfigError
 from guerdon.serve.logs import log_to_stderr
 from guerdon.serve.protocol import address, listen, say, server_config
+from guerdon.settings.serve import is_loopback
 
 
 class _Server(uvicorn.Server):
@@ -41,15 +41,19 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-def serve(session: Session, host: str, port: int) -> None:
-    """Serve until a signal comes.
+def listening(host: str, port: int, *, has_tokens: bool) -> socket.socket:
+    """The socket of the server, from before anything is written.
 
     Raises:
         ConfigError: the address cannot be used, or is one of other machines and there is no token.
     """
-    if not session.tokens and not _is_loopback(host):
+    if not has_tokens and not is_loopback(host):
         raise ConfigError(f"--host {host} is reachable from other machines: name those who judge, --people ann,bo")
-    listener = listen(host, port)
+    return listen(host, port)
+
+
+def serve(session: Session, listener: socket.socket, host: str) -> None:
+    """Serve until a signal comes."""
     log_to_stderr()
     if session.pictures is not None:
         session.pictures.start()
@@ -57,13 +61,3 @@ def serve(session: Session, host: str, port: int) -> None:
     app = build_app(session, load, host=host, tokens=session.tokens)
     server = _Server(server_config(app, LIMITS, count=lambda status: None), session, load)
     server.run(sockets=[listener])
-
-
-def _is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

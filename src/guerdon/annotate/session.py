@@ -194,6 +194,8 @@ def open_session(wanted: AnnotateSettings) -> Iterator[Session]:
     kind, seed = wanted.kind or before["kind"], before["seed"]
     columns = before["columns"] if wanted.columns is None else wanted.columns
     items = read_items(wanted.data, kind, columns=columns, seed=seed)
+    if wanted.reference and not any(items.references):
+        raise ConfigError(f"--show reference: {wanted.data} has no reference answers; remove it")
     guideline = _guideline(wanted.guideline)
     with ExitStack() as stack:
         stack.enter_context(atomic.held(wanted.out, busy=f"another guerdon annotate works on {wanted.out}; stop it"))
@@ -323,8 +325,6 @@ def _check_options(wanted: AnnotateSettings, items: Items, choose: str, shares: 
         raise ConfigError(f"--scale {wanted.scale}: of responses, and these are {items.kind}; remove it")
     if wanted.scale is not None and not 2 <= wanted.scale <= 9:
         raise ConfigError(f"--scale {wanted.scale}: a scale has 2 to 9 numbers, for which there are keys")
-    if wanted.reference and not any(items.references):
-        raise ConfigError(f"--show reference: {wanted.data} has no reference answers; remove it")
 
 
 def _scored(model: str, data: str, items: Items) -> tuple[Numbers, Numbers]:

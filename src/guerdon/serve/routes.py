@@ -520,10 +520,10 @@ def turn_episodes(item: RewardItem, place: int, *, per_step: bool, limits: Limit
         if not asked.response:
             found.append(Failure("empty_turn", "the turn has neither text nor calls"))
             continue
-        texts = (asked.response,)
+        steps = [asked.response]
         if per_step and item.separator is not None:
-            texts = tuple(split_steps(asked.response, item.separator))
-        found.append(_episode_of(item, asked, texts, f"{where}.messages", limits, place=place))
+            steps = split_steps(asked.response, item.separator)
+        found.append(_episode_of(item, asked, tuple(steps), f"{where}.messages", limits, place=place))
     if not found:
         raise BadRequest(f"{where}.messages have no turn of the assistant", param=f"{where}.messages")
     return found

@@ -325,6 +325,28 @@ class ControlAlgorithmSettings(_SharedSettings, RobotAlgorithmSettings):
         """Whether each mini-batch is normalised."""
         return self.normalize_advantages and self.needs.critic
 
+    def check_study(self, policy: str, *, starts_somewhere: bool) -> None:
+        """Refuse what does not go with a policy.
+
+        Args:
+            policy: its type.
+            starts_somewhere: it starts from a clone, or from another run.
+
+        Raises:
+            ValueError: with the key and the reason.
+        """
+        twice = {"ema_decay": self.ema_decay is not None, "kl_coef": bool(self.kl_coef)}
+        for key in (key for key, used in twice.items() if used and policy == "vla"):
+            raise ConfigError.about(
+                f"algorithm.{key}", "is not supported with policy.type vla (weights twice); remove it"
+            )
+        if self.kl_coef and not starts_somewhere:
+            raise ConfigError.about(
+                "algorithm.kl_coef",
+                "is the weight of the KL from a policy that can do something: name it by policy.checkpoint, such as a "
+                "clone of demonstrations, or by runner.resume_dir",
+            )
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.adv_estimator == "turn_rloo":

@@ -101,6 +101,16 @@ class LimitSettings(Settings):
     drain_s: float = Field(8.0, gt=0, description="seconds that accepted requests have left after SIGTERM")
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address to listen on."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 class MediaSettings(Settings):
     """`media`: what pictures and videos may cost before they are looked at."""
 
@@ -236,9 +246,4 @@ class ServeSettings(Settings):
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the server."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)

@@ -537,26 +537,9 @@ class RobotStudy(Study):
     def _algorithm_fits(self) -> Self:
         if isinstance(self.algorithm, ReplayAlgorithmSettings):
             self.algorithm.check_study(self.env, self.reward, learners=self.cluster.learners)
-        elif self.algorithm.ema_decay is not None and self.policy.type == "vla":
-            raise ConfigError.about(
-                "algorithm.ema_decay", "is not supported with policy.type vla (weights twice); remove it"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _kl_has_a_reference(self) -> Self:
-        if self.algorithm.replayed or not self.on_policy.kl_coef:
-            return self
-        if self.policy.type == "vla":
-            raise ConfigError.about(
-                "algorithm.kl_coef", "is not supported with policy.type vla (weights twice); remove it"
-            )
-        if self.policy.checkpoint is None and not self.runner.resume_dir:
-            raise ConfigError.about(
-                "algorithm.kl_coef",
-                "is the weight of the KL from a policy that can do something: name it by policy.checkpoint, such as a "
-                "clone of demonstrations, or by runner.resume_dir",
-            )
+        else:
+            starts = self.policy.checkpoint is not None or bool(self.runner.resume_dir)
+            self.on_policy.check_study(self.policy.type, starts_somewhere=starts)
         return self
 
     @model_validator(mode="after")

@@ -2,7 +2,7 @@
 // People judge items. Texts and pictures come from the server and are shown by texts.js; a judgement is kept here until it is confirmed.
 const AHEAD = 6; // items in hand
 const WAIT = 15000, AGAIN = 1000, POLL = 5000; // milliseconds: for an answer, until a server that was away is asked again, until others may be done
-const PARALLEL = 3, NEAR = 30, FORWARD = 400, FIRST = 40, PICTURES = 4000; // pictures: at once, rows beyond the one on screen soon and later, rows of the next items, kept
+const PARALLEL = 3, NEAR = 2, FORWARD = 400, FIRST = 40, PICTURES = 4000; // pictures: at once, rows beyond the one on screen soon and later, rows of the next items, kept
 const KEYS = { success: "s", failure: "f", cannot_tell: "u", discard: "d", right: "y", wrong: "n", first: "1", second: "2", equal: "e" };
 const QUESTIONS = { responses: "Is the response right?", pairs: "Which response is better?", steps: "Which step is the first wrong one?" };
 const NO_MOMENT = "no moment is marked: success from the last row";

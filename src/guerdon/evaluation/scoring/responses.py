@@ -17,13 +17,13 @@ from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.models.judges.rubric import REFERENCE, RUBRIC
 from guerdon.reading import nested
-from guerdon.reading.chats import ChatError, asked_of, is_answered, turns_of
+from guerdon.reading.chats import ChatError, asked_of, chat_messages, is_answered, turn_text, turns_of
 from guerdon.reading.layouts import RowLayout
 from guerdon.reading.nested import RESCORED
 from guerdon.reading.plan import Plan
 from guerdon.reading.reader import DataReading, NoValueError, Record
 from guerdon.reading.roles import ASKED, Role, named
-from guerdon.types import Failure
+from guerdon.types import Failure, Message
 
 _Row = Mapping[str, Any]
 _NEEDED: tuple[Role, ...] = (
@@ -53,8 +53,12 @@ ResponsesOf = Callable[[_Row, str, str], RowResponses]
 """From a row, its place and its name to its responses."""
 
 
-def scored_responses(reading: DataReading) -> ResponsesOf:
+def scored_responses(reading: DataReading, *, turns: bool = False) -> ResponsesOf:
     """How the responses of the rows of a file are found.
+
+    Args:
+        reading: the file.
+        turns: each turn of the assistant is a response, with what was said before it.
 
     Raises:
         DataError: a column could be two things.
@@ -62,6 +66,10 @@ def scored_responses(reading: DataReading) -> ResponsesOf:
     """
     plan = reading.plan
     reading.need(*_NEEDED)
+    if turns:
+        if not plan.has("messages") and not (plan.has("prompt") and _has_response(plan)):
+            raise NothingToScoreError(_refusal(reading), where=reading.data)
+        return partial(_of_turns, reading)
     if plan.layout.whole is nested.oasst:
         rows = (row for part in reading.parts for _, row in part.rows())
         return partial(_of_message, nested.oasst_talks(rows))
@@ -145,6 +153,39 @@ def _single(record: Record, plan: Plan) -> Solution | Failure:
     if found.prompt is None and isinstance(said, str):
         return _NO_VALUE
     return read_response(turns_of(found.prompt), said, record.name, record.roles)
+
+
+def _of_turns(reading: DataReading, row: _Row, where: str, name: str) -> RowResponses:
+    """The turns of the assistant, calls of tools included; where a row has a response, those that are in it."""
+    record = next(iter(reading.records_in(row, where, name)), None)
+    if record is None:
+        return RowResponses([_NO_ROW], ("rewards",), (None,))
+    said = record.roles.get("response")
+    try:
+        asked = _chat(asked_of(record.roles), "user")
+        messages = asked + _chat(said, "assistant")
+    except ChatError as error:
+        return RowResponses([error.failure], ("rewards",), (None,))
+    first = 0 if said is None else len(asked)
+    found = [
+        _with_truth(read_response(messages[:k], turn_text(message), f"{record.name}-{k}", record.roles), record)
+        for k, message in enumerate(messages)
+        if k >= first and message["role"] == "assistant"
+    ]
+    if not found:
+        return RowResponses([Failure("no_turn", "there is no turn of the assistant")], ("rewards",), (None,))
+    return RowResponses(found, ("rewards",), (len(found),))
+
+
+def _chat(given: Any, role: str) -> list[Message]:
+    """Messages as they are, a text as the one of a role, none of nothing.
+
+    Raises:
+        ChatError: they are none.
+    """
+    if given is None:
+        return []
+    return list(chat_messages([{"role": role, "content": given}] if isinstance(given, str) else given))
 
 
 def _of_comparison(reading: DataReading, row: _Row, where: str, name: str) -> RowResponses:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from guerdon.episodes.solutions import Solution
-from guerdon.errors import DataError
+from guerdon.errors import ConfigError, DataError
 from guerdon.evaluation.scoring.responses import RowResponses, scored_responses
 from guerdon.evaluation.scoring.rewritten import write_rows
 from guerdon.files.append_log import AppendLog
@@ -90,6 +90,7 @@ def score_file(
     aggregation: Aggregation = "min",
     batch_size: int = 64,
     dry_run: bool = False,
+    turns: bool = False,
 ) -> str:
     """Write the rows of a file with columns of rewards, in the format that they came in.
 
@@ -107,6 +108,7 @@ def score_file(
         aggregation: of the values of steps.
         batch_size: rows per call of the model.
         dry_run: score and write nothing.
+        turns: score each turn of the assistant with what was said before it, as `rewards` in their order.
 
     Returns:
         What was done, for people; with `dry_run` what it would cost.
@@ -124,7 +126,7 @@ def score_file(
     rows = [pair for part in parts for pair in part]
     reading = _read(given, parts, columns, trained_columns(model))
     failed = [k for k, (_, row) in enumerate(rows) if not only_failed or _why_failed(row)]
-    items, asked = _asked(reading, rows, failed, compares=model.info.compares)
+    items, asked = _asked(reading, rows, failed, compares=model.info.compares, turns=turns)
     for line in shown_lines(reading, **_used(items.values())):
         log_line(line)
     cost = _cost(model, asked.values())
@@ -133,7 +135,7 @@ def score_file(
     for line in cost:
         log_line(line)
     begun = {"source": sha256(given), "model": name, "aggregation": aggregation}
-    begun |= _identity(name, options or {}, columns)
+    begun |= _identity(name, options or {}, columns) | ({"turns": True} if turns else {})
     found = _scored_rows(asked, model, unfinished, begun, aggregation=aggregation, batch_size=batch_size)
     whole = [_rescored(row, found.get(k, {}), reading.plan.layout) for k, (_, row) in enumerate(rows)]
     written = set[str]().union(*whole)
@@ -144,10 +146,17 @@ def score_file(
 
 
 def _asked(
-    reading: DataReading, rows: Sequence[tuple[str, _Row]], failed: Sequence[int], *, compares: bool
+    reading: DataReading,
+    rows: Sequence[tuple[str, _Row]],
+    failed: Sequence[int],
+    *,
+    compares: bool,
+    turns: bool,
 ) -> tuple[dict[int, RowResponses], dict[int, RowResponses]]:
     """The rows that are read, and those of them that are scored: all of a prompt where a model compares responses."""
-    responses_of = scored_responses(reading)
+    if turns and compares:
+        raise ConfigError("--turns: the model compares responses to one prompt, and turns have prompts of their own")
+    responses_of = scored_responses(reading, turns=turns)
     if not compares:
         items = {k: responses_of(rows[k][1], rows[k][0], f"{k}") for k in failed}
         return items, items

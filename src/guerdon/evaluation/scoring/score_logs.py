@@ -48,6 +48,7 @@ class ScoreSettings:
         only_failed: see `score_file`.
         aggregation: see `score_file`.
         columns: see `score_file`.
+        turns: see `score_file`.
     """
 
     file: Path
@@ -57,6 +58,7 @@ class ScoreSettings:
     only_failed: bool = False
     aggregation: Aggregation = "min"
     columns: str | Mapping[str, str] | None = None
+    turns: bool = False
 
 
 class ScoreStage:
@@ -95,6 +97,7 @@ class ScoreStage:
                 only_failed=settings.only_failed,
                 aggregation=settings.aggregation,
                 columns=settings.columns,
+                turns=settings.turns,
                 dry_run=dry_run,
             )
 
@@ -152,8 +155,9 @@ def score_path(path: Path, model: RewardModel, out: Path, **how: Any) -> str:
     if path.is_file():
         return score_file(path, model, out, **how)
     if is_data_set(path):
-        if how.get("columns"):
-            raise ConfigError(f"--columns is for rows of text; remove it for {path}, a LeRobot data set")
+        for name in ("columns", "turns"):
+            if how.get(name):
+                raise ConfigError(f"--{name} is for rows of text; remove it for {path}, a LeRobot data set")
         return _score_data_set(path, model, out, name=how["name"], dry_run=how.get("dry_run", False))
     said = []
     for file in log_files(path):
