@@ -136,11 +136,12 @@ def test_at_weight_0_the_model_is_not_asked_and_the_run_goes_on(tmp_path, algori
     assert all(row["return/combined"] is not None and row["updates"] > 0 for row in ended)
 
 
-@pytest.mark.parametrize("algorithm", [None, SAC])
-def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, algorithm):
+@pytest.mark.parametrize(("algorithm", "more"), [(None, {}), (SAC, {}), (None, {"rollout_shards": 2})])
+def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, algorithm, more):
     reward = image_reward(tmp_path, arch="mlp", update="after", shaping="relative", **FALLS)
     reward |= {"schedule_from": 0.4, "schedule_to": 0.95}
-    whole, cut = (study(tmp_path, name, algorithm=algorithm, reward=reward) for name in ("whole", "cut"))
+    given = {"algorithm": algorithm, "reward": reward, "runner": more}
+    whole, cut = (study(tmp_path, name, **given) for name in ("whole", "cut"))
     start(whole, reader="own").run()
     weights = [row["reward_weight/resnet"] for row in lines(whole) if row["kind"] == "train"]
     assert len({round(weight, 6) for weight in weights}) > 2, weights

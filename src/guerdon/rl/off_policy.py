@@ -477,7 +477,8 @@ class SACLearner(ReplayLearner):
         if self._computes_plainly:
             return self._plain_step(batch, noise, weights_H, act=act)
         temperature, count = self.temperature.log.detach().exp(), len(batch.actions)
-        weights = torch.cat([weights_H[:-1], temperature * self.settings.backup_entropy])
+        later = temperature if self.settings.backup_entropy else torch.zeros_like(temperature)
+        weights = torch.cat([weights_H[:-1], later])
         outputs, back = self._outputs(batch.x, batch.next_x)
         with torch.no_grad():  # the policy's actions at both observations of every transition
             drawn = torch.from_numpy(noise).to(outputs.device)
@@ -507,7 +508,7 @@ class SACLearner(ReplayLearner):
             networks = self._pi.fixed(2 * count, count), *(one.fixed(count, count) for one in self._both)
             self._networks = PlainNetworks(*networks)
         weights, temperature = weights_H.numpy().copy(), np.exp(self.temperature.log.detach().numpy()[0])
-        weights[-1] = temperature * self.settings.backup_entropy
+        weights[-1] = temperature if self.settings.backup_entropy else 0.0
         found = gradient_step(
             self._networks, batch, noise, weights, self._gammas.numpy(), temperature=temperature, act=act,
             update_critics=partial(self._take, "critic"), cloning=self._cloning(batch),
