@@ -280,9 +280,8 @@ class Study(Settings):
             sources = self.robot_sources
         followed = [] if self.fixed_rate else ["algorithm.lr_schedule"]
         followed += ["algorithm.exploration_fraction"] if self.algorithm.type == "dqn" else []
-        followed += (
-            ["algorithm.kl_schedule"] if getattr(self.algorithm, "kl_schedule", "constant") != "constant" else []
-        )
+        if getattr(self.algorithm, "kl_schedule", "constant") != "constant":
+            followed.append("algorithm.kl_schedule")
         short = None if self.reward_model is None else self.reward_model.source_name
         for name, source in sources.items():
             if source.reward_weight_schedule in ("linear_decay", "linear_warmup"):
