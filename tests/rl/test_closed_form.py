@@ -36,11 +36,15 @@ def policy_and_batch(
     hidden: Any = (6, 5),
     masked: bool = False,
     known_old: bool = True,
+    has_start: bool = False,
     auxiliary: tuple[str, ...] = (),
     choices: tuple[int, ...] = (),
     **more: Any,
 ) -> tuple[Any, Any]:
-    """A policy that has moved since it acted, and what it learns from; `known_old`: also what it acted with."""
+    """A policy that has moved since it acted, and what it learns from; `known_old`: also what it acted with.
+
+    `has_start`: what it acted with is also the policy that it is kept near to.
+    """
     rng = np.random.default_rng(seed)
     form = MLPPolicySettings(type="mlp", hidden=hidden, activation=activation, device="cpu", **more)
     names = [f"source {k}" for k in range(heads)]
@@ -69,7 +73,7 @@ def policy_and_batch(
     advantages = np.where(mask, numbers(), np.float32(0))
     found = Advantages(advantages, advantages, targets, known, targets)
     batch = make_batch(
-        prepared, mask, found, old=old if known_old else None, values={name: numbers() for name in names} or None,
+        prepared, mask, found, old=old if known_old else None, ref=old if has_start else None, values={name: numbers() for name in names} or None,
         auxiliary={name: (numbers(), mask) for name in auxiliary} or None,
     )  # fmt: skip
     return policy, batch
@@ -171,6 +175,8 @@ ALGORITHM = {  # each key with another value than its default, and what else tha
     "logprob_type": {"logprob_type": "token_level"},
     "reward_type": {"reward_type": "chunk_level"},
     "auxiliary_losses": {"auxiliary_losses": {"progress": 0.5}},
+    "kl_coef": {"kl_coef": 0.3},
+    "kl_schedule": {"kl_coef": 0.3, "kl_schedule": "linear"},
 }
 POLICY = {
     "type": {},
@@ -182,7 +188,7 @@ POLICY = {
     "checkpoint": {},  # weights, as any others
     "keys": {},  # which numbers there are
 }
-OF_AUTOGRAD = {"loss_params", "clip_range_value", "auxiliary_losses"}
+OF_AUTOGRAD = {"loss_params", "clip_range_value", "auxiliary_losses", "kl_coef", "kl_schedule"}
 
 
 def test_every_key_is_tried():
@@ -197,7 +203,8 @@ def test_no_key_of_the_algorithm_is_ignored(key):
     default = ControlAlgorithmSettings.model_fields[key].get_default(call_default_factory=True)
     assert (getattr(form, key) == default) == (not keys)
     auxiliary = ("progress",) if key == "auxiliary_losses" else ()
-    policy, batch = policy_and_batch(3, heads=int(form.needs.critic), auxiliary=auxiliary)
+    heads, has_start = int(form.needs.critic), bool(form.kl_coef)
+    policy, batch = policy_and_batch(3, heads=heads, auxiliary=auxiliary, has_start=has_start)
     assert compared(policy, batch, keys) == (key not in OF_AUTOGRAD)
 
 

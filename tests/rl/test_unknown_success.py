@@ -60,7 +60,7 @@ def test_unknown_success_is_unknown_in_every_file_of_a_run(tmp_path, capsys):
     assert "true success unknown over 2 evaluation episodes" in said
     assert "true success 0" not in said
     page = write_single_report(run_folder(study)).read_text()
-    assert "true success is unknown: its environment does not report it" in page
+    assert "True success is unknown: the environment does not report it" in page
     assert "last success <b>unknown</b>" in page
     assert "true success unknown</span>" in page, "the video says so, too"
     assert "did not succeed" not in page
