@@ -424,7 +424,7 @@ def tables(measured: dict[str, Any]) -> str:
         lines += [f"{kind.capitalize()}:", "", *_table(("GPUs", *names, "together", "measured"), body)]
     lines += ["### Inputs", ""]
     lines += _table(
-        ("input", "best", "worst", "unit", "kind", "source"),
+        ("input", "best", "worst", "unit", "kind", "origin"),
         [(n, f"{i.low:.4g}", f"{i.high:.4g}", i.unit, i.kind, i.source) for n, i in INPUTS.items()],
     )
     return "\n".join(lines)
