@@ -2,6 +2,7 @@
 
 import json
 
+import jinja2
 import pytest
 from test_swap import demonstrations, wandering
 
@@ -10,6 +11,7 @@ from guerdon.comparison.results import RunRecord
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.evaluation.gate import advice as words
 from guerdon.evaluation.gate.advice import Facts, advice, facts_of, setting_of
+from guerdon.pages import formats as fmt
 from guerdon.pages.formats import TEXT
 from guerdon.settings.study import Study
 from guerdon.worlds.build import reports_success
@@ -145,3 +147,10 @@ def test_which_environments_report_success():
     assert asked(type="gymnasium", task="HalfCheetah-v5", native_reward="dense") is False
     assert asked(type="gymnasium", task="HalfCheetah-v5", native_reward="dense", success_key="far") is True
     assert asked(type="gymnasium", task="corridor:guerdon-tests/Corridor-v0") is None
+
+
+def test_a_page_shows_commands_as_code_and_data_as_text():
+    page = jinja2.Environment(loader=jinja2.FileSystemLoader(fmt.TEMPLATES), autoescape=True)
+    page.filters.update({name: one for name, one in vars(fmt).items() if callable(one)})
+    shown = page.get_template("parts.html.j2").module.advice_list(["Set `bc`, <b>then</b> `run`."])
+    assert "<li>Set <code>bc</code>, &lt;b&gt;then&lt;/b&gt; <code>run</code>.</li>" in shown
