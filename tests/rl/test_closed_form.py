@@ -73,7 +73,8 @@ def policy_and_batch(
     advantages = np.where(mask, numbers(), np.float32(0))
     found = Advantages(advantages, advantages, targets, known, targets)
     batch = make_batch(
-        prepared, mask, found, old=old if known_old else None, ref=old if has_start else None, values={name: numbers() for name in names} or None,
+        prepared, mask, found, old=old if known_old else None, ref=old if has_start else None,
+        values={name: numbers() for name in names} or None,
         auxiliary={name: (numbers(), mask) for name in auxiliary} or None,
     )  # fmt: skip
     return policy, batch
