@@ -272,3 +272,12 @@ def test_episodes_of_other_tools_are_refused_with_what_to_do(tmp_path, name):
     ):
         with pytest.raises(DataError, match="write them as a LeRobot data set"):
             call()
+
+
+def test_a_file_is_called_packed_only_where_it_is(tmp_path):
+    open_quote = b'prompt,response\n1,"two'
+    (tmp_path / "rows.csv").write_bytes(open_quote)
+    (tmp_path / "rows.csv.gz").write_bytes(gzip.compress(open_quote)[:-9])
+    for name, said in (("rows.csv", "cannot be read"), ("rows.csv.gz", "cannot be unpacked")):
+        with pytest.raises(DataError, match=said):
+            list(good_rows(tmp_path / name))

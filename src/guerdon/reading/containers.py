@@ -160,15 +160,16 @@ class Part:
             DataError: it cannot be opened, or is damaged.
             TooLarge: it unpacks to too much.
         """
-        said = f"{self.where}: cannot be unpacked"
-        with ExitStack() as stack, boundary(DataError, said):
+        ending = Path(self.name).suffix.lower()
+        packed = bool(self.member) or ending in PACKED
+        said = "cannot be unpacked" if packed else "cannot be read"
+        with ExitStack() as stack, boundary(DataError, f"{self.where}: {said}"):
             raw: BinaryIO
             if self.member:
                 raw = stack.enter_context(open_member(self.path, self.member))
             else:
                 raw = stack.enter_context(self.path.open("rb"))
-            ending = Path(self.name).suffix.lower()
-            if self.member or ending in PACKED:
+            if packed:
                 unpacked = stack.enter_context(_unpacked(raw, ending))
                 counted = Counted(unpacked, Unpacked(self.path, kept=True))
                 raw = stack.enter_context(io.BufferedReader(counted, _PIECE))
