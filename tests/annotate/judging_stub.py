@@ -2,6 +2,7 @@
 
 import io
 import json
+import threading
 from contextlib import contextmanager
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -65,6 +66,8 @@ class Stub(LocalServer):
         } | setup  # fmt: skip
         self.order, self.posted, self.answers, self.tables = list(range(len(shows))), [], {}, []
         self.is_away = False  # requests get no answer
+        self.may_answer, self.is_chosen = threading.Event(), threading.Event()  # the next items: sent, chosen meanwhile
+        self.may_answer.set()
         self.status = 200  # of what is posted
         self.frame_error = None
 
@@ -126,7 +129,11 @@ class Handler(QuietHandler):
             self.answer(stub.setup)
         elif where.path == "/api/next":
             with stub.lock:
-                self.answer(stub.next(int(parse_qs(where.query)["count"][0])))
+                found = stub.next(int(parse_qs(where.query)["count"][0]))
+            if not stub.may_answer.is_set():
+                stub.is_chosen.set()
+            stub.may_answer.wait(60)
+            self.answer(found)
         elif where.path == "/api/summary":
             self.answer({"tables": stub.tables})
         elif where.path.startswith("/api/frames/") and stub.frame_error:

@@ -124,6 +124,23 @@ def test_responses_by_key_with_undo_skip_note_and_what_judges_nothing(tab):
         assert all(0 <= post["seconds"] < 60 for post in server.judged.values())
 
 
+def test_what_is_taken_back_comes_first_also_where_the_next_items_were_chosen_before(tab):
+    with stub("responses", shows("responses", 12)) as server:
+        tab.open(server.address)
+        at(tab, 0)
+        server.may_answer.clear()
+        press(tab, "y", "n")  # the next items are asked for, and chosen with 0 and 1 judged
+        server.is_chosen.wait(60)
+        press(tab, "u", "k", "z", "z")
+        at(tab, 2)
+        server.may_answer.set()
+        tab.wait("!asking")
+        for item in (2, 3, 4, 5, 6):
+            at(tab, item)
+            press(tab, "n")
+        at(tab, 7)
+
+
 def test_pairs_steps_and_a_scale_have_their_keys(tab):
     with stub("pairs", shows("pairs")) as server:
         tab.open(server.address)
@@ -244,6 +261,7 @@ def test_a_refused_judgement_is_said(tab):
         assert tab.js("document.getElementById('refused').hidden")
 
 
+NO_FORMULA_WAITS = "jobs.length === 0 && !isBusy"
 FORMULAS = "Array.from(document.querySelectorAll('#item math'), (e) => e.textContent)"
 
 
@@ -255,7 +273,7 @@ def test_formulas_are_mathml_and_what_would_say_something_else_stays_as_it_is(ta
     source = r"Then $x^2$, \(\frac{1}{2}\) and \[\boxed{42}\] then $$a\\b$$ then " + "\nand ".join(stay)
     with stub("responses", shows("responses", 2, text=source)) as server:
         tab.open(server.address)
-        tab.wait(f"{FORMULAS}.length === 4 && jobs.length === 0 && !isBusy")
+        tab.wait(f"{FORMULAS}.length === 4 && {NO_FORMULA_WAITS}")
         assert tab.js(FORMULAS)[:3] == ["x2", "12", "42"]
         assert tab.js("document.querySelectorAll('math .boxed').length") == 1
         text = tab.js("document.querySelector('#item .said:last-child').textContent")
@@ -265,11 +283,12 @@ def test_formulas_are_mathml_and_what_would_say_something_else_stays_as_it_is(ta
         assert tab.js("document.querySelector('#item .said:last-child').textContent") == source
 
 
-def test_a_formula_that_takes_long_stays_as_it_is(tab):
-    slow = r"$\def\a{" + "x" * 1000 + "}" + r"\a" * 400 + "$"
-    with stub("responses", shows("responses", 2, text=f"{slow} and $x$")) as server:
+@pytest.mark.parametrize("letters, repeats", [(1000, 400), (100, 40)], ids=["takes long", "grows"])
+def test_a_formula_that_takes_long_or_grows_stays_as_it_is(tab, letters, repeats):
+    formula = r"$\def\a{" + "x" * letters + "}" + r"\a" * repeats + "$"
+    with stub("responses", shows("responses", 2, text=f"{formula} and $x$")) as server:
         tab.open(server.address)
-        tab.wait(f"{FORMULAS}.length === 1")
+        tab.wait(f"{FORMULAS}.length === 1 && {NO_FORMULA_WAITS}")
         assert tab.js(FORMULAS) == ["x"]
         press(tab, "y")
         at(tab, 1)

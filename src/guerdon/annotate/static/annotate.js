@@ -110,7 +110,9 @@ async function ask() {
     touched.clear();
     const { items, left } = await asked(`api/next?count=${AHEAD}`);
     const known = new Map(queue.map((entry) => [entry.item, entry]));
-    queue = items.filter(({ item }) => item !== current?.item && !touched.has(item)).map((one) => known.get(one.item) ?? entryOf(one));
+    const seen = queue.filter((entry) => entry.wasShown), first = new Set(seen.map(({ item }) => item)); // what z put back comes first
+    const others = items.filter(({ item }) => item !== current?.item && !touched.has(item) && !first.has(item));
+    queue = [...seen, ...others.map((one) => known.get(one.item) ?? entryOf(one))];
     if (!current && queue.length) show(queue.shift());
     else if (!current) show(null, left > 0 ? "Others are judging what is left. It is asked again every five seconds." : "Nothing is left to judge. The summary has the figures.");
     if (!current && left > 0) again = POLL;
@@ -128,6 +130,7 @@ function show(entry, text = "") {
   playing = null;
   if (current) current.note = $("note").value;
   current = entry;
+  if (entry) entry.wasShown = true;
   $("note").value = entry?.note ?? "";
   for (const button of [...$("judgements").children, $("skip")]) button.disabled = !entry;
   $("item").replaceChildren(element("p", text, { className: "lead" }));
@@ -175,7 +178,6 @@ function undo() {
 function takenBack(one) {
   if (!one) return tell("There is nothing to take back.");
   if (current) queue.unshift(current);
-  touched.add(one.item);
   show("shown" in one ? one : entryOf(one), "Taken back: judge it again.");
 }
 
@@ -358,6 +360,7 @@ function prepare() {
 
 // ---- mathematics: Temml makes MathML in a worker, which is ended after a second; only what is listed here is built of it
 const LONGEST = 2000, DEEPEST = 40, LIMIT = 1000; // characters, elements inside each other, milliseconds
+const GROWTH = 60, SMALLEST = 2000; // characters of MathML for each one of the source, and for the shortest: macros write long formulas in few characters
 const CLOSING = { "```": "```", "`": "`", "$$": "$$", "\\[": "\\]", "\\(": "\\)", "$": "$" };
 const ELEMENTS = new Set("math mrow mi mn mo mtext mspace mfrac msqrt mroot msub msup msubsup munder mover munderover mmultiscripts mprescripts mtable mtr mtd mstyle".split(" "));
 const ATTRIBUTES = new Set("display displaystyle scriptlevel stretchy fence form separator symmetric largeop movablelimits minsize maxsize lspace rspace accent accentunder linethickness mathvariant columnspan rowspan width".split(" "));
@@ -442,7 +445,7 @@ async function work() {
   const able = await worker, { source, display, done } = jobs.shift();
   const made = able && await new Promise((end) => {
     const limit = setTimeout(() => { able.terminate(); worker = null; end(null); }, LIMIT);
-    able.onmessage = ({ data }) => { clearTimeout(limit); end(data); };
+    able.onmessage = ({ data }) => { clearTimeout(limit); end(data?.length > SMALLEST + GROWTH * source.length ? null : data); };
     able.postMessage({ source, display });
   });
   done(made);
