@@ -294,8 +294,8 @@ class ControlCollector:
             warm_up: only reward models learn from it; a rollout like any other.
             results: what the curricula of all shards have seen since the last rollout; None: there is one shard.
         """
-        if results is not None and self.world.curriculum is not None:
-            self.world.curriculum.take(results)
+        if results is not None:
+            self._take_results(results)
         policy = self._loaded(policy)
         self.world.show(self._shown(policy))
         self._begin_rollout()
@@ -315,8 +315,9 @@ class ControlCollector:
             inputs, log_probs, values, next_values, chunks = _evaluated(
                 policy, self.heads, acted, done, lost, self._micro
             )
-        rewards, lives = _rows(acted.columns["rewards"]), _rows(acted.columns["life_lost"])
-        copies = np.arange(self.world.num_envs, dtype=np.int64)
+        rewards = _rows(acted.columns["rewards"])
+        lives = _rows(acted.columns["life_lost"]) & mask & ~lost
+        intervened = _rows(acted.columns["intervened"]) & mask & ~lost
         fresh, self._fresh = self._fresh, False
         learned = self._curriculum_metrics()
         self._rollouts += 1
@@ -327,7 +328,7 @@ class ControlCollector:
             rewards=np.where(alive & ~lost, rewards, 0.0).astype(np.float32, copy=False),
             failed=lost,
             failures=(*acted.failures, *((-1, t, why) for t, why in acted.failed_resets)),
-            group_ids=None if self.group_size is None else copies // self.group_size,
+            group_ids=self._group_ids(),
             segments=segments,
             steps=int(mask.sum()) + len(acted.failures),
             measured=int(done.sum()) + len(acted.failures) + len(acted.failed_resets),
@@ -340,12 +341,23 @@ class ControlCollector:
             averaged_over={name: 1.0 for name in learned if not name.endswith("/sampled")},
             chunks=chunks,
             videos=videos,
-            actions=_rows(acted.actions).astype(np.float32, copy=False) if acted.actions else None,
+            actions=acted.actions_taken(),
             ends=_ends(acted, self.world.resetting) if self._replayed else (),
-            kept={name: _rows([one[name] for one in acted.kept]) for name in (acted.kept[0] if acted.kept else ())},
-            intervened=mask & ~lost & _rows(acted.columns["intervened"]) if self.world.interventions.reported else None,
-            life_lost=lives & mask & ~lost if lives.any() else None,
+            kept=acted.kept_columns(),
+            intervened=intervened if self.world.interventions.reported else None,
+            life_lost=lives if lives.any() else None,
         )
+
+    def _take_results(self, results: Sequence[Sequence[Result]]) -> None:
+        """Let a curriculum learn what those of all shards have seen."""
+        if self.world.curriculum is not None:
+            self.world.curriculum.take(results)
+
+    def _group_ids(self) -> IntArray | None:
+        """(B,) the group of each copy; None where there are no groups."""
+        if self.group_size is None:
+            return None
+        return np.arange(self.world.num_envs, dtype=np.int64) // self.group_size
 
     @torch.no_grad()
     def evaluate(
@@ -679,6 +691,15 @@ class _Acted:
             self.records.append(record)
         self.due.append(due_B)
         self.slots.append(slots_B)
+
+    def actions_taken(self) -> FloatArray | None:
+        """(B, T, ...) float32 actions; None where they are not kept."""
+        return _rows(self.actions).astype(np.float32, copy=False) if self.actions else None
+
+    def kept_columns(self) -> dict[str, np.ndarray]:
+        """(B, T, ...) of each value of `info` that is kept."""
+        names = self.kept[0] if self.kept else ()
+        return {name: _rows([one[name] for one in self.kept]) for name in names}
 
 
 def _rows(columns_T: Iterable[np.ndarray]) -> np.ndarray:

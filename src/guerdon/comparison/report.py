@@ -468,21 +468,25 @@ def _live(every: float, runs: Sequence[RunRecord], missing: Sequence[str]) -> Li
 
 def missing_of_study(study: StudyRecord) -> list[str]:
     """How far the runs of each setting are, and what else is not done, in words."""
-    lines = []
-    for arm in study.arms:
-        runs = study.select(arm=arm)
-        complete = [run for run in runs if run.status == "complete"]
-        begun = [_so_far(run) for run in runs if run.status == "unfinished"]
-        failed = sum(run.status == "failed" for run in runs)
-        line = f"{arm}: {len(complete)} of {fmt.plural(len(runs), 'run')} complete"
-        line += f", {failed} failed" if failed else ""
-        working = ", ".join(begun[:4]) + (", …" if len(begun) > 4 else "")
-        line += f", {len(begun)} at work ({working})" if begun else ""
-        lines.append(line)
+    lines = [_missing_of_arm(arm, study.select(arm=arm)) for arm in study.arms]
     runs_of_study = {f"{run.task}.{run.arm}.seed{run.seed}" for run in study.runs}
     begun_jobs = [file for file in (study.path / "jobs").glob("*.yaml") if not file.with_suffix(".done").exists()]
     prepared = sorted({file.stem for file in begun_jobs} - runs_of_study)
     return lines + ([f"Preparation that is not done: {', '.join(prepared)}"] if prepared else [])
+
+
+def _missing_of_arm(arm: str, runs: Sequence[RunRecord]) -> str:
+    """How far the runs of one setting are, in words."""
+    complete = [run for run in runs if run.status == "complete"]
+    begun = [_so_far(run) for run in runs if run.status == "unfinished"]
+    failed = sum(run.status == "failed" for run in runs)
+    line = f"{arm}: {len(complete)} of {fmt.plural(len(runs), 'run')} complete"
+    if failed:
+        line += f", {failed} failed"
+    if begun:
+        more = ", …" if len(begun) > 4 else ""
+        line += f", {len(begun)} at work ({', '.join(begun[:4])}{more})"
+    return line
 
 
 def missing_of_run(run: RunRecord) -> list[str]:
@@ -713,21 +717,32 @@ def run_notes(
     """
     measure = measure_of_runs([run]) if measure is None else measure
     trouble = _trouble(run, measure)
-    if trouble and not (is_live and run.status in ("unfinished", "missing")):
+    is_under_way = is_live and run.status in ("unfinished", "missing")
+    if trouble and not is_under_way:
         yield Note(f"{run.name}{trouble}", severe=True)
     if run.stopped_early:
         of = f"{fmt.steps(run.last_step)} of {fmt.steps(run.planned_steps)} {run.unit}"
         so = "and enters the means as it is: its last evaluation is early"
         yield Note(f"{run.name} is marked complete after {of}, {so}", severe=True)
+    yield from _partly_known(run)
+    if warned and measure == RETURN:
+        yield Note(RETURNS_ONLY)
+    if warned:
+        yield from (Note(f"{run.name}: {line}", severe=True) for line in warnings_of(run))
+    yield from _failures(run)
+
+
+def _partly_known(run: RunRecord) -> Iterator[Note]:
+    """That true success is known for some episodes of the last evaluation only."""
     row = run.evals[-1] if run.evals else {}
     known, episodes = number(row, "success_known"), number(row, "episodes")
     if known and episodes is not None and known != episodes:
         said = f"true success is known for {known:.0f} of {episodes:.0f} episodes of its last evaluation"
         yield Note(f"{run.name}: {said}")
-    if warned and measure == RETURN:
-        yield Note(RETURNS_ONLY)
-    if warned:
-        yield from (Note(f"{run.name}: {line}", severe=True) for line in warnings_of(run))
+
+
+def _failures(run: RunRecord) -> Iterator[Note]:
+    """What failed in a run: conversations, lines of its files, measurements."""
     raised = [row for row in run.trains if number(row, FAILURE_ALARM)]
     if raised:
         when = f"after {len(raised)} of {fmt.plural(len(run.trains), 'update')}"
@@ -786,25 +801,7 @@ def study_notes(study: StudyRecord, rows: Sequence[ArmRow], *, is_live: bool = F
 def _severe_lines(study: StudyRecord, rows: Sequence[ArmRow], *, is_live: bool) -> list[str]:
     """What makes conclusions doubtful: arms without a comparison, exploited models, stopped runs, broken rewards."""
     lines = [f"{row.sentence}." for row in rows if row.conclusion == "not comparable"]
-    alarms: dict[str, list[bool]] = {}
-    for arm in study.arms:
-        last = [run.trains[-1] for run in study.select(arm=arm) if run.trains]
-        alarms[arm] = [bool(number(row, "hacking_alarm")) for row in last]
-    reached = "the truth" if study.measure == TRUTH else "true success"
-    for arm, ends in sorted(alarms.items(), key=lambda one: -sum(one[1])):
-        if any(ends):
-            lines.append(
-                f"{arm} may be exploiting its reward model: the hacking alarm is on at the end of {sum(ends)} of "
-                f"{fmt.plural(len(ends), 'run')}, as the learned return rises and {reached} does not."
-            )
-    for arm in study.arms:
-        last = [run.trains[-1] for run in study.select(arm=arm) if run.trains]
-        inverted = sum(bool(number(row, "inversion_alarm")) for row in last)
-        if inverted:
-            lines.append(
-                f"{arm}: its learned reward is lower from the first success of an episode on than before it: the "
-                f"inversion alarm is on at the end of {inverted} of {fmt.plural(len(last), 'run')}."
-            )
+    lines += [*_exploiting(study), *_inverted(study)]
     for row in rows:
         if row.n_runs < row.n_planned and not is_live:
             lines.append(
@@ -816,6 +813,34 @@ def _severe_lines(study: StudyRecord, rows: Sequence[ArmRow], *, is_live: bool) 
         for line in warnings_of(run):
             arms.setdefault(line, {})[run.arm] = None
     return lines + [f"{', '.join(names)}: {line}" for line, names in arms.items()]
+
+
+def _alarms_at_end(study: StudyRecord, alarm: str) -> dict[str, list[bool]]:
+    """Of each arm, whether an alarm is on at the end of each run that has trained."""
+    last = {arm: [run.trains[-1] for run in study.select(arm=arm) if run.trains] for arm in study.arms}
+    return {arm: [bool(number(row, alarm)) for row in rows] for arm, rows in last.items()}
+
+
+def _exploiting(study: StudyRecord) -> Iterator[str]:
+    """The arms whose hacking alarm is on, those with the most such runs first."""
+    reached = "the truth" if study.measure == TRUTH else "true success"
+    alarms = _alarms_at_end(study, "hacking_alarm")
+    for arm, ends in sorted(alarms.items(), key=lambda one: -sum(one[1])):
+        if any(ends):
+            yield (
+                f"{arm} may be exploiting its reward model: the hacking alarm is on at the end of {sum(ends)} of "
+                f"{fmt.plural(len(ends), 'run')}, as the learned return rises and {reached} does not."
+            )
+
+
+def _inverted(study: StudyRecord) -> Iterator[str]:
+    """The arms whose inversion alarm is on."""
+    for arm, ends in _alarms_at_end(study, "inversion_alarm").items():
+        if any(ends):
+            yield (
+                f"{arm}: its learned reward is lower from the first success of an episode on than before it: the "
+                f"inversion alarm is on at the end of {sum(ends)} of {fmt.plural(len(ends), 'run')}."
+            )
 
 
 def _too_short(run: RunRecord) -> bool:

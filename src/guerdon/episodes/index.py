@@ -275,29 +275,30 @@ def _entry(row: Mapping[str, Any], video_keys: Iterable[str], fps: float) -> Ent
     if not row["length"] > 0 or not row["tasks"]:
         raise DataError("has no rows" if row["tasks"] else "has no task in the index")
     index = int(row["episode_index"])
-    spans: dict[str, tuple[Any, ...]] = {
-        key: tuple(row.get(f"videos/{key}/{name}") for name in SPAN) for key in video_keys
-    }
-    videos = {
-        key: VideoSpan(
-            (int(chunk), int(file)), float(start), float(start + row["length"] / fps if stop is None else stop)
-        )
-        for key, (chunk, file, start, stop) in spans.items()
-        if None not in (chunk, file, start)
-    }
+    found = {key: _span(row, key, fps) for key in video_keys}
     return Entry(
         index=index,
         length=int(row["length"]),
         task=str(row["tasks"][0]),
         data=(int(row["data/chunk_index"]), int(row["data/file_index"])),
         id=str(index) if row.get(ID) is None else str(row[ID]),
-        videos=videos,
+        videos={key: span for key, span in found.items() if span is not None},
         outcome=row.get(OUTCOME),
         outcome_known=OUTCOME in row,
         success_at_reset=bool(row.get(SUCCESS_AT_RESET)),
         meta=json.loads(row.get(META) or "{}"),
         start=int(row.get("dataset_from_index") or 0),
     )
+
+
+def _span(row: Mapping[str, Any], key: str, fps: float) -> VideoSpan | None:
+    """Where the frames of a camera are; None where the episode has none of it."""
+    chunk, file, start, stop = (row.get(f"videos/{key}/{name}") for name in SPAN)
+    if chunk is None or file is None or start is None:
+        return None
+    if stop is None:
+        stop = start + row["length"] / fps
+    return VideoSpan((int(chunk), int(file)), float(start), float(stop))
 
 
 def video_file(root: Path, info: Info, entry: Entry, key: str | None) -> Path | None:

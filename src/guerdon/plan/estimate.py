@@ -158,33 +158,48 @@ def _vlm_bytes(model: VLMTrainSettings) -> tuple[int, int]:
 
 def _estimate_train_text(study: Study, only: Sequence[str]) -> dict[str, Any]:
     """Models, gradient steps, seconds and bytes; of data that is not labelled yet, the most that there can be."""
-    label, optimizer_steps, seconds, bytes_ = study.label, 0, 0.0, 0.0
+    optimizer_steps, seconds, bytes_ = 0, 0.0, 0.0
     notes: dict[str, str] = {}
     models = [m for name, m in study.text_models.items() if not only or name in only]
     for model in models:
-        paths = model.data_paths or (() if label is None else (str(Path(label.save_dir) / label.dataset),))
-        solutions = rows_of(paths)
-        if solutions is None:  # the data is not here yet
-            solutions = 5000 if label is None else label.num_samples * label.num_rollouts
-            if model.max_steps is None:
-                missing = "the data is not here yet, and repeated solutions are left out"
-                notes["gradient steps are at most these"] = missing
+        solutions, are_here = _solutions_of(study, model)
+        if not are_here and model.max_steps is None:
+            missing = "the data is not here yet, and repeated solutions are left out"
+            notes["gradient steps are at most these"] = missing
         passes = model.epochs + getattr(model, "head_epochs", 0.0)
         own = model.max_steps or int(passes * solutions * (1 - model.val_split) / model.batch_size) + 1
-        start = model.start(study.text_default)
-        if study.sft is not None and study.sft.policy is not None and start.path == study.text_default.path:
-            start = study.sft.policy.model_copy(update={"lora": start.lora})
+        start = _start_of(study, model)
         size, learned = size_of_start(start), own * model.batch_size
-        optimizer_steps += own
         gpu = estimate_text_train(model, start, solutions=learned, written=solution_tokens(study.data))
         on_gpus = gpu.pop("seconds", None)
-        one_core = learned * text_seconds(size, study.data)
-        seconds += START + (one_core if start.gpus is None or on_gpus is None else on_gpus)
+        if start.gpus is None or on_gpus is None:
+            on_gpus = learned * text_seconds(size, study.data)  # on a core
+        optimizer_steps += own
+        seconds += START + on_gpus
         bytes_ += text_bytes(size, 1 + model.keep_checkpoints)
         if len(models) == 1:
             notes |= {"parameters": str(size), **gpu}
     found = {"models": len(models), "gradient steps": optimizer_steps, **notes, "seconds": seconds}
     return {**found, **computed_on(study.text_default.gpus), "bytes": int(bytes_)}
+
+
+def _solutions_of(study: Study, model: TextTrainSettings) -> tuple[int, bool]:
+    """Solutions that a model learns from, and whether they are here; else it is the most that there can be."""
+    label = study.label
+    labelled = () if label is None else (str(Path(label.save_dir) / label.dataset),)
+    found = rows_of(model.data_paths or labelled)
+    if found is not None:
+        return found, True
+    return 5000 if label is None else label.num_samples * label.num_rollouts, False
+
+
+def _start_of(study: Study, model: TextTrainSettings) -> TextPolicySettings:
+    """The language model that a reward model starts from; that of the `sft` section where the study trains it first."""
+    start = model.start(study.text_default)
+    first = None if study.sft is None else study.sft.policy
+    if first is None or start.path != study.text_default.path:
+        return start
+    return first.model_copy(update={"lora": start.lora})
 
 
 def rows_of(paths: Sequence[str]) -> int | None:
@@ -315,54 +330,86 @@ def size_of(study: Study) -> Size:
 
 def estimate_run(study: Study) -> dict[str, Any]:
     """Environment steps (responses), frames, seconds and bytes of `guerdon run`."""
-    runner, env = study.runner, study.env
+    runner = study.runner
     evaluations = -(-runner.total_steps // runner.eval_every) * runner.eval_episodes  # the last one at the end
-    if study.text:
-        costs = {"prime": 0.25, "value": 0.25, "normal": 0.25, "exact": 0.0}
-        factor = 1.0 + sum(costs.get(source.model.model_type, 0.1) for source in study.text_sources.values())
-        size = size_of(study)
-        responses = runner.total_steps * factor + evaluations / 3
-        data = run_prompts(study.data)
-        written = episode_tokens(study.agent, data)
-        gpu = estimate_text_run(study, written=written)
-        one_core = START + text_seconds(size, data) * written / solution_tokens(data) * responses
-        return {
-            **_answered(study, data, runner.total_steps, evaluations),
-            "parameters": str(size),
-            **gpu,
-            **_run_time(study, gpu, one_core),
-            "bytes": int(text_bytes(size, runner.keep_checkpoints)),
-        }
-    length = env.max_episode_steps
-    evaluations = (evaluations + runner.episodes_of_best) * (length or 0)
-    simulate, render = SPEED.get(env.type, OTHER_SPEED)
-    scored = [_frames_of(s, length or 1) for s in _used(study) if _arch(study, s) != "mlp"]
-    frames = max(scored, default=0) * runner.total_steps // (length or 1)
-    seconds = (runner.total_steps + evaluations) / simulate + runner.total_steps / UPDATE + RUN
-    seconds += frames / render + frames * len(scored) / SCORE + _refit_seconds(study)
-    chunk = getattr(study.policy, "num_action_chunks", 1)
-    if isinstance(study.policy, VLAPolicySettings) or env.observation == "pixels":
-        seconds += (runner.total_steps + evaluations) / chunk / render
-    if getattr(study.policy, "tiny", None) is not None:
-        act, learn = TINY_VLA
-        seconds += (runner.total_steps * (act + learn * study.on_policy.num_epochs) + evaluations * act) / chunk
-    seconds += runner.total_steps * getattr(study.algorithm, "utd_ratio", 0) / REPLAY
-    left, peak = _run_bytes(study)
+    return _estimate_text_run(study, evaluations) if study.text else _estimate_robot_run(study, evaluations)
+
+
+def _estimate_text_run(study: Study, evaluations: int) -> dict[str, Any]:
+    """As `estimate_run`, with the number of responses of all evaluations."""
+    runner = study.runner
+    costs = {"prime": 0.25, "value": 0.25, "normal": 0.25, "exact": 0.0}
+    factor = 1.0 + sum(costs.get(source.model.model_type, 0.1) for source in study.text_sources.values())
+    size = size_of(study)
+    responses = runner.total_steps * factor + evaluations / 3
+    data = run_prompts(study.data)
+    written = episode_tokens(study.agent, data)
+    gpu = estimate_text_run(study, written=written)
+    one_core = START + text_seconds(size, data) * written / solution_tokens(data) * responses
+    return {
+        **_answered(study, data, runner.total_steps, evaluations),
+        "parameters": str(size),
+        **gpu,
+        **_run_time(study, gpu, one_core),
+        "bytes": int(text_bytes(size, runner.keep_checkpoints)),
+    }
+
+
+def _estimate_robot_run(study: Study, evaluations: int) -> dict[str, Any]:
+    """As `estimate_run`, with the number of episodes of all evaluations; without a limit of steps little is known."""
+    steps, length = study.runner.total_steps, study.env.max_episode_steps
+    episodes = evaluations + study.runner.episodes_of_best
+    frames = _frames_looked_at(study, steps, length or 1)
     gpu = estimate_vla(study)
     if "seconds" in gpu and length:  # and reward models of pictures, on cores
-        elsewhere = set(uncounted(study))
-        here = [_frames_of(s, length) for name, s in study.robot_sources.items() if name not in elsewhere]
-        looked_at = sum(here) * runner.total_steps // length if _used(study) else 0
-        gpu["seconds"] += looked_at * (1 / render + 1 / SCORE) + _refit_seconds(study)
-    return {
-        "environment steps": runner.total_steps,
-        "evaluation steps": evaluations if length else NO_LIMIT,
-        "frames": frames if length or not frames else NO_LIMIT,
-        **gpu,
-        **(_run_time(study, gpu, seconds) if length else {"seconds": None}),
-        "bytes": left,
-        "peak_bytes": peak,
-    }
+        gpu["seconds"] += _scoring_seconds_beside(study, steps, length)
+    known: dict[str, Any] = {"evaluation steps": NO_LIMIT, "frames": NO_LIMIT if frames else 0}
+    time: dict[str, Any] = {"seconds": None}
+    if length:
+        known = {"evaluation steps": episodes * length, "frames": frames}
+        time = _run_time(study, gpu, _robot_seconds(study, steps, episodes * length, frames))
+    left, peak = _run_bytes(study)
+    return {"environment steps": steps, **known, **gpu, **time, "bytes": left, "peak_bytes": peak}
+
+
+def _frames_looked_at(study: Study, steps: int, length: int) -> int:
+    """Frames of a run that the reward model looks at that looks at most of them."""
+    return max(_frames_by_source(study, length), default=0) * steps // length
+
+
+def _frames_by_source(study: Study, length: int) -> list[int]:
+    """Frames of an episode that each source in use looks at, but for those that look at states."""
+    return [_frames_of(source, length) for source in _used(study) if _arch(study, source) != "mlp"]
+
+
+def _scoring_seconds_beside(study: Study, steps: int, length: int) -> float:
+    """Seconds that reward models of pictures take which the time on GPUs does not count."""
+    elsewhere = set(uncounted(study))
+    here = [_frames_of(source, length) for name, source in study.robot_sources.items() if name not in elsewhere]
+    looked_at = sum(here) * steps // length if _used(study) else 0
+    render = SPEED.get(study.env.type, OTHER_SPEED)[1]
+    return looked_at * (1 / render + 1 / SCORE) + _refit_seconds(study)
+
+
+def _robot_seconds(study: Study, steps: int, evaluated: int, frames: int) -> float:
+    """Seconds of a run on one core.
+
+    Args:
+        study: the configuration.
+        steps: of the environment, to learn from.
+        evaluated: steps of evaluations.
+        frames: drawn for reward models.
+    """
+    simulate, render = SPEED.get(study.env.type, OTHER_SPEED)
+    chunk = getattr(study.policy, "num_action_chunks", 1)
+    seconds = (steps + evaluated) / simulate + steps / UPDATE + RUN
+    seconds += frames / render + frames * len(_frames_by_source(study, 1)) / SCORE + _refit_seconds(study)
+    if isinstance(study.policy, VLAPolicySettings) or study.env.observation == "pixels":
+        seconds += (steps + evaluated) / chunk / render
+    if getattr(study.policy, "tiny", None) is not None:
+        act, learn = TINY_VLA
+        seconds += (steps * (act + learn * study.on_policy.num_epochs) + evaluated * act) / chunk
+    return seconds + steps * getattr(study.algorithm, "utd_ratio", 0) / REPLAY
 
 
 def episode_tokens(agent: AgentSettings | None, data: DataSettings) -> int:

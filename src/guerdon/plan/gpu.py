@@ -30,6 +30,7 @@ from guerdon.plan.gpu_time import (
     workers,
 )
 from guerdon.plan.text_size import Shape, Size, read_config, shape_of, size_of_start
+from guerdon.settings.data import run_prompts
 from guerdon.settings.gpus import GPUS, gpus_named, tokens_per_pass
 from guerdon.settings.reward_models import PrimeModelSettings
 from guerdon.settings.study import Study
@@ -227,13 +228,15 @@ def estimate_text_run(study: Study, *, written: int) -> dict[str, Any]:
         study: the configuration.
         written: tokens of a response, for the time.
     """
-    policy, data, generation = started(study), study.data, study.generation
+    policy, data = started(study), study.data
     size = size_of_start(policy)
     small = _no_lines(size)
-    if data is None or small or (small is not None and policy.gpus is None):
+    if data is None or small:
         return dict(small or {})
+    if small is not None and policy.gpus is None:
+        return {}
     who = workers(study)
-    shape, cards, gpu = size.shape, who.learners, GPUS[who.gpu]
+    shape, cards = size.shape, who.learners
     answer = data.max_response_length if study.agent is None else study.agent.longest(data)
     length = data.max_prompt_length + answer
     tokens = max(policy.max_tokens_per_pass or tokens_per_pass(shape.layers, shape.width), length)
@@ -242,33 +245,55 @@ def estimate_text_run(study: Study, *, written: int) -> dict[str, Any]:
         checkpointing=policy.gradient_checkpointing, processes=cards,
     )  # fmt: skip
     others = _others(study, policy, size, parts, cards)
-    batch = data.train_batch_size * data.n_samples
-    whole: dict[str, float] = {}
-    if generation.engine == "local":
-        rollout = sum(rollout_memory(shape, rows=min(batch, generation.batch_size), length=length).values())
-        if cards > 1 and study.engine == "local":
-            whole = {WHOLE: _frozen(shape)}  # in every process
-    else:
-        rollout = generation.gpu_memory_utilization * gpu.memory
-    here = {"the rollout": rollout}
-    if study.engine == "ray" and who.each >= 1:  # on GPUs of the collectors
-        here, whole = {}, {COLLECTOR: rollout + (4.0 * shape.parameters if generation.engine == "local" else 0.0)}
-        acting = 0.0
-    else:
-        acting = parts["weights"] + parts["Adam"] + sum(whole.values()) + rollout
+    here, acting = _acting_memory(study, shape, who, length, parts)
     most = max(sum(parts.values()), acting) + sum(others.values())
-    learn = _per_token(size, policy.gradient_checkpointing)
-    per_token = learn * study.text_algorithm.num_epochs + 2  # and the log-probabilities before the update
-    per_token += 2 if study.text_algorithm.kl_coef else 0
-    per_token += sum(learn + 2 for s in study.text_sources.values() if isinstance(s.model, PrimeModelSettings))
     scored = [one.shape for one in _frozen_models(study).values() if one.known]
-    sent = 4e6 * size.trained if study.engine == "ray" or generation.engine == "vllm" else _frozen(shape)
-    times = text_times(study, shape, who, tokens=written, learn=per_token, scored=scored, sent=sent)
+    is_sent_whole = study.engine == "ray" or study.generation.engine == "vllm"
+    sent = 4e6 * size.trained if is_sent_whole else _frozen(shape)
+    learn = _run_per_token(study, size, policy.gradient_checkpointing)
+    times = text_times(study, shape, who, tokens=written, learn=learn, scored=scored, sent=sent)
     if small is not None:
         return lines_of(times, who) | together(times, study)
     advice = _advice(policy.gradient_checkpointing)
-    found = gpu_lines(parts | others | whole | here, most, policy.gpus, advice, f"{tokens} tokens in a pass")
+    found = gpu_lines(parts | others | here, most, policy.gpus, advice, f"{tokens} tokens in a pass")
     return found | lines_of(times, who) | together(times, study)
+
+
+def _acting_memory(
+    study: Study, shape: Shape, who: Workers, length: int, parts: Mapping[str, float]
+) -> tuple[dict[str, float], float]:
+    """Bytes of what writing responses adds, by name; and all that a learner's GPU holds while they are written.
+
+    Args:
+        study: the configuration.
+        shape: of the policy.
+        who: computes.
+        length: tokens of the longest prompt with its response.
+        parts: of the update.
+    """
+    data, generation = run_prompts(study.data), study.generation
+    is_local = generation.engine == "local"
+    if generation.engine == "local":
+        rows = min(data.train_batch_size * data.n_samples, generation.batch_size)
+        rollout = sum(rollout_memory(shape, rows=rows, length=length).values())
+    else:
+        rollout = generation.gpu_memory_utilization * GPUS[who.gpu].memory
+    if study.engine == "ray" and who.each >= 1:  # on GPUs of the collectors
+        return {COLLECTOR: rollout + (4.0 * shape.parameters if is_local else 0.0)}, 0.0
+    whole: dict[str, float] = {}
+    if is_local and who.learners > 1 and study.engine == "local":
+        whole = {WHOLE: _frozen(shape)}  # in every process
+    acting = parts["weights"] + parts["Adam"] + sum(whole.values()) + rollout
+    return whole | {"the rollout": rollout}, acting
+
+
+def _run_per_token(study: Study, size: Size, checkpointing: bool) -> int:
+    """Operations per parameter of the policy for a token of a run, but for writing it."""
+    learn = _per_token(size, checkpointing)
+    sources = [source.model for source in study.text_sources.values()]
+    per_token = learn * study.text_algorithm.num_epochs + 2  # and the log-probabilities before the update
+    per_token += 2 if study.text_algorithm.kl_coef else 0
+    return per_token + (learn + 2) * sum(isinstance(model, PrimeModelSettings) for model in sources)
 
 
 def _per_token(size: Size, checkpointing: bool) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -322,24 +322,32 @@ def _attention(model: Any, settings: Any) -> tuple[int, int]:
 
     Layers that keep a state of fixed size in place of keys and values count with what they give, and keep nothing.
     """
-    queries = keys = 0
-    for module in model.modules():
-        own = {name: child for name, child in module.named_children() if hasattr(child, "weight")}
-        key, value, query = (next((own[n] for n in names if n in own), None) for names in (_KEYS, _VALUES, _QUERIES))
-        if key is not None and value is not None:
-            keys += (key.weight.shape[0] + value.weight.shape[0]) // 2
-            queries += key.weight.shape[0] if query is None else query.weight.shape[0]
-        elif "kv_b_proj" in own:  # latent attention: the cache holds what keys and values of all heads are made of
-            seen = settings.qk_nope_head_dim + settings.qk_rope_head_dim
-            queries += (
-                settings.num_attention_heads * seen * 2
-            )  # and keys and values, about as wide, for the backward pass
-            keys += (settings.kv_lora_rank + settings.qk_rope_head_dim) // 2
-        elif _is_recurrent(module):
-            output = next((own[name] for name in _OUTPUTS if name in own), None)
-            queries += 0 if output is None else output.weight.shape[1]
+    widths = [_widths(module, settings) for module in model.modules()]
+    queries, keys = (sum(one) for one in zip(*widths, strict=True))
     layers = settings.num_hidden_layers
     return round(queries / layers), round(keys / layers) if queries else 0
+
+
+def _widths(module: Any, settings: Any) -> tuple[int, int]:
+    """Widths of queries, and of keys and values, of one module that mixes tokens; 0 of any other."""
+    own = {name: child for name, child in module.named_children() if hasattr(child, "weight")}
+    key, value, query = _first_of(own, _KEYS), _first_of(own, _VALUES), _first_of(own, _QUERIES)
+    if key is not None and value is not None:
+        queries = key if query is None else query
+        return queries.weight.shape[0], (key.weight.shape[0] + value.weight.shape[0]) // 2
+    if "kv_b_proj" in own:  # latent attention: the cache holds what keys and values of all heads are made of
+        seen = settings.qk_nope_head_dim + settings.qk_rope_head_dim
+        queries_and_values = settings.num_attention_heads * seen * 2  # about as wide, for the backward pass
+        return queries_and_values, (settings.kv_lora_rank + settings.qk_rope_head_dim) // 2
+    output = _first_of(own, _OUTPUTS)
+    if output is not None and _is_recurrent(module):
+        return output.weight.shape[1], 0
+    return 0, 0
+
+
+def _first_of(layers: Mapping[str, Any], names: Sequence[str]) -> Any | None:
+    """The layer that has the first of these names; None where there is none."""
+    return next((layers[name] for name in names if name in layers), None)
 
 
 def _is_recurrent(module: Any) -> bool:

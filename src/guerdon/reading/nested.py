@@ -144,12 +144,12 @@ def _trace_row(trace: Row) -> dict[str, Any]:
     path = _last_path(trace.get("nodes") or [])
     first = next((k for k, node in enumerate(path) if node.get("sampled")), len(path))
     messages = [node.get("message") for node in path]
+    said = {"prompt": messages[:first], "response": messages[first:]} if path else {"prompt": None, "response": None}
     given = {name: one for name, one in a_map(trace.get("rewards")).items() if isinstance(one, Mapping)}
     values = [one.get("score", 0.0) * one.get("weight", 1.0) for one in given.values()]
     credit = [value for node in path for value in node.get("advantages") or ()]
     return {
-        "prompt": messages[:first] if path else None,
-        "response": messages[first:] if path else None,
+        **said,
         "reward": sum(values) if values else None,
         "failed": trace.get("ok") is False and not values,
         "truncated": _end_of_trace(trace),

@@ -132,42 +132,61 @@ class EpisodeStats:
         for name in self._sources:
             if name not in streams:  # it is not measured any more
                 streams[name], failed[name] = np.zeros(rollout.mask.shape), np.ones_like(rollout.mask)
-        rows: list[Row] = []
-        places: list[tuple[int, int]] = []  # stream and last step of each
+        rows: dict[tuple[int, int], Row] = {}  # by stream and last step
         lost = lost_at(rollout)
         succeeded = np.zeros(rollout.mask.shape, dtype=np.bool_)  # by then, in its episode
         for t in range(rollout.mask.shape[1]):
             alive = rollout.mask[:, t]
-            if self.counts:
-                begun = self._length == 0
-                self.counts["begun"] += int((begun & (alive | lost[:, t])).sum())
-                self.counts["finished"] += int((rollout.done[:, t] & alive).sum())
-                self.counts["failed"] += int(lost[:, t].sum())
+            ended = rollout.done[:, t] & alive
+            self._count(begun=(self._length == 0) & (alive | lost[:, t]), finished=ended, failed=lost[:, t])
             for name in self._sources:
                 self._sums[name] += np.where(alive, streams[name][:, t], 0.0)
                 self._holes[name] |= failed[name][:, t] & alive
             self._once |= rollout.success[:, t] & alive
             self._length += alive
             succeeded[:, t] = self._once
-            for i in np.flatnonzero(rollout.done[:, t] & alive).tolist():
-                at_end = bool(rollout.success[i, t]) if rollout.success_known[i, t] else None
-                row: Row = {"step": step, "env": i, "success": True if self._once[i] else at_end}
-                row |= {"success_at_end": at_end, "length": int(self._length[i])}
-                for name in self._sources:
-                    row[f"return/{name}"] = None if self._holes[name][i] else round(float(self._sums[name][i]), 6)
-                rows.append(row)
-                places.append((i, t))
-            over = rollout.done[:, t] & alive | lost[:, t]
+            for i in np.flatnonzero(ended).tolist():
+                rows[i, t] = self._row(rollout, i, t, step)
+            over = ended | lost[:, t]
             for columns in (self._sums.values(), self._holes.values(), (self._once, self._length)):
                 for column in columns:
                     column[over] = 0
+        self._add_orders(rows, rewards, rollout, succeeded, lost)
+        return list(rows.values())
+
+    def _count(self, *, begun: BoolArray, finished: BoolArray, failed: BoolArray) -> None:
+        """Count the streams (B,) whose episode began, finished or failed at a step, where episodes are counted."""
+        if self.counts:
+            self.counts["begun"] += int(begun.sum())
+            self.counts["finished"] += int(finished.sum())
+            self.counts["failed"] += int(failed.sum())
+
+    def _row(self, rollout: Rollout[Inputs], stream: int, t: int, step: int) -> Row:
+        """The episode of a stream that ends at a step of the rollout."""
+        at_end = bool(rollout.success[stream, t]) if rollout.success_known[stream, t] else None
+        row: Row = {"step": step, "env": stream, "success": True if self._once[stream] else at_end}
+        row |= {"success_at_end": at_end, "length": int(self._length[stream])}
+        for name in self._sources:
+            total = round(float(self._sums[name][stream]), 6)
+            row[f"return/{name}"] = None if self._holes[name][stream] else total
+        return row
+
+    def _add_orders(
+        self,
+        rows: Mapping[tuple[int, int], Row],
+        rewards: Mapping[str, Rewards],
+        rollout: Rollout[Inputs],
+        succeeded: BoolArray,
+        lost: BoolArray,
+    ) -> None:
+        """Add to each row how the learned sources that scored this rollout order its moments."""
         for name, order in self._orders.items():
             scores = rewards[name].scores if name in rewards else None
-            if scores is not None:
-                found = order.add(scores, rollout, succeeded, lost)
-                for row, place in zip(rows, places, strict=True):
-                    row[f"success_auroc/{name}"] = found[place]
-        return rows
+            if scores is None:
+                continue
+            found = order.add(scores, rollout, succeeded, lost)
+            for place, row in rows.items():
+                row[f"success_auroc/{name}"] = found[place]
 
     def alarm(self) -> str:
         """Which learned return rises while true success does not, with numbers; empty where none does.
@@ -234,16 +253,12 @@ class EpisodeStats:
         if self._learned:
             returns, success = self._history("combined")
             result[f"reward_{self._by}_correlation"] = correlation(returns[-NEWEST:], success[-NEWEST:])
-            rings = [self._rings(name) for name in self._learned]
-            result["hacking_alarm"] = 1 if True in rings else 0
-            if None in rings and True not in rings:
-                result["hacking_alarm"] = None
+            result["hacking_alarm"] = _any_rings([self._rings(name) for name in self._learned])
         if self._learned and self._streams is not None:
             found = {name: self._success_auroc(name) for name in self._learned}
             for name, one in found.items():
                 result[f"success_auroc/{name}"] = None if one is None else one.estimate
-            alarms = [inversion_alarm(one) for one in found.values()]
-            result["inversion_alarm"] = 1 if True in alarms else None if None in alarms else 0
+            result["inversion_alarm"] = _any_rings([inversion_alarm(one) for one in found.values()])
         return result | self._failing.metrics()
 
     def _means(self, rows: list[Row]) -> dict[str, Any]:
@@ -290,6 +305,13 @@ class EpisodeStats:
         self._failing.rollouts = [(led, failed) for led, failed in state["failing"]]
 
 
+def _any_rings(alarms: Sequence[bool | None]) -> int | None:
+    """1 where an alarm rings, else None where one cannot be decided, else 0."""
+    if True in alarms:
+        return 1
+    return None if None in alarms else 0
+
+
 def lost_at(rollout: Rollout[Inputs]) -> BoolArray:
     """(B, T) True at the last step of an episode that was lost: a failure at a step that is not a decision."""
     found = np.zeros_like(rollout.mask)
@@ -303,17 +325,17 @@ def _whole_rows(
 ) -> list[Row]:
     """One row per response: success, length, and what each source paid in total; None where it is unknown."""
     lost = ~rollout.mask.any(axis=1) if rollout.conversations else False  # a conversation that was left out
-    failed = {name: np.asarray((r.failed & rollout.mask).any(axis=1) | lost) for name, r in rewards.items()}
+    unknown = {name: np.asarray((r.failed & rollout.mask).any(axis=1) | lost) for name, r in rewards.items()}
     sums = {name: np.asarray(r.values.sum(axis=1)) for name, r in rewards.items()}
-    unknown = ~rollout.known_B
+    weighted = [name for name in sums if weights.get(name)]
     rows = []
-    for i in range(len(rollout.mask)):
-        right = None if unknown[i] else bool(rollout.success[i].any())
+    for i, is_known in enumerate(rollout.known_B):
+        right = bool(rollout.success[i].any()) if is_known else None
         row: Row = {"step": step, "success": right, "success_at_end": right, "length": int(rollout.mask[i].sum())}
         for name, total in sums.items():
-            row[f"return/{name}"] = None if failed[name][i] else round(float(total[i]), 6)
-        known = [None if failed[n][i] else weights[n] * float(sums[n][i]) for n in sums if weights.get(n)]
-        row["return/combined"] = None if None in known else round(float(sum(k for k in known if k is not None)), 6)
+            row[f"return/{name}"] = None if unknown[name][i] else round(float(total[i]), 6)
+        combined = sum(weights[name] * float(sums[name][i]) for name in weighted)
+        row["return/combined"] = None if any(unknown[name][i] for name in weighted) else round(float(combined), 6)
         rows.append(row)
     return rows
 

@@ -45,7 +45,7 @@ from guerdon.rl.sac_step import (
 from guerdon.rl.sampling import DrawnRows, GoalRewards, Transitions, gathered, in_hindsight
 from guerdon.settings.off_policy import DQNSettings, ReplayAlgorithmSettings, SACSettings
 from guerdon.settings.policy import OwnPolicySettings
-from guerdon.types import FloatArray, Metrics, Rewards, Rollout
+from guerdon.types import BoolArray, FloatArray, Metrics, Rewards, Rollout
 
 _OWN_WIDTHS = (256, 256)  # of critics behind networks of a user's own
 ENTROPY = "entropy"  # what the last output of a critic of SAC is about
@@ -120,6 +120,20 @@ def squared_error(values: Tensor, targets_N_H: Tensor, share_N_H: Tensor) -> tup
     errors = values - targets_N_H
     gradient = errors * share_N_H
     return 0.5 * torch.dot(gradient.reshape(-1), errors.reshape(-1)), gradient
+
+
+def _of_stops(name: str, success_N: np.ndarray) -> Metrics:
+    """How many steps N a model would have ended the episode at, and how many of these before any true success.
+
+    Args:
+        name: of the model.
+        success_N: 1 after a success, 0 before it, -1 where it is not known.
+    """
+    silent = len(success_N) and (success_N < 0).all()
+    return {
+        f"reward_model/{name}/stops": float(len(success_N)),
+        f"reward_model/{name}/false_stops": None if silent else float((success_N == 0).sum()),
+    }
 
 
 class ReplayLearner:
@@ -252,22 +266,20 @@ class ReplayLearner:
         for name, source in self.learning.items():
             if name in rewards:
                 remember(replay, source, rollout, rewards[name], after, first)
-        metrics: Metrics = {}
-        if rollout.intervened is not None:
-            here = rollout.intervened[rollout.mask]
-            metrics["intervention_rate"] = float(here.mean()) if len(here) else None
-            metrics["interventions"] = float(len(replay.interventions))
-            if isinstance(self.policy.head, Squashed):
-                theirs = replay.rows("actions")[replay.interventions]
-                metrics["interventions_outside"] = float((np.abs(theirs) > 1.0 + _OUTSIDE).any(axis=1).sum())
+        metrics = {} if rollout.intervened is None else self._of_interventions(replay, rollout, rollout.intervened)
         for name, found in rewards.items():
             if found.ends is not None:
-                success = replay.rows("success")[after[found.ends & (after >= 0)]]
-                false, silent = float((success == 0).sum()), len(success) and (success < 0).all()
-                metrics |= {
-                    f"reward_model/{name}/stops": float(len(success)),
-                    f"reward_model/{name}/false_stops": None if silent else false,
-                }
+                metrics |= _of_stops(name, replay.rows("success")[after[found.ends & (after >= 0)]])
+        return metrics
+
+    def _of_interventions(self, replay: Replay, rollout: Rollout[ControlInputs], intervened_B_T: BoolArray) -> Metrics:
+        """How often somebody else decided, and how many of these actions are not within the action space."""
+        here = intervened_B_T[rollout.mask]
+        metrics: Metrics = {"intervention_rate": float(here.mean()) if len(here) else None}
+        metrics["interventions"] = float(len(replay.interventions))
+        if isinstance(self.policy.head, Squashed):
+            theirs = replay.rows("actions")[replay.interventions]
+            metrics["interventions_outside"] = float((np.abs(theirs) > 1.0 + _OUTSIDE).any(axis=1).sum())
         return metrics
 
     def _learn(self, count: int) -> Metrics:

@@ -340,18 +340,24 @@ def _layout(space: spaces.Box, moments: int, *, asked: bool = False) -> _Layout 
     if not 2 <= len(one) <= 3 or 0 in space.shape:
         return None
     low, high = float(space.low.min()), float(space.high.max())
-    if low < 0 or (space.low.max(), space.high.min()) != (low, high):
+    has_equal_bounds = (space.low.max(), space.high.min()) == (low, high)
+    if low < 0 or not has_equal_bounds:
         return None
-    first = len(one) == 3 and _channels_first(one)
-    found = _Layout(one, moments, first, high)
+    found = _Layout(one, moments, len(one) == 3 and _channels_first(one), high)
     if asked:
         return found if low == 0 < high < np.inf else None
-    kind = np.dtype(space.dtype)
-    if kind != np.uint8 and (kind.kind != "f" or high not in (1.0, 255.0) or len(one) == 2):
-        return None
-    height, width, channels = found.shape
-    enough = 2 * _SMALLEST if len(one) == 2 else _SMALLEST
-    return found if min(height, width) >= enough and channels <= _MOST_CHANNELS * moments else None
+    return found if _is_clear(found, np.dtype(space.dtype)) else None
+
+
+def _is_clear(layout: _Layout, dtype: np.dtype[Any]) -> bool:
+    """Whether numbers are a picture beyond doubt, by their type, the size and the number of channels."""
+    height, width, channels = layout.shape
+    is_grey = len(layout.one) == 2
+    is_float_picture = dtype.kind == "f" and layout.high in (1.0, 255.0) and not is_grey
+    if dtype != np.uint8 and not is_float_picture:
+        return False
+    smallest = 2 * _SMALLEST if is_grey else _SMALLEST
+    return min(height, width) >= smallest and channels <= _MOST_CHANNELS * layout.moments
 
 
 def is_text(space: gymnasium.Space) -> bool:

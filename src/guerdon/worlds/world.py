@@ -308,23 +308,11 @@ class World:
         terminated = terminated & mask
         truncated = truncated & mask
         ended_inside = terminated | truncated
-        if self.guard is not None and ended_inside.any():
-            self.guard, self.guarded = None, np.zeros(self.num_envs, dtype=np.bool_)
         success, known = self._successes(info, mask, ended_inside)
         self._steps += mask
-        if self.end_on_success:
-            terminated = terminated | success
-        if self._limit is not None:
-            truncated = truncated | ((self._steps >= self._limit) & mask)
-        if self.guard is not None:
-            self.guarded = (self._steps >= self.guard) & mask & ~terminated
-            truncated = truncated | self.guarded
-        truncated = truncated & ~terminated
+        terminated, truncated = self._with_own_ends(terminated, truncated, success, mask)
         done = terminated | truncated
-        self.reports_every_step &= bool((known == mask).all())
-        self._episode_reported |= known
-        self._check_reported(done & ~self._episode_reported)
-        self._episode_reported &= ~done
+        self._note_reports(known, mask, done)
         drawn = None
         if frames is not None:
             drawn = (frames.going_on & mask & ~done) | (truncated & frames.ends)
@@ -360,6 +348,31 @@ class World:
             failed_resets=self._resets.take_failures(),
             kept={} if self._kept is None else self._kept.of(info, mask, ended_inside & inside),
         )  # fmt: skip
+
+    def _with_own_ends(
+        self, terminated: BoolArray, truncated: BoolArray, success: BoolArray, mask: BoolArray
+    ) -> tuple[BoolArray, BoolArray]:
+        """The ends (B,) that a step has with those that this world adds: by success, its limit, or its guard.
+
+        The guard, which stands in for a limit, is lifted once the environment has ended an episode itself.
+        """
+        if self.guard is not None and (terminated | truncated).any():
+            self.guard, self.guarded = None, np.zeros(self.num_envs, dtype=np.bool_)
+        if self.end_on_success:
+            terminated = terminated | success
+        if self._limit is not None:
+            truncated = truncated | ((self._steps >= self._limit) & mask)
+        if self.guard is not None:
+            self.guarded = (self._steps >= self.guard) & mask & ~terminated
+            truncated = truncated | self.guarded
+        return terminated, truncated & ~terminated
+
+    def _note_reports(self, known: BoolArray, mask: BoolArray, done: BoolArray) -> None:
+        """Keep which copies (B,) have reported success or failure in their episode, and refuse an episode without."""
+        self.reports_every_step &= bool((known == mask).all())
+        self._episode_reported |= known
+        self._check_reported(done & ~self._episode_reported)
+        self._episode_reported &= ~done
 
     def save_state(self, index: int) -> Any:
         """The simulator of copy `index` as it is now, for `load_state`; only Meta-World and LIBERO have this."""

@@ -5,7 +5,7 @@ why_not({"architectures": ["LlamaForRewardModelWithGating"]}, "RLHFlow/ArmoRM-Ll
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,6 +41,8 @@ JUDGES = (  # parts of a name, all of which it has; and the prompt of `model_typ
     (("auto-j",), None),
     (("autoj",), None),
 )
+NO_PROMPT = "Auto-J judges in words, in a prompt whose licence is not stated, which guerdon therefore does not have"
+AS_JUDGE = "it judges in words: serve it as a language model and use model_type judge with prompt"
 
 
 def why_not(config: Mapping[str, Any], folder: str) -> str | None:
@@ -60,16 +62,15 @@ def why_not(config: Mapping[str, Any], folder: str) -> str | None:
         if any(one in family.architectures for one in plain) or (named and _is_reward_model(plain, names)):
             return f"the head of {family.name} {family.head}; {OTHERWISE}"
     for parts, prompt in JUDGES:
-        if not any(all(part in name.replace("_", "-") for part in parts) for name in names):
-            continue
-        if prompt is None:
-            return (
-                "Auto-J judges in words, in a prompt whose licence is not stated, which guerdon therefore does not have"
-            )
-        return f"it judges in words: serve it as a language model and use model_type judge with prompt: {prompt}"
+        if any(_has_all(name, parts) for name in names):
+            return NO_PROMPT if prompt is None else f"{AS_JUDGE}: {prompt}"
     if foreign := [one for one in architectures if not hasattr(transformers, one)]:
         return f"its head is code of its own ({foreign[0]}); {OTHERWISE}"
     return None
+
+
+def _has_all(name: str, parts: Sequence[str]) -> bool:
+    return all(part in name.replace("_", "-") for part in parts)
 
 
 def _is_reward_model(architectures: list[str], names: list[str]) -> bool:
