@@ -332,27 +332,29 @@ def check_extras() -> list[Check]:
 
     What belongs to an extra, and in which versions, is read from guerdon's own metadata; nothing is imported.
     """
-    found, absent = [], []
     extras = _extras()
-    for name, required in sorted(extras.items()):
-        wanted = [one for one in required if one.name != "guerdon"]
-        included = [one for other in required if other.name == "guerdon" for one in _all_of(other.extras, extras)]
-        versions = {one.name: _version(one.name) for one in wanted}
-        if None in versions.values() or None in [_version(one.name) for one in included]:
-            absent.append(name)
-            continue
-        wrong = [
-            f"{one.name} {versions[one.name]} is not {one.name}{one.specifier}"
-            for one in wanted
-            if not one.specifier.contains(str(versions[one.name]), prereleases=True)
-        ]
-        what = ", ".join(wrong or (f"{package} {version}" for package, version in versions.items()))
-        fix = f"pip install 'guerdon[{name}]'" if wrong else ""
-        found.append(Check(f"extra {name}", "warn" if wrong else "ok", what, fix))
+    checks = {name: _check_extra(name, extras) for name in sorted(extras)}
+    found = [check for check in checks.values() if check is not None]
+    absent = [name for name, check in checks.items() if check is None]
     if absent:
         what = f"not installed, or only in part: {', '.join(absent)} (pip install 'guerdon[NAME]')"
         found.append(Check("other extras", "ok", what))
     return found
+
+
+def _check_extra(name: str, extras: Mapping[str, list[Requirement]]) -> Check | None:
+    """The versions of an extra's packages; None where one of them is not installed."""
+    wanted = [one for one in extras[name] if one.name != "guerdon"]
+    included = [one for other in extras[name] if other.name == "guerdon" for one in _all_of(other.extras, extras)]
+    versions = {one.name: _version(one.name) for one in [*wanted, *included]}
+    if None in versions.values():
+        return None
+    wrong = [one for one in wanted if not one.specifier.contains(str(versions[one.name]), prereleases=True)]
+    if wrong:
+        what = ", ".join(f"{one.name} {versions[one.name]} is not {one.name}{one.specifier}" for one in wrong)
+        return Check(f"extra {name}", "warn", what, f"pip install 'guerdon[{name}]'")
+    said = dict.fromkeys(f"{one.name} {versions[one.name]}" for one in wanted)  # once each
+    return Check(f"extra {name}", "ok", ", ".join(said))
 
 
 def _extras() -> dict[str, list[Requirement]]:

@@ -130,22 +130,20 @@ def study_of(
     kind = "labels" if data is None else kind_of(data, columns)
     of_robots = kind == "episodes"
     _check_side(model, f"{data or labels}", of_robots=of_robots)
-    given: dict[str, Any] = {"type": "control", "data_path": data}
-    if of_robots and labels is not None:
-        raise ConfigError("--labels is for models of text; remove it")
-    if of_robots and columns:
-        raise ConfigError("--columns is for rows of text; remove it")
-    if outcomes is not None and not of_robots:
-        raise ConfigError("--outcomes is for a LeRobot data set; remove it")
-    if outcomes is not None:
-        given["outcomes"] = outcomes
-    if not of_robots:
-        given = {"type": "text", "aggregation": "min", f"models.{NAME}.path": model, "labels": labels}
+    if of_robots:
+        if labels is not None:
+            raise ConfigError("--labels is for models of text; remove it")
         if columns:
-            given["columns"] = columns
+            raise ConfigError("--columns is for rows of text; remove it")
+        given: dict[str, Any] = {"type": "control", "data_path": data, "outcomes": outcomes}
+    else:
+        if outcomes is not None:
+            raise ConfigError("--outcomes is for a LeRobot data set; remove it")
+        given = {"type": "text", "aggregation": "min", f"models.{NAME}.path": model, "labels": labels}
+        given["columns"] = columns or None
         if data is not None:
             given[kind] = [data] if kind == "process_bench" else data
-    words = [f"evaluate.{key}={json.dumps(value)}" for key, value in given.items()]
+    words = [f"evaluate.{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
     return load(Study, None, [*words, *overrides])
 
 

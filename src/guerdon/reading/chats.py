@@ -310,20 +310,24 @@ def asked_of(roles: Mapping[str, Any]) -> Any:
         ChatError: turns before the question cannot be read.
     """
     asked, messages = roles.get("prompt"), roles.get("messages")
-    more = roles.get("input")
-    if isinstance(more, str) and more.strip() and isinstance(asked, str):
-        asked = f"{asked}\n{more}"
-    passage = roles.get("passage")
-    if passage and isinstance(asked, str):
-        asked = f"{_passage(passage)}\n\n{asked}"
     before = [*earlier_turns(roles.get("history")), *(messages if isinstance(messages, list | tuple) else ())]
-    if isinstance(asked, str) and (place := _place_of(asked, before)) is not None:
+    if asked is None:
+        lacks_the_question = not messages and is_answered(before)
+        return None if lacks_the_question else before or None
+    if not isinstance(asked, str):
+        return [*before, *asked] if before else asked
+    asked = _with_context(asked, roles.get("input"), roles.get("passage"))
+    place = _place_of(asked, before)
+    if place is not None:
         return before[: place + 1]  # the turns have the question, too
-    if asked is None and not messages and is_answered(before):
-        return None  # earlier turns without the question that follows them
-    if asked is None or not before:
-        return asked if asked is not None else before or None
-    return [*before, *([{"role": "user", "content": asked}] if isinstance(asked, str) else asked)]
+    return [*before, {"role": "user", "content": asked}] if before else asked
+
+
+def _with_context(question: str, more: Any, passage: Any) -> str:
+    """A question with the input below it and the passage above it, where there are any."""
+    if isinstance(more, str) and more.strip():
+        question = f"{question}\n{more}"
+    return f"{_passage(passage)}\n\n{question}" if passage else question
 
 
 def _place_of(question: str, messages: Sequence[Any]) -> int | None:

@@ -55,18 +55,23 @@ def why_not(config: Mapping[str, Any], folder: str) -> str | None:
     import transformers  # slow
 
     architectures = [str(one) for one in config.get("architectures") or ()]
-    plain = [one.lower() for one in architectures]
     names = [Path(str(one)).name.lower() for one in (folder, config.get("_name_or_path") or "")]
     for family in OWN_HEADS:
-        named = any(part in name for part in family.parts for name in names)
-        if any(one in family.architectures for one in plain) or (named and _is_reward_model(plain, names)):
+        if _belongs(family, [one.lower() for one in architectures], names):
             return f"the head of {family.name} {family.head}; {OTHERWISE}"
     for parts, prompt in JUDGES:
         if any(_has_all(name, parts) for name in names):
             return NO_PROMPT if prompt is None else f"{AS_JUDGE}: {prompt}"
-    if foreign := [one for one in architectures if not hasattr(transformers, one)]:
-        return f"its head is code of its own ({foreign[0]}); {OTHERWISE}"
-    return None
+    foreign = [one for one in architectures if not hasattr(transformers, one)]
+    return f"its head is code of its own ({foreign[0]}); {OTHERWISE}" if foreign else None
+
+
+def _belongs(family: OwnHead, architectures: list[str], names: list[str]) -> bool:
+    """Whether a model is of a family, by its architecture; or by its name, where it is a reward model at all."""
+    if any(one in family.architectures for one in architectures):
+        return True
+    is_named = any(part in name for part in family.parts for name in names)
+    return is_named and _is_reward_model(architectures, names)
 
 
 def _has_all(name: str, parts: Sequence[str]) -> bool:
