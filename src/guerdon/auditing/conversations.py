@@ -108,8 +108,9 @@ def _content(message: Mapping[str, Any]) -> str:
     if isinstance(content, list | tuple):
         texts = [str(p.get("text") or "") if isinstance(p, Mapping) else str(p) for p in content]
         content = "\n".join(filter(None, texts))
-    said = "" if content is None else content if isinstance(content, str) else json.dumps(content, default=str)
-    return "\n".join(filter(None, [said, *map(_call, message.get("tool_calls") or ())]))
+    if content is not None and not isinstance(content, str):
+        content = json.dumps(content, default=str)
+    return "\n".join(filter(None, [content, *map(_call, message.get("tool_calls") or ())]))
 
 
 def _call(call: Any) -> str:
