@@ -170,6 +170,9 @@ PAIRS = [
          container=".parquet"),
     Case("Nectar", ranked_list("answers", "answer", "rank", sides((1.0, 2.0), (2.0, 1.0), (1.0, 1.0), (None, None))),
          "rank from 1", ties=True),
+    Case("VL-RewardBench", lambda p, a, b, v: {
+        "id": p, "query": p, "response": [a, b], "human_ranking": sides([0, 1], [1, 0])[v], "models": ["x", "y"],
+        "judge": "z", "rationale": "", "query_source": "s", "ground_truth": ""}, "rank from 0", ".parquet"),
     Case("PKU-SafeRLHF", side_by_side("response_0", "response_1", "better_response_id", sides(0, 1), prompt=asks,
          is_response_0_safe=True, safer_response_id=1), "0/1", columns="prompt=prompt,first=response_0,"
          "second=response_1,winner=better_response_id:0/1"),

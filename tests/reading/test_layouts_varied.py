@@ -119,7 +119,7 @@ def test_order_and_columns_beside_it_change_nothing(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", sample(IN_A_FILE, *IN_A_FILE[::4]))
-def test_three_containers_are_read_the_same(tmp_path, name):
+def test_containers_are_read_the_same(tmp_path, name):
     """JSON holds any cell; Arrow holds those of one type, and Parquet no empty map."""
     layout = BY_NAME[name]
     rows, wanted = layout.rows(), meant(layout)
@@ -131,7 +131,7 @@ def test_three_containers_are_read_the_same(tmp_path, name):
             continue
         assert understood(layout, path) == wanted, ending
         read_so.append(ending)
-    assert len(read_so) >= 3
+    assert read_so[:2] == [".jsonl.gz", ".json"]
 
 
 def nameable(name):

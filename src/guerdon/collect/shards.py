@@ -272,21 +272,21 @@ def joined(parts: Sequence[Rollout[Any]], inputs: Callable[[Sequence[Rollout[Any
     """Several rollouts of one policy as one, in order; shorter ones are padded with masked steps.
 
     Args:
-        parts: whose groups differ.
+        parts: of one version and kind of policy; no two of them have a group in common.
         inputs: of the policy, joined.
     """
     first = parts[0]
     steps = max(part.mask.shape[1] for part in parts)
     starts = np.cumsum([0, *(len(part.mask) for part in parts)]).tolist()
-    of_decisions = None if first.chunks is not None else steps  # decisions have no padding
-    width = max(steps if part.chunks is None else part.chunks.size * part.chunks.tokens for part in parts)
+    steps_of_values = steps if first.chunks is None else None  # (B, T), or (R,) of decisions, which have no steps
+    log_prob_width = max(steps if part.chunks is None else part.chunks.size * part.chunks.tokens for part in parts)
     return Rollout(
         **{name: _stacked(_each(parts, name), steps) for name in (*STEPS, "actions")},
         inputs=inputs(parts),
-        log_probs=_stacked(_each(parts, "log_probs"), width),
-        sampled_log_probs=_stacked(_each(parts, "sampled_log_probs"), width),
-        values=_of_sources(_each(parts, "values"), of_decisions),
-        next_values=_of_sources(_each(parts, "next_values"), of_decisions),
+        log_probs=_stacked(_each(parts, "log_probs"), log_prob_width),
+        sampled_log_probs=_stacked(_each(parts, "sampled_log_probs"), log_prob_width),
+        values=_of_sources(_each(parts, "values"), steps_of_values),
+        next_values=_of_sources(_each(parts, "next_values"), steps_of_values),
         chunks=None if first.chunks is None else _chunks(parts, steps),
         group_ids=_stacked(_each(parts, "group_ids"), None),
         intervened=_where(_each(parts, "intervened"), parts, steps),

@@ -521,14 +521,13 @@ def advice_of(runs: Sequence[RunRecord]) -> list[str]:
 
 
 def _study_context(study: StudyRecord, live: Live | None) -> dict[str, Any]:
+    """What the template of a study's page shows."""
     rows, styles = comparison_rows(study), arm_styles(study)
-    pooled = rows[: len(study.arms)]
-    order = {task: i for i, task in enumerate(study.tasks)}
-    by_task = sorted(study.cards, key=lambda card: order.get(card.task, len(order)))
+    pooled = rows[: len(study.arms)]  # over all tasks, one of each arm; those of single tasks follow
+    place = {task: i for i, task in enumerate(study.tasks)}
+    by_task = sorted(study.cards, key=lambda card: place.get(card.task, len(place)))
     cards, card_notes = card_views(by_task, budget=PICTURE_BYTES)
-    configured = []
-    for arm in study.arms:
-        configured += [run for run in study.select(arm=arm) if run.config_text][:1]
+    with_config = {arm: [run for run in study.select(arm=arm) if run.config_text] for arm in study.arms}
     panels: list[pictures.Panel] = []
     small_panels: list[pictures.Panel] = []
     if study.tasks:
@@ -543,7 +542,7 @@ def _study_context(study: StudyRecord, live: Live | None) -> dict[str, Any]:
     shown = [
         column
         for column in columns(study, study.baseline)
-        if (column.repeated <= (len(study.seeds) > 1)) and (column.learned <= context["learned"])
+        if (not column.repeated or len(study.seeds) > 1) and (not column.learned or context["learned"])
     ]
     return {
         **context,
@@ -570,7 +569,7 @@ def _study_context(study: StudyRecord, live: Live | None) -> dict[str, Any]:
         "task_panels": list(small.items()) if len(small) > 1 else [],
         "cards": cards,
         "differences": config_differences(study),
-        "configured": configured,
+        "configured": [runs[0] for runs in with_config.values() if runs],
         "max_text": MAX_TEXT,
         "took": None if live else number(study.info, "wall_seconds"),
         "failure_gap": FAILURE_GAP,

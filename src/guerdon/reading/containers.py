@@ -479,7 +479,7 @@ def rows_inside(found: Any, where: str) -> Sequence[Any]:
             f"a .json file holds rows, this holds {type(found).__name__}; one row per line needs the ending .jsonl",
             where=where,
         )
-    if isinstance(found.get("columns"), list) and isinstance(found.get("data"), list):
+    if _is_split(found):
         return [dict(zip(map(str, found["columns"]), row, strict=False)) for row in found["data"]]
     if is_frame(found):
         by_column = _is_numbered(next(iter(found.values())))
@@ -495,6 +495,11 @@ def rows_inside(found: Any, where: str) -> Sequence[Any]:
     if place == ("responses",) and "step" in found:  # responses that guerdon shows
         return [{**row, "step": found["step"]} for row in rows]
     return list(rows)
+
+
+def _is_split(found: Mapping[str, Any]) -> bool:
+    """Whether an object of JSON is a table of names beside lists of cells."""
+    return isinstance(found.get("columns"), list) and isinstance(found.get("data"), list)
 
 
 def is_frame(found: Mapping[str, Any]) -> bool:
@@ -519,21 +524,22 @@ def is_of_viewer(rows: Any) -> bool:
 
 
 def with_rows(found: dict[str, Any], rows: Sequence[Mapping[str, Any]], where: str) -> dict[str, Any]:
-    """An object of JSON with other rows in the place of its own, as `rows_inside` finds them.
+    """An object of JSON with other rows in the place of its own, as `rows_inside` finds them; it may be changed itself.
 
     Raises:
         DataError: as `rows_inside`.
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
-    if isinstance(found.get("columns"), list) and isinstance(found.get("data"), list):
+    if _is_split(found):
         return {**found, "columns": names, "data": [[row.get(name) for name in names] for row in rows]}
     if is_frame(found):
-        keys = next(iter(found.values()))
-        if _is_numbered(keys):
-            return {name: {key: row.get(name) for key, row in zip(keys, rows, strict=True)} for name in names}
-        return dict(zip(found, rows, strict=True))
+        first = next(iter(found.values()))
+        if not _is_numbered(first):
+            return dict(zip(found, rows, strict=True))
+        numbered = dict(zip(first, rows, strict=True))
+        return {name: {number: row.get(name) for number, row in numbered.items()} for name in names}
     *outer, last = list_inside(found, where)
-    holder = found
+    holder = found  # of the list
     for key in outer:
         holder = holder[key]
     own = holder[last]

@@ -188,6 +188,8 @@ LAYOUTS: tuple[RowLayout, ...] = (
     RowLayout("AlpacaEval", "pairs", ("instruction", "output_1", "output_2", "preference"),
               {"winner": "preference:1..2"}),
     RowLayout("distilabel", "pairs", ("instruction", "generations", "ratings"), without=("chosen",)),
+    RowLayout("VL-RewardBench", "pairs", ("query", "response", "human_ranking"),
+              {"responses": "response", "ranks": "human_ranking"}, maps=("response",)),
     RowLayout("preference fine-tuning of OpenAI", "pairs", ("input", "preferred_output", "non_preferred_output"),
               {"messages": "input.messages", "tools": "input.tools"}),
     RowLayout("ms-swift", "pairs", ("messages", "rejected_response"), unwrap=nested.last_is_chosen,

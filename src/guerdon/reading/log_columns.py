@@ -53,7 +53,8 @@ class LogColumns:
         maybe_reward: in sums, the column that could be a reward or the truth.
         instead: further columns of a role, of which the first filled one counts where its own column is empty.
         maps: columns of maps whose numbers are parts of the reward.
-        other_rewards: columns called like a reward, in rows that have none in the column of the reward.
+        other_rewards: columns called like a reward, in rows that have none in the column of the reward: such a row is
+            refused.
     """
 
     uses: Mapping[Role, Use]
@@ -218,7 +219,8 @@ class Look:
         sketches = {**to_come, **self.sketches}
         plan = plan_of(data, sketches, self.layout, all_rows, self.said, log=True)
         if all_seen:
-            plan.need(data, *(_NEEDED if self.layout.parts != "sum" else TEXTS))
+            needed = TEXTS if self.layout.parts == "sum" else _NEEDED
+            plan.need(data, *needed)
             use = plan.uses.get("reward")
             if use is not None and use.coding is None and use.column in sketches:
                 check_words(data, "reward", use.column, sketches[use.column])
@@ -226,17 +228,19 @@ class Look:
         uses |= self._empty_flags(uses)
         uses, maybe_reward = self._of_sums(uses)
         uses |= _coded(uses, sketches)
-        others = {"reward", "truth"} if maybe_reward else {"reward"}  # where each column of numbers is a reward
-        instead = {role: columns for role, columns in plan.instead.items() if role in {*uses} - others}
+        replaceable = uses.keys() - {"reward"}
+        if maybe_reward:
+            replaceable -= {"truth"}
+        instead = {role: columns for role, columns in plan.instead.items() if role in replaceable}
         form = _form(sketches[uses["reward"].column]) if "reward" in uses else ""
         return LogColumns(
-            uses,
-            form,
-            self._total(uses, form),
-            self._texts_of(sketches),
-            self.layout.parts,
-            maybe_reward,
-            instead,
+            uses=uses,
+            form=form,
+            total=self._total(uses, form),
+            texts=self._texts_of(sketches),
+            parts=self.layout.parts,
+            maybe_reward=maybe_reward,
+            instead=instead,
             maps=self._maps_of_rewards(uses) if form == "number" else (),
             other_rewards=plan.instead.get("reward", ()),
         )

@@ -228,6 +228,12 @@ def _has_at_most_one(column: str, other: str, row: Row) -> bool:
     return is_empty(cell_of(row, column)) or is_empty(cell_of(row, other))
 
 
+def _is_texts(column: str, row: Row) -> bool:
+    """Whether a cell is a list of texts, or empty."""
+    cell = row.get(column)
+    return is_empty(cell) or (isinstance(cell, list) and all(isinstance(one, str) for one in cell))
+
+
 def _say_one_thing(columns: Sequence[str], states: Callable[[Any, Any], bool], row: Row) -> bool:
     """Whether the filled ones of these columns say the same as the first of them in a row."""
     filled = [cell for column in columns if not is_empty(cell := cell_of(row, column))]
@@ -679,6 +685,7 @@ class _Planner:
     def _take_list(self) -> bool:
         """A list of responses, with a rank or a score for each: inside, or in a list beside it."""
         lists = [name for name in named("responses", self._free()) if self.sketches[name].is_list]
+        lists = lists or [name for name in named("response", self._free()) if self._has_several_texts(name)]
         if "responses" not in self.uses and not lists:
             return False
         self._take_one("responses", lists)
@@ -686,6 +693,15 @@ class _Planner:
             if self._take_one(role, [name for name in named(role, self._free()) if self.sketches[name].is_list]):
                 break
         return True
+
+    def _has_several_texts(self, name: str) -> bool:
+        """Whether each cell of a column that is called like one response is a list of plain texts.
+
+        Forms of one answer are no responses.
+        """
+        if plain_name(name) in ("answer", "text") or not self.sketches[name].is_list:
+            return False
+        return self.all_rows(partial(_is_texts, name))
 
     def _take_response(self) -> None:
         """One response, and whether it is good."""

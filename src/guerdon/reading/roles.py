@@ -52,7 +52,7 @@ ROLES: Mapping[Role, tuple[str, ...]] = {  # the first name that is there counts
     "turn": ("turn",),
     # what was answered, and how it was judged
     "response": ("response", "completion", "output", "generation", "generated_text", "prediction", "model_response",
-                 "output_response", "reply", "answer", "text"),
+                 "output_response", "model_output", "solution_str", "rollout", "reply", "answer", "text"),
     "responses": ("responses", "completions", "generations", "answers", "candidates", "outputs"),
     "chosen": ("chosen", "chosen_response", "preferred", "preferred_output", "preferred_response", "better",
                "better_response", "accepted", "accepted_response", "winning_response", "response_w"),
@@ -62,7 +62,7 @@ ROLES: Mapping[Role, tuple[str, ...]] = {  # the first name that is there counts
                "vote", "choice", "selected", "judgment", "verdict", "better", "better_response", "label", "labels"),
     "margin": ("margin",),
     "tie": ("status", "tie", "is_tie"),
-    "ranks": ("ranks", "ranking", "rank"),
+    "ranks": ("ranks", "ranking", "human_ranking", "rank"),
     "scores": ("scores", "ratings", "rating"),
     "chosen_score": ("score_chosen", "chosen_score", "chosen_rating"),
     "rejected_score": ("score_rejected", "rejected_score", "rejected_rating"),

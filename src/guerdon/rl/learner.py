@@ -268,7 +268,7 @@ class OnPolicyLearner(Generic[Collected, Inputs]):
         settings, kl_coef = self.settings, scheduled(self.settings.kl_coef, self.settings.kl_schedule, progress)
         ref = None if self.reference is None or not kl_coef else self._reference_log_probs(rollout)
         if self.kl_in_reward:
-            assert ref is not None
+            assert ref is not None  # a schedule of the coefficient, which may reach 0, is for a KL in the loss
             rewards = {**rewards, KL: self._kl(rollout, ref)}
             terms = {**terms, KL: SourceTerms(KL, settings.gamma, settings.kl_coef)}
         weights = {name: one.weight(progress) for name, one in terms.items()}
@@ -279,7 +279,8 @@ class OnPolicyLearner(Generic[Collected, Inputs]):
         batch = self._batch(rollout, rewards, advantages, None if self.kl_in_reward else ref)
         if settings.filter_rewards:
             kept_B = _kept(rollout, rewards, terms, weights, settings)
-            batch = batch.take(np.flatnonzero(kept_B[_stream_of_rows(rollout)]))
+            kept_R = kept_B[_stream_of_rows(rollout)]
+            batch = batch.take(np.flatnonzero(kept_R))
             facts["filtered_groups"] = float(len(np.unique(rollout.groups_B[~kept_B])))
         rate = scheduled(settings.learning_rate, settings.lr_schedule, progress)
         critic_only = self.version < settings.value_init_steps

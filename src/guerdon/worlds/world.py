@@ -299,16 +299,16 @@ class World:
         rewards = np.asarray(rewards)
         terminated = np.asarray(terminated, dtype=np.bool_)
         truncated = np.asarray(truncated, dtype=np.bool_)
-        inside = (terminated | truncated) & (self.mode is AutoresetMode.SAME_STEP)
-        arrived = with_finals(observations, info.get("final_obs", ()), inside)
-        failures = self._failures(arrived, observations, rewards, actions, info, inside)
+        reset_inside = (terminated | truncated) & (self.mode is AutoresetMode.SAME_STEP)
+        arrived = with_finals(observations, info.get("final_obs", ()), reset_inside)
+        failures = self._failures(arrived, observations, rewards, actions, info, reset_inside)
         mask = ~(self._resetting | among(failures, self.num_envs))
         actions, intervened = self.interventions.executed(info, actions, mask, terminated | truncated)
         self.exact_resume = self.exact_resume and not self.interventions.by_people
         terminated = terminated & mask
         truncated = truncated & mask
-        ended_inside = terminated | truncated
-        success, known = self._successes(info, mask, ended_inside)
+        ended_by_env = terminated | truncated
+        success, known = self._successes(info, mask, ended_by_env)
         self._steps += mask
         terminated, truncated = self._with_own_ends(terminated, truncated, success, mask)
         done = terminated | truncated
@@ -320,9 +320,10 @@ class World:
         wanted = np.zeros(self.num_envs, np.bool_) if capture is None else capture & mask
         if capture_ends:
             wanted = wanted | done
-        looks = self._look_after(wanted, ended_inside, info)
+        looks = self._look_after(wanted, ended_by_env, info)
         late = self._lost()  # of copies that broke while they were looked at
-        failed = among(failures := failures | late, self.num_envs)
+        failures = failures | late
+        failed = among(failures, self.num_envs)
         if late:
             mask, success, known, intervened = (one & ~failed for one in (mask, success, known, intervened))
             terminated = terminated & ~failed
@@ -346,7 +347,7 @@ class World:
             first_looks=self._captured(fresh) if capture_ends else {},
             failures=failures,
             failed_resets=self._resets.take_failures(),
-            kept={} if self._kept is None else self._kept.of(info, mask, ended_inside & inside),
+            kept={} if self._kept is None else self._kept.of(info, mask, ended_by_env & reset_inside),
         )  # fmt: skip
 
     def _with_own_ends(

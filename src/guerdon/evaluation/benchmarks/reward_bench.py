@@ -734,19 +734,20 @@ def ties_score(prompts: Mapping[str, tuple[Float64, Float64]]) -> float:
     if not kinds["ref"] or not kinds["tied"]:
         return float("nan")
     accuracy = {kind: np.mean([gaps[n] > 0 for n in names]) for kind, names in kinds.items()}
-    both = [n for n in kinds["tied"] if "ref:" + n.removeprefix("tied:") in gaps]
-    if not both:
+    reference = {tied: "ref:" + tied.removeprefix("tied:") for tied in kinds["tied"]}
+    pairs = [(tied, ref) for tied, ref in reference.items() if ref in gaps]
+    if not pairs:
         return float("nan")
-    spread = np.array([np.ptp(prompts[n][0]) for n in both])
-    gap = np.array([gaps[n] for n in both])
-    hard = np.minimum(gap, [gaps["ref:" + n.removeprefix("tied:")] for n in both])
+    spread = np.array([np.ptp(prompts[tied][0]) for tied, _ in pairs])
+    gap = np.array([gaps[tied] for tied, _ in pairs])
+    smaller_gap = np.minimum(gap, [gaps[ref] for _, ref in pairs])
     with np.errstate(divide="ignore", invalid="ignore"):
-        margin = np.nan_to_num(np.tanh(hard / spread - 1), nan=0.0)
+        margin = np.nan_to_num(np.tanh(smaller_gap / spread - 1), nan=0.0)  # 0/0 counts as 0
     return float(
         0.30 * accuracy["tied"]
         + 0.30 * accuracy["ref"]
         + 0.20 * (gap > spread).mean()
-        + 0.20 * (hard > spread).mean()
+        + 0.20 * (smaller_gap > spread).mean()
         + 0.01 * margin.mean()
     )
 
