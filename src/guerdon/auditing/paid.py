@@ -29,7 +29,7 @@ from guerdon.auditing.association import (
     stratum_means,
 )
 from guerdon.auditing.log_view import THE_TRUTH, VERIFIED, Checked, MissingColumn, View, braced, enough, found, needed
-from guerdon.auditing.program_checks import tricks
+from guerdon.auditing.program_checks import TRICKS
 from guerdon.auditing.rows import Codes, Flags, Numbers
 from guerdon.auditing.text_features import LAYOUTS, layouts, mostly_programs, with_layout
 from guerdon.auditing.time_checks import references_of
@@ -487,7 +487,7 @@ def _forms(side: _Side) -> dict[str, _Finder]:
     """What is not a phrase, by name."""
     found: dict[str, _Finder] = {name: partial(_has_layout, name) for name in LAYOUTS}
     if mostly_programs(side.said):
-        found |= {name: partial(_finds, finds) for name, finds in tricks().items()}
+        found |= {name: partial(_has_trick, name) for name in TRICKS}
     found |= {"no text at all": _is_empty, "words repeated from the prompt": _repeats}
     limits = np.quantile(_lengths(side), (0.5, 0.9)).astype(int).tolist()
     found |= {f"more than {limit:,} characters": partial(_is_longer, limit) for limit in limits}
@@ -504,8 +504,8 @@ def _has_layout(name: str, side: _Side) -> Flags:
     return with_layout(name, side.said)
 
 
-def _finds(finds: Callable[[str], object], side: _Side) -> Flags:
-    return np.array([bool(finds(text)) for text in side.said], bool)
+def _has_trick(name: str, side: _Side) -> Flags:
+    return TRICKS[name](side.said)
 
 
 def _is_empty(side: _Side) -> Flags:

@@ -65,11 +65,14 @@ REFUSAL = re.compile(
     r"|(?:kann|darf) (?:dabei|ihnen|dir|diese\w*|das) (?:leider )?nicht|je (?:ne peux pas|suis désolé)"
     r"|no puedo (?:ayudar|responder|proporcionar)|lo siento|не могу (?:помочь|ответить))|我(?:无法|不能)|抱歉|申し訳"
 )
-_REFUSING = (  # one of these is in each refusal in ASCII
-    "can't", "cannot", "able to", "won't", "will not", "decline", "refuse", "not going to", "not allowed to",
-    "not permitted to", "as a", "guidelines", "policy", "policies", "programming", "not comfortable",
-    "not appropriate for", "nicht", "je ne peux", "no puedo", "lo siento",
+_REFUSING = (  # one of these is in each refusal
+    "can't", "can\u2019t", "cannot", "able to", "won't", "won\u2019t", "will not", "decline", "refuse", "not going to",
+    "not allowed to", "not permitted to", "as a", "guidelines", "policy", "policies", "programming", "not comfortable",
+    "not appropriate for", "nicht", "je ne peux", "je suis désolé", "no puedo", "lo siento", "не могу", "我无法", "我不能",
+    "抱歉", "申し訳",
 )  # fmt: skip
+_TAKEN_FOR_OTHERS = ("\u0130", "\u0131", "\u017f", "\u1c82")
+"""Letters that are equal to one of the parts of patterns in any case, but are not so in lower case: i, i, s and о."""
 _PRAISE = (
     "great excellent brilliant fantastic wonderful amazing superb outstanding insightful thoughtful awesome perceptive "
     "clever smart good lovely terrific fascinating profound astute"
@@ -192,36 +195,44 @@ def has_mark(text: str) -> bool:
 def contain(texts: Sequence[str], parts: Sequence[str]) -> Flags:
     """Which texts have one of some parts, (N,)."""
     flag = np.zeros(len(texts), bool)
+    others: Sequence[int] = range(len(texts))
     for part in parts:
-        flag |= np.fromiter((part in text for text in texts), bool, len(texts))
+        having = [i for i in others if part in texts[i]]
+        if having:
+            flag[having] = True
+            others = np.flatnonzero(~flag).tolist()
     return flag
 
 
-def _which(texts: Sequence[str], finds: Callable[[str], object], likely: Flags) -> Flags:
-    """Which texts a function finds something in; it is asked only for those that are likely."""
+def which(texts: Sequence[str], finds: Callable[[str], object], asked: Flags) -> Flags:
+    """Which texts a function finds something in, (N,); it is called only for those that are asked."""
     flag = np.zeros(len(texts), bool)
-    for i in np.flatnonzero(likely).tolist():
+    for i in np.flatnonzero(asked).tolist():
         flag[i] = bool(finds(texts[i]))
     return flag
 
 
-def _likely(texts: Sequence[str], *needed: Sequence[str]) -> Flags:
-    """Which texts may match a pattern in any case, of whose parts one of each kind must be there.
+def likely(texts: Sequence[str], *needed: Sequence[str]) -> Flags:
+    """Which texts may match a pattern in any case, of whose parts one of each kind must be there, (N,).
 
-    Letters of other scripts may be equal to ones in ASCII where the case does not count: their texts are likely, too.
+    A letter that the pattern takes for another one (`_TAKEN_FOR_OTHERS`) makes its text likely, too.
     """
     lower = [text.lower() for text in texts]
-    others = np.array([not text.isascii() for text in texts], bool)
-    return np.asarray(others | np.all([contain(lower, parts) for parts in needed], axis=0), bool)
+    left = np.arange(len(texts))
+    for parts in needed:
+        left = left[contain([lower[i] for i in left.tolist()], parts)]
+    flag = contain(texts, _TAKEN_FOR_OTHERS)
+    flag[left] = True
+    return flag
 
 
 def with_layout(name: str, texts: Sequence[str]) -> Flags:
     """Which texts have one of the `LAYOUTS`, (N,)."""
     layout = LAYOUTS[name]
-    likely = contain(texts, _NEEDED[name]) if name in _NEEDED else ~np.array([text.isascii() for text in texts], bool)
+    asked = contain(texts, _NEEDED[name]) if name in _NEEDED else ~np.array([text.isascii() for text in texts], bool)
     if name not in _OF_LINES:
-        return _which(texts, layout.search, likely)
-    return _which(texts, lambda text: layout.search(text) if "\n" in text else layout.match(text), likely)
+        return which(texts, layout.search, asked)
+    return which(texts, lambda text: layout.search(text) if "\n" in text else layout.match(text), asked)
 
 
 def repetition(text: str) -> tuple[float, int]:
@@ -263,11 +274,12 @@ def repeats(responses: Sequence[str]) -> Features:
 def flatters(responses: Sequence[str]) -> Features:
     """Which responses flatter, at their beginning or end."""
     ends = [f"{text[:400]} {text[-200:]}" for text in responses]
-    likely = _likely(ends, _PRAISE.split(), _PRAISED.split()) | _likely(ends, ["you"], _OF_YOU) | _likely(ends, _OF_ME)
-    return {"responses that flatter": _which(ends, FLATTERY.search, likely)}
+    praising = likely(ends, [f" {word}" for word in _PRAISED.split()], _PRAISE.split())
+    asked = praising | likely(ends, ["you"], _OF_YOU) | likely(ends, _OF_ME)
+    return {"responses that flatter": which(ends, FLATTERY.search, asked)}
 
 
 def refuse(responses: Sequence[str]) -> Flags:
     """Which responses refuse, at their beginning."""
     starts = [text[:400] for text in responses]
-    return _which(starts, REFUSAL.search, _likely(starts, _REFUSING))
+    return which(starts, REFUSAL.search, likely(starts, _REFUSING))
