@@ -31,7 +31,7 @@ from guerdon.auditing.association import (
 from guerdon.auditing.log_view import THE_TRUTH, VERIFIED, Checked, MissingColumn, View, braced, enough, found, needed
 from guerdon.auditing.program_checks import TRICKS
 from guerdon.auditing.rows import Codes, Flags, Numbers
-from guerdon.auditing.text_features import LAYOUTS, layouts, mostly_programs, with_layout
+from guerdon.auditing.text_features import LAYOUTS, layouts, mostly_programs, with_layout, words_of
 from guerdon.auditing.time_checks import references_of
 from guerdon.auditing.value_checks import PAID_LIES
 from guerdon.statistics.proportion import wilson_bounds
@@ -61,7 +61,6 @@ NEARLY_AS_WELL = 0.8  # of the score of a phrase, which a longer one has, too
 RECUR = 0.2  # share of the rows
 FEWEST_EMPTY = 5  # responses
 MOSTLY = 0.5  # of the responses: above it the log has no texts
-_WORD = re.compile(r"\w+")
 _CALL = re.compile(r'\[(\w+)\(|"name":\s*"(\w+)"|(?:^|\n)\s*Action:\s*(\w+)|<(?:function|invoke)[= ]"?(?:name=")?(\w+)')
 _COPIED = 8  # words in a row that repeat the prompt
 
@@ -276,7 +275,7 @@ def _side(one: View, keep: Flags, stratum: Codes, said: list[str]) -> _Side:
 
 def _words(text: str) -> str:
     """The words of a text in lower case with blanks around them: a run of words is in it as a text is in a text."""
-    return f" {' '.join(_WORD.findall(text.lower()))} "
+    return f" {' '.join(words_of(text))} "
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -445,32 +444,27 @@ def _score(has: Flags, centred: Numbers, stratum: Codes, prompt: Codes) -> float
 
 def _phrases(worded: Sequence[str], centred: Numbers) -> list[tuple[str, Flags]]:
     """The words and runs of words whose rows are most above their strata, at most 150."""
-    numbers: dict[str, int] = {}
-    ids = [[numbers.setdefault(word, len(numbers)) for word in words.split()] for words in worded]
-    row = np.repeat(np.arange(len(worded)), [len(one) for one in ids])
-    word = np.fromiter(chain.from_iterable(ids), np.int64, len(row))
-    names = list(numbers)
-    if not len(word):
+    said = [words.split() for words in worded]
+    row = np.repeat(np.arange(len(worded)), [len(one) for one in said])
+    if not len(row):
         return []
+    names = list(dict.fromkeys(chain.from_iterable(said)))
+    numbers = {name: k for k, name in enumerate(names)}
+    word = np.fromiter(map(numbers.__getitem__, chain.from_iterable(said)), np.int64, len(row))
     spread = float((centred**2).mean()) or 1.0
     best: list[tuple[float, int, int, Flags]] = []
     code, place = word, np.arange(len(word))
-    often = np.ones(len(names), bool)  # which runs are in enough rows for a longer one to be
     for width in range(1, RUN + 1):
         if width > 1:
-            inside = np.flatnonzero(often[code] & (place + width - 1 < len(word)))
-            inside = inside[row[place[inside]] == row[place[inside] + width - 1]]
-            joined = code[inside] * len(names) + word[place[inside] + width - 1]
-            code, place = np.unique(joined, return_inverse=True)[1], place[inside]
+            longer = _longer(place, row, width)
+            code = code[longer] * len(names) + word[place[longer] + width - 1]
+            place = place[longer]
+        code, place, of, count = _often(code, place, row, len(worded))
         if not len(code):
             break
-        pairs = np.unique(code * len(worded) + row[place])
-        kind, of = pairs // len(worded), pairs % len(worded)
-        count, total = np.bincount(kind), np.bincount(kind, centred[of])
-        often = count >= FEWEST
-        score = np.where(
-            often & (count <= len(worded) - FEWEST), total / np.sqrt(np.maximum(count, 1) * spread), -np.inf
-        )
+        kind = np.repeat(np.arange(len(count)), count)
+        score = np.bincount(kind, centred[of]) / np.sqrt(count * spread)
+        score[count > len(worded) - FEWEST] = -np.inf
         first = np.zeros(len(count), np.int64)
         first[code[::-1]] = place[::-1]
         ends = np.cumsum(count)
@@ -481,6 +475,52 @@ def _phrases(worded: Sequence[str], centred: Numbers) -> list[tuple[str, Flags]]
                 best.append((float(score[one]), width, int(first[one]), has))
     best.sort(key=lambda one: -one[0])
     return [(" ".join(names[k] for k in word[at : at + width]), has) for _, width, at, has in best[:150]]
+
+
+def _longer(place: Codes, row: Codes, width: int) -> Codes:
+    """Which of the runs may be in enough rows with one more word: in their row another one begins at the next word.
+
+    Args:
+        place: of the first word of each run that is in enough rows, ascending.
+        row: of each word.
+        width: words, with one more.
+    """
+    begins = np.zeros(len(row) + 1, bool)
+    begins[place] = True
+    longer = np.flatnonzero(begins[place + 1])
+    return longer[row[place[longer]] == row[place[longer] + width - 1]]
+
+
+def _often(run: Codes, place: Codes, row: Codes, rows: int) -> tuple[Codes, Codes, Codes, Codes]:
+    """The runs of words that are in at least `FEWEST` rows.
+
+    Args:
+        run: a number for each place; equal ones are equal runs.
+        place: of their first words.
+        row: of each word.
+        rows: their number.
+
+    Returns:
+        A number from 0 for each place where such a run begins; these places; the rows of the first run, of the second
+        one and so on, each once and ascending; and how many these are.
+    """
+    pairs = np.sort(run * rows + row[place])
+    pairs = pairs[np.diff(pairs, prepend=-1) != 0]
+    kinds, count = _counted(pairs // rows)
+    often = count >= FEWEST
+    of = (pairs % rows)[np.repeat(often, count)]
+    kinds, count = kinds[often], count[often]
+    if not len(kinds):
+        return kinds, kinds, of, count
+    code = np.minimum(np.searchsorted(kinds, run), len(kinds) - 1)
+    inside = kinds[code] == run
+    return code[inside], place[inside], of, count
+
+
+def _counted(ascending: Codes) -> tuple[Codes, Codes]:
+    """Different values of an ascending column, and how often each comes."""
+    starts = np.flatnonzero(np.diff(ascending, prepend=-1) != 0)
+    return ascending[starts], np.diff(starts, append=len(ascending))
 
 
 def _forms(side: _Side) -> dict[str, _Finder]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -36,7 +36,12 @@ _STOP_WORDS = {
 _LANGUAGES = {
     word: [k for k, v in _STOP_WORDS.items() if word in v.split()] for v in _STOP_WORDS.values() for word in v.split()
 }
-_WORD, _ASCII_WORD = re.compile(r"[^\W\d_]+"), re.compile("[a-z]+")
+_MOST_VOTES = 300  # words by which a language is told
+_WORD, _LETTERS = re.compile(r"\w+"), re.compile(r"[^\W\d_]+")
+_ASCII = "".join(map(chr, range(128)))
+_ONLY_WORDS = str.maketrans({char: " " for char in _ASCII if not _WORD.match(char)})
+_ONLY_LETTERS = str.maketrans({char: " " for char in _ASCII if not _LETTERS.match(char)})
+_OF_A_SCRIPT = re.compile("|".join(_SCRIPTS.values()))
 LAYOUTS = {
     "bullets": re.compile(r"^[ \t]*[-*•] ", re.MULTILINE),
     "numbered lists": re.compile(r"^[ \t]*\d{1,2}[.)] ", re.MULTILINE),
@@ -68,8 +73,8 @@ REFUSAL = re.compile(
 _REFUSING = (  # one of these is in each refusal
     "can't", "can\u2019t", "cannot", "able to", "won't", "won\u2019t", "will not", "decline", "refuse", "not going to",
     "not allowed to", "not permitted to", "as a", "guidelines", "policy", "policies", "programming", "not comfortable",
-    "not appropriate for", "nicht", "je ne peux", "je suis désolé", "no puedo", "lo siento", "не могу", "我无法", "我不能",
-    "抱歉", "申し訳",
+    "not appropriate for", "nicht", "je ne peux", "je suis désolé", "no puedo", "lo siento", "не могу", "我无法",
+    "我不能", "抱歉", "申し訳",
 )  # fmt: skip
 _TAKEN_FOR_OTHERS = ("\u0130", "\u0131", "\u017f", "\u1c82")
 """Letters that are equal to one of the parts of patterns in any case, but are not so in lower case: i, i, s and о."""
@@ -169,17 +174,34 @@ def _name_and_given(match: re.Match[str]) -> tuple[str, str]:
 
 def language_of(text: str) -> str:
     """The language that most of a text is in, of those that scripts and frequent words tell apart; empty where none."""
-    votes: Counter[str] = Counter()
-    for found in () if text.isascii() else _ANY_SCRIPT.finditer(text):
-        votes[str(found.lastgroup)] += len(found.group())
-    if votes.total() > 0.2 * len(text):
-        return "ja" if votes["ja"] > 0.1 * votes.total() else votes.most_common(1)[0][0]
-    words: Counter[str] = Counter()
-    of_text = (_ASCII_WORD if text.isascii() else _WORD).findall(text.lower())
-    for word, count in Counter(filter(_LANGUAGES.__contains__, of_text[:300])).items():
+    if text.isascii():
+        words = text.lower().translate(_ONLY_LETTERS).split(None, _MOST_VOTES)
+    else:
+        by_script = _language_of_script(text)
+        if by_script:
+            return by_script
+        words = _LETTERS.findall(text.lower())
+    votes: dict[str, int] = {}
+    for word in filter(_LANGUAGES.__contains__, words[:_MOST_VOTES]):
         for language in _LANGUAGES[word]:
-            words[language] += count
-    return words.most_common(1)[0][0] if words.total() >= 2 else ""
+            votes[language] = votes.get(language, 0) + 1
+    return max(votes, key=votes.__getitem__) if sum(votes.values()) >= 2 else ""
+
+
+def _language_of_script(text: str) -> str:
+    """The language whose script a fifth of a text is in; empty where none is."""
+    votes: Counter[str] = Counter()
+    for found in _ANY_SCRIPT.finditer(text) if _OF_A_SCRIPT.search(text) else ():
+        votes[str(found.lastgroup)] += len(found.group())
+    if votes.total() <= 0.2 * len(text):
+        return ""
+    return "ja" if votes["ja"] > 0.1 * votes.total() else votes.most_common(1)[0][0]
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text in lower case, in order: runs of letters, digits and underscores."""
+    lower = text.lower()
+    return lower.translate(_ONLY_WORDS).split() if text.isascii() else _WORD.findall(lower)
 
 
 def has_mark(text: str) -> bool:
@@ -240,10 +262,15 @@ def repetition(text: str) -> tuple[float, int]:
     words = text.split()
     if len(words) < 8:
         return 0.0, 0
-    phrases = list(zip(words, words[1:], words[2:], words[3:], strict=False))
-    different = len(set(phrases))
-    most = 1 if different == len(phrases) else max(Counter(phrases).values())
-    return 1 - different / len(phrases), most
+    count = len(words) - 3
+    different = len(set(fours(words)))
+    most = 1 if different == count else max(Counter(fours(words)).values())
+    return 1 - different / count, most
+
+
+def fours(words: Sequence[str]) -> Iterator[tuple[str, str, str, str]]:
+    """The phrases of four words, in order."""
+    return zip(words, words[1:], words[2:], words[3:], strict=False)
 
 
 def mostly_programs(responses: Sequence[str]) -> bool:
