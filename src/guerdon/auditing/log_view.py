@@ -14,7 +14,7 @@ from guerdon.auditing.association import strata, stratum_means
 from guerdon.auditing.finding import REMEDIES, Finding, Severity
 from guerdon.auditing.references import References, read_references
 from guerdon.auditing.rows import Codes, Flags, Numbers, Rows
-from guerdon.auditing.text_features import FINISHED, ToolCall, calls_of, has_mark
+from guerdon.auditing.text_features import FINISHED, ToolCall, calls_of, contain, has_mark
 from guerdon.statistics.proportion import wilson_bounds
 
 FEW_LEVELS = 12  # a reward with at most so many values is graded, not continuous
@@ -25,6 +25,7 @@ LOOKED = 20_000  # characters of a response in which calls are looked for
 KNOWN = 0.5  # share of the rows whose truth is known, from which on it stands for all
 COMMON = 0.35  # share of responses from which on having no answer is how responses end
 SURE = 4.3  # standard errors from which on an effect passes Holm's correction of 25 checks in four of five logs
+_PROGRAM = ("def ", "import ", "```", "class ", "return ", ";\n")
 SPREADS = "standard deviations of the reward"  # unit of an effect
 MOST_REFERENCES = 3000  # rows whose reference answers are read
 MOST_AS_TRUTH = 4000  # of a log without a truth
@@ -216,6 +217,11 @@ class View:
         place_N[texts.row_M] = np.arange(len(texts.row_M))
         place_M = place_N[self.row_M]
         return self.sub(place_M >= 0), [texts.responses[i] for i in place_M[place_M >= 0]]
+
+    @cached_property
+    def programs_M(self) -> Flags:
+        """Which responses have a program, of rows that all have a text."""
+        return contain(self.texts()[1], _PROGRAM)
 
     @cached_property
     def calls(self) -> tuple[View, list[list[ToolCall]]]:

@@ -9,7 +9,7 @@ for a layout, a price of the length), is taken out of it: it is no leak.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -577,15 +577,15 @@ def _calls(text: str) -> list[str]:
 
 def _repeats(side: _Side) -> Flags:
     """Which responses have a run of words of their prompt."""
-    asked = {prompt: _runs(_words(prompt[:LOOKED]), 1) for prompt in set(side.prompts)}
+    asked = {prompt: set(_runs(_words(prompt[:LOOKED]), 1)) for prompt in set(side.prompts)}
     pairs = zip(side.words, side.prompts, strict=True)
     return np.array([not asked[prompt].isdisjoint(_runs(words, 2)) for words, prompt in pairs], bool)
 
 
-def _runs(words: str, every: int) -> set[tuple[str, ...]]:
+def _runs(words: str, every: int) -> Iterable[tuple[str, ...]]:
     """The runs of words of a text, from each word or from every second one on."""
     listed = words.split()
-    return set(zip(*(listed[k::every] for k in range(_COPIED)), strict=False))
+    return zip(*(listed[k::every] for k in range(_COPIED)), strict=False)
 
 
 def _apart(reward: Numbers, has: Flags, stratum: Codes) -> tuple[float, float, float]:

@@ -11,14 +11,13 @@ import numpy as np
 from guerdon.auditing.association import strata
 from guerdon.auditing.log_view import Checked, MissingColumn, View, enough, found
 from guerdon.auditing.rows import Flags
-from guerdon.auditing.text_features import contain, likely, which
+from guerdon.auditing.text_features import likely, which
 from guerdon.statistics.proportion import wilson_bounds
 
 USUAL = 0.35  # a pattern that so many of the programs for a prompt have belongs to its solution
 FEWEST = 3  # programs with a trick
 FEWEST_PROGRAMS = 50
 LOOKED = 6000  # characters of a program that are read
-_PROGRAM = ("def ", "import ", "```", "class ", "return ", ";\n")
 _EDITED = re.compile(
     r"""(?ix) open\( [^)\n]{0,80} test [^)\n]{0,60} ['"] [wa]\+? ['"]
     | test\w*(?:\.\w+)?['"]\)?\s*\.\s*write_(?:text|bytes)
@@ -81,7 +80,7 @@ TRICKS: dict[str, _Finder] = {
 def _check(name: str, what: str, finds: _Finder, view: View) -> Checked:
     """Rewarded programs with a trick that few others for their prompt have, and that are not known to be right."""
     one, responses = view.texts()
-    programs = contain(responses, _PROGRAM)
+    programs = one.programs_M
     if not programs.any():
         raise MissingColumn("programs among the responses")
     enough(int(programs.sum()), FEWEST_PROGRAMS, "programs among the responses")

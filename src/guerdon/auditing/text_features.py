@@ -1,7 +1,7 @@
 """What can be counted in a response: language, layout, repetition, refusal, flattery, an unfinished end.
 
 language_of("Der zweite Teil folgt aus dem ersten.")      # "de"
-repetition("really very really very really very")         # (0.67, 3): share of repeated phrases, and the most often
+repetition("no " * 8)                                     # (0.8, True): share of repeated phrases, and one comes often
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ _STOP_WORDS = {
 _LANGUAGES = {
     word: [k for k, v in _STOP_WORDS.items() if word in v.split()] for v in _STOP_WORDS.values() for word in v.split()
 }
+MANY_TIMES = 5  # that a phrase comes in a response
 _MOST_VOTES = 300  # words by which a language is told
 _WORD, _LETTERS = re.compile(r"\w+"), re.compile(r"[^\W\d_]+")
 _ASCII = "".join(map(chr, range(128)))
@@ -71,8 +72,9 @@ REFUSAL = re.compile(
     r"|no puedo (?:ayudar|responder|proporcionar)|lo siento|не могу (?:помочь|ответить))|我(?:无法|不能)|抱歉|申し訳"
 )
 _REFUSING = (  # one of these is in each refusal
-    "can't", "can\u2019t", "cannot", "able to", "won't", "won\u2019t", "will not", "decline", "refuse", "not going to",
-    "not allowed to", "not permitted to", "as a", "guidelines", "policy", "policies", "programming", "not comfortable",
+    "can't", "can\u2019t", "cannot", "not able to", "unable to", "won't", "won\u2019t", "will not", "decline", "refuse",
+    "not going to", "not allowed to", "not permitted to", "as a ai", "as an ai", "language model",
+    "artificial intelligence", "guidelines", "policy", "policies", "programming", "not comfortable",
     "not appropriate for", "nicht", "je ne peux", "je suis désolé", "no puedo", "lo siento", "не могу", "我无法",
     "我不能", "抱歉", "申し訳",
 )  # fmt: skip
@@ -117,6 +119,7 @@ _RESULT = re.compile(
     r"|^tool: (.*?)(?=\n\n(?:tool|assistant|user): |\Z)",
     re.MULTILINE | re.DOTALL,
 )
+_OF_RESULTS = ("<tool_response>", "Observation:", "tool: ")  # one of these is in each text with a result
 
 
 class ToolCall(NamedTuple):
@@ -138,7 +141,10 @@ def calls_of(text: str) -> list[ToolCall]:
     if not any(mark in text for mark in _OF_CALLS):
         return []
     events = [(match.start(), match) for match in _CALLED.finditer(text)]
-    events += [(match.start(), match) for match in _RESULT.finditer(text)]
+    if not events:
+        return []
+    if any(mark in text for mark in _OF_RESULTS):
+        events += [(match.start(), match) for match in _RESULT.finditer(text)]
     calls: list[ToolCall] = []
     waiting: list[int] = []  # places of the calls whose results follow
     has_results = False
@@ -257,15 +263,16 @@ def with_layout(name: str, texts: Sequence[str]) -> Flags:
     return which(texts, lambda text: layout.search(text) if "\n" in text else layout.match(text), asked)
 
 
-def repetition(text: str) -> tuple[float, int]:
-    """The share of phrases of four words that came before, and how often the most frequent one comes."""
+def repetition(text: str) -> tuple[float, bool]:
+    """The share of phrases of four words that came before, and whether one comes `MANY_TIMES` or more."""
     words = text.split()
     if len(words) < 8:
-        return 0.0, 0
+        return 0.0, False
     count = len(words) - 3
     different = len(set(fours(words)))
-    most = 1 if different == count else max(Counter(fours(words)).values())
-    return 1 - different / count, most
+    again = count - different
+    comes_often = again >= MANY_TIMES - 1 and max(Counter(fours(words)).values()) >= MANY_TIMES
+    return 1 - different / count, comes_often
 
 
 def fours(words: Sequence[str]) -> Iterator[tuple[str, str, str, str]]:
@@ -291,10 +298,10 @@ def languages(responses: Sequence[str]) -> Features:
 
 def repeats(responses: Sequence[str]) -> Features:
     """How much each response repeats itself."""
-    share, most = np.array([repetition(text) for text in responses]).T
+    found = [repetition(text) for text in responses]
     return {
-        "responses that repeat themselves": share,
-        "responses with a phrase that comes five times": most >= 5,
+        "responses that repeat themselves": np.array([share for share, _ in found]),
+        "responses with a phrase that comes five times": np.array([comes_often for _, comes_often in found], bool),
     }
 
 

@@ -223,10 +223,14 @@ def _unboxed(text: str) -> str | None:
         if _OPEN.search(text[max(marks[-1].start() - 80, 0) : marks[-1].start()]):
             return None
         return undecorated(text[marks[-1].end() :].partition("\n")[0][:_LONGEST]) or None
+    first = text.lower().find("answer") if text.isascii() else 0
+    if first < 0:
+        return None
+    line = text.rfind("\n", 0, first) + 1
     ends = sorted(
         (mark.end(), mark.start())
         for pattern in (_ANSWER_IS, _HEADING)
-        for mark in pattern.finditer(text)
+        for mark in pattern.finditer(text, line)
         if not _NOT_MINE.search(text[max(mark.start() - 40, 0) : mark.start()])
     )
     return _marked(text, *ends[-1]) if ends else None
