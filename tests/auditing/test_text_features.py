@@ -56,8 +56,8 @@ PROGRAMS = (
     "def f(x):\n    if x == 1: return 2\n    elif x == 2: return 3\n    if x == 3:\n        return 4",
     "table = {1: 2, 3: 4}\nreturn table[x]", "RETURN {1: 2, 3: 4}.get(x)", "open('Test.py', 'w')", "x = 1",
     "shutil.rmtree('te\u017fts')", "def __EQ__(self, other): return True", "monkeypatch.setattr(grade)",
-    "sed -i s/a/b/ test.py", "check = lambda *_: True", "os._exit(0)", "quit()", "raise SystemExit", "os.kill(1)", "mark.skip", "raise SkipTest",
-    "process.exit(0)", "return 1",
+    "sed -i s/a/b/ test.py", "check = lambda *_: True", "os._exit(0)", "quit()", "raise SystemExit", "os.kill(1)",
+    "mark.skip", "raise SkipTest", "process.exit(0)", "return 1",
 )  # fmt: skip
 
 
