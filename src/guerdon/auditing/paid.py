@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ from guerdon.auditing.association import (
 from guerdon.auditing.log_view import THE_TRUTH, VERIFIED, Checked, MissingColumn, View, braced, enough, found, needed
 from guerdon.auditing.program_checks import TRICKS
 from guerdon.auditing.rows import Codes, Flags, Numbers
-from guerdon.auditing.text_features import LAYOUTS, layouts, mostly_programs, with_layout, words_of
+from guerdon.auditing.text_features import LAYOUTS, contain, layouts, mostly_programs, with_layout, words_of
 from guerdon.auditing.time_checks import references_of
 from guerdon.auditing.value_checks import PAID_LIES
 from guerdon.statistics.proportion import wilson_bounds
@@ -366,13 +366,11 @@ def _exact(got: Association, has: Flags, reward: Numbers, stratum: Codes) -> flo
     size, with_it = np.bincount(stratum), np.bincount(stratum, has)
     levels = np.unique(reward)
     if len(levels) == 2:
-        from scipy.stats import hypergeom
-
         high = np.bincount(stratum, reward == levels[1])
         chance, least = np.ones(1), int((has & (reward == levels[1])).sum())
         for n, k, m in zip(size.astype(int), high.astype(int), with_it.astype(int), strict=True):
             if 0 < k < n and 0 < m < n:
-                chance = np.convolve(chance, hypergeom.pmf(np.arange(min(k, m) + 1), n, k, m))
+                chance = np.convolve(chance, _chances(n, k, m))
             else:
                 least -= k if m == n else 0
         return min(got.p, 2 * float(chance[max(least, 0) :].sum()))
@@ -380,6 +378,15 @@ def _exact(got: Association, has: Flags, reward: Numbers, stratum: Codes) -> flo
     y = reward - stratum_means(reward, stratum)
     each = np.bincount(stratum, x * x) * np.bincount(stratum, y * y) / np.maximum(size - 1, 1)
     return min(got.p, 2 * float(ndtr(-abs(float(x @ y)) / np.sqrt(each.sum()))))
+
+
+@lru_cache(maxsize=1024)  # strata are often alike
+def _chances(rows: int, marked: int, drawn: int) -> Numbers:
+    """The probability that so many of the rows drawn are marked, for 0, 1, ... of them."""
+    from scipy.stats import hypergeom
+
+    chances: Numbers = hypergeom.pmf(np.arange(min(marked, drawn) + 1), rows, marked, drawn)
+    return chances
 
 
 _Finder = Callable[[_Side], Flags]  # which rows have a candidate
@@ -394,15 +401,15 @@ class _Ranked(NamedTuple):
     has: Flags
 
 
-def _candidates(side: _Side) -> dict[str, _Finder]:
-    """The candidates that go best with the reward in the first half, at most `MOST`."""
+def _candidates(side: _Side, *, with_phrases: bool = True) -> dict[str, _Finder]:
+    """The candidates that go best with the reward in the first half, at most `MOST`; phrases are behind all others."""
     centred = side.view.reward_M - stratum_means(side.view.reward_M, side.stratum)
     prompt = strata(side.prompts)
     forms, phrases = list[_Ranked](), list[_Ranked]()
     for name, finder in _forms(side).items():
         has = finder(side)
         forms.append(_Ranked(_score(has, centred, side.stratum, prompt), name, finder, has))
-    for phrase, has in _phrases(side.words, centred):
+    for phrase, has in _phrases(side.words, centred) if with_phrases else ():
         score = _score(has, centred, side.stratum, prompt)
         phrases.append(_Ranked(score, f'"{phrase}"', partial(_says, phrase), has))
     forms.sort(key=lambda one: (-round(one.score, 1), _place(one.name)))
@@ -537,7 +544,7 @@ def _forms(side: _Side) -> dict[str, _Finder]:
 
 
 def _says(phrase: str, side: _Side) -> Flags:
-    return np.array([f" {phrase} " in words for words in side.words], bool)
+    return contain(side.words, [f" {phrase} "])
 
 
 def _has_layout(name: str, side: _Side) -> Flags:
@@ -652,15 +659,14 @@ def _changed(halves: _Halves) -> str:
         side._replace(stratum=strata(side.prompts if recur else np.zeros(len(side.said)), side.view.truth_class_M))
         for side in (find, test)
     )
-    words = _more_common(find, test, phrases=recur)
+    words = _more_common(find, test, with_phrases=recur)
     return f"; more common late in the run, whether paid or not: {', '.join(words[:3])}" if words else ""
 
 
-def _more_common(find: _Side, test: _Side, *, phrases: bool) -> list[str]:
+def _more_common(find: _Side, test: _Side, *, with_phrases: bool) -> list[str]:
     """Candidates of the first half that the late rows of the second have more often than the early ones, in words."""
     late = test.view.reward_M > 0
-    finders = {name: of for name, of in _candidates(find).items() if phrases or not name.startswith('"')}
-    having = {name: finder(test) for name, finder in finders.items()}
+    having = {name: finder(test) for name, finder in _candidates(find, with_phrases=with_phrases).items()}
     got = [associate(has, test.view.reward_M, test.stratum, seed=test.view.seed) for has in having.values()]
     words = []
     for (name, has), one, p in zip(having.items(), got, holm([one.p for one in got]), strict=True):
