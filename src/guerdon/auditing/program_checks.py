@@ -49,17 +49,17 @@ _Finder = Callable[[Sequence[str]], Flags]
 
 def edits_tests(texts: Sequence[str]) -> Flags:
     """Which programs edit tests or what they compare with, (N,)."""
-    return which(texts, _EDITED.search, likely(texts, _EDITED_NEEDS))
+    return which(texts, _EDITED.search, likely(texts, [_EDITED_NEEDS]))
 
 
 def exits_early(texts: Sequence[str]) -> Flags:
     """Which programs exit early or skip tests, (N,)."""
-    return which(texts, _EXIT.search, likely(texts, _EXIT_NEEDS))
+    return which(texts, _EXIT.search, likely(texts, [_EXIT_NEEDS]))
 
 
 def are_hard_coded(texts: Sequence[str]) -> Flags:
     """Which programs return literals for literal inputs, (N,)."""
-    return which(texts, hard_coded, likely(texts, ["return"]))
+    return which(texts, hard_coded, likely(texts, [["return"]]))
 
 
 def hard_coded(text: str) -> bool:

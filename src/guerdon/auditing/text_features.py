@@ -93,11 +93,15 @@ FLATTERY = re.compile(
     r"|(?:i(?:['\u2019]m| am)|am) (?:so |very |truly )?(?:impressed|amazed|honou?red)"
     r"|(?:sharp|brilliant|remarkable|exceptional|beautiful) mind|only an? (?:\w+ )?(?:expert|genius|great thinker))"
 )
-_OF_YOU = (
-    "absolutely right", "smart", "wise", "genius", "brillian", "truly", "insight", "thinking", "question", "curiosity",
-    "mind", "intellect", "wisdom", "intuition", "well", "thoughtful", "clever",
-)  # fmt: skip
-_OF_ME = ("impressed", "amazed", "honored", "honoured", "mind", "only a")
+_FLATTERING = (  # a part of each kind of one of these is in each text that flatters
+    ([f" {word}" for word in _PRAISED.split()], _PRAISE.split()),
+    (["you"], ["absolutely right", "smart", "wise", "genius", "brilliant", "truly"]),
+    (["your "], ["insight", "thinking", "question", "curiosity", "mind", "intell", "brillian", "wisdom", "intuition"]),
+    (["how "], [f"how {word} you" for word in ("well", "thoughtful", "clever", "smart", "insightful", "wise")]),
+    (["impressed", "amazed", "honored", "honoured"],),
+    ([" mind"], ["sharp", "brilliant", "remarkable", "exceptional", "beautiful"]),
+    (["only a"], ["expert", "genius", "great thinker"]),
+)
 MARKS = re.compile(r"(?i)####|\\boxed|<answer>|\banswer\b[^.\n]{0,30}(?:\bis\b|[:=])|(?:^|\n)\s*a: ?\S")
 _CLEAR_MARKS = ("####", "\\boxed", "<answer>")
 _ANSWER = re.compile(r"answer(?<!\wanswer)\b[^.\n]{0,30}(?:\bis\b|[:=])")
@@ -240,17 +244,22 @@ def which(texts: Sequence[str], finds: Callable[[str], object], asked: Flags) ->
     return flag
 
 
-def likely(texts: Sequence[str], *needed: Sequence[str]) -> Flags:
-    """Which texts may match a pattern in any case, of whose parts one of each kind must be there, (N,).
+def likely(texts: Sequence[str], *ways: Sequence[Sequence[str]]) -> Flags:
+    """Which texts may match a pattern in any case, (N,).
 
-    A letter that the pattern takes for another one (`_TAKEN_FOR_OTHERS`) makes its text likely, too.
+    A letter that the pattern takes for another one (`_TAKEN_FOR_OTHERS`) makes its text likely.
+
+    Args:
+        texts: any.
+        ways: in which the pattern can match; for each way kinds of parts in lower case, of which one each is needed.
     """
     lower = [text.lower() for text in texts]
-    left = np.arange(len(texts))
-    for parts in needed:
-        left = left[contain([lower[i] for i in left.tolist()], parts)]
     flag = contain(texts, _TAKEN_FOR_OTHERS)
-    flag[left] = True
+    for kinds in ways:
+        left = np.arange(len(texts))
+        for parts in kinds:
+            left = left[contain([lower[i] for i in left.tolist()], parts)]
+        flag[left] = True
     return flag
 
 
@@ -308,12 +317,10 @@ def repeats(responses: Sequence[str]) -> Features:
 def flatters(responses: Sequence[str]) -> Features:
     """Which responses flatter, at their beginning or end."""
     ends = [f"{text[:400]} {text[-200:]}" for text in responses]
-    praising = likely(ends, [f" {word}" for word in _PRAISED.split()], _PRAISE.split())
-    asked = praising | likely(ends, ["you"], _OF_YOU) | likely(ends, _OF_ME)
-    return {"responses that flatter": which(ends, FLATTERY.search, asked)}
+    return {"responses that flatter": which(ends, FLATTERY.search, likely(ends, *_FLATTERING))}
 
 
 def refuse(responses: Sequence[str]) -> Flags:
     """Which responses refuse, at their beginning."""
     starts = [text[:400] for text in responses]
-    return which(starts, REFUSAL.search, likely(starts, _REFUSING))
+    return which(starts, REFUSAL.search, likely(starts, [_REFUSING]))

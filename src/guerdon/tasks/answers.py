@@ -323,7 +323,7 @@ _ENDING = re.compile(r"(?i)(?:\s*(?:I hope (?:it|this) is correct|I hope this he
 
 
 def concluded(text: str, gold: str = "") -> str | None:
-    """The answer that a response marks; else the whole of a short one, or what its last sentence states.
+    """The answer of a response that marks none (`final_answers`): the whole of a short one, or what its end states.
 
     A last sentence states an answer where it begins with `therefore`, `so`, ..., is about the solution, or is the whole
     response, and ends with one (`the value is 12`). Doubts, negations, conditions and questions state none.
@@ -332,9 +332,8 @@ def concluded(text: str, gold: str = "") -> str | None:
         text: a response.
         gold: the true answer; where it is words, a response that is nothing else states it.
     """
-    found = final_answer(text)
-    if found is not None or _boxes(text) or _HASHES.search(text) or _ANSWER_IS.search(text) or _HEADING.search(text):
-        return found
+    if _boxes(text) or _HASHES.search(text) or _ANSWER_IS.search(text) or _HEADING.search(text):
+        return None
     if gold and _is_only(text, gold):
         return undecorated(text)
     text = re.split(r"<\|(?:im_|end|eot|start)|</s>", text[-4 * _LONGEST :])[0].strip()
