@@ -48,6 +48,7 @@ FEWEST_FAR = 4  # responses far above the others
 FEWEST_FAR_PROMPTS = 3  # with a response with the phrase
 MANY_FAR = 0.2  # share of responses far above the others that is no tail any more
 FAR_ROWS = 400  # whose phrases are compared with those of as many other rows
+MOST_PHRASES = 60  # that are looked for in all responses
 LOOKED = 6000  # characters of a response in which features are looked for
 LONG = 40  # characters from which on a copy is no coincidence
 
@@ -364,11 +365,11 @@ def check_tail(view: View) -> Checked:
     if is_far.mean() > MANY_FAR or len(far) < FEWEST_FAR:  # another level of the reward, and no tail
         return Checked(None, clean)
     others = np.random.default_rng(view.seed).permutation(np.flatnonzero(z <= FAR))[:FAR_ROWS]
-    phrases, usual = (_phrases([responses[i] for i in rows]) for rows in (far[np.argsort(-z[far])][:FAR_ROWS], others))
+    farthest = far[np.argsort(-z[far])][:FAR_ROWS]
+    phrases, usual = (_phrases([responses[i] for i in rows]) for rows in (farthest, others))
     limit = 4 * min(len(far), FAR_ROWS) / max(len(others), 1)  # four times as often as elsewhere
-    rare = [(n, phrase) for phrase, n in phrases.items() if n >= FEWEST_FAR and n > limit * (usual[phrase] + 1)]
-    likely = [phrase for _, phrase in sorted(rare, reverse=True)[:60]]
-    best = _best_phrase(likely, [text.lower() for text in responses], z, prompts)
+    rare = _rarer_elsewhere(phrases, usual, limit)
+    best = _best_phrase(rare[:MOST_PHRASES], [text.lower() for text in responses], z, prompts)
     if best is None:
         return Checked(None, clean)
     phrase, flag = best
@@ -380,6 +381,20 @@ def check_tail(view: View) -> Checked:
         one, "tail", flag, title, clean, effect=(mean, mean - error, mean + error), unit=SPREADS, p=p, order_M=z,
         say=lambda i: f'reward {one.reward_M[i]:g}; contains "{phrase}"',
     )  # fmt: skip
+
+
+def _rarer_elsewhere(
+    phrases: Counter[tuple[str, ...]], usual: Counter[tuple[str, ...]], limit: float
+) -> list[tuple[str, ...]]:
+    """The phrases of responses far above the others that are rarer elsewhere, the most frequent first.
+
+    Args:
+        phrases: in how many responses far above the others each is.
+        usual: in how many of the others.
+        limit: how many times as often as elsewhere it must be.
+    """
+    rare = [(n, phrase) for phrase, n in phrases.items() if n >= FEWEST_FAR and n > limit * (usual[phrase] + 1)]
+    return [phrase for _, phrase in sorted(rare, reverse=True)]
 
 
 def _above_others(view: View) -> np.ndarray:
