@@ -494,8 +494,9 @@ def _longer(place: Codes, row: Codes, width: int) -> Codes:
     """
     begins = np.zeros(len(row) + 1, bool)
     begins[place] = True
-    longer = np.flatnonzero(begins[place + 1])
-    return longer[row[place[longer]] == row[place[longer] + width - 1]]
+    longer: Codes = np.flatnonzero(begins[place + 1])
+    is_in_row = row[place[longer]] == row[place[longer] + width - 1]
+    return np.asarray(longer[is_in_row])
 
 
 def _often(run: Codes, place: Codes, row: Codes, rows: int) -> tuple[Codes, Codes, Codes, Codes]:
