@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from guerdon.labels.labelers import parse_judgement
 from guerdon.models.vlm.answer_parser import Numbers, parse_answer
+from guerdon.tasks import replies
 from guerdon.tasks.replies import MAX_BROKEN, behind_reasoning, last_object, opened_reasoning
 from guerdon.types import Failure
 from tables import sample
@@ -295,6 +296,27 @@ def test_no_reply_breaks_it_and_nothing_is_added(text):
     found = behind_reasoning(text)
     assert isinstance(found, Failure) or text.endswith(found)
     json.dumps(found if isinstance(found, str) else found.detail)
+
+
+ODD = [
+    "th\u0131nk",
+    "REA\u017fON",
+    "analy\u017fi",
+    "&lt;think&gt;",
+    "\nend of thought",
+    "done reasoning>",
+    "worked/",
+    "analysisA",
+]
+
+
+@given(st.lists(pieces | st.sampled_from([*ODD, "\u00ab", "/", "é"]), max_size=8).map("".join))
+def test_what_is_looked_for_first_is_in_each_text_with_a_mark(text):
+    marks = replies._MARK.finditer(text.translate(replies._SAME))
+    if next(marks, None) is not None:
+        lower = text.translate(replies._SAME).lower()
+        for parts in (replies._NEEDED, replies._BEGINNINGS):
+            assert any(part in lower for part in parts)
 
 
 @pytest.mark.hostile("verdicts")

@@ -8,19 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import rankdata
 
-from guerdon.auditing import paid
+from guerdon.auditing import paid, program_checks
 from guerdon.auditing.association import mean_ranks
+from guerdon.auditing.program_checks import TRICKS
 from guerdon.auditing.text_features import (
     FLATTERY,
     LAYOUTS,
+    MANY_TIMES,
     MARKS,
     REFUSAL,
     contain,
     flatters,
     has_mark,
+    language_of,
     refuse,
     repetition,
     with_layout,
+    words_of,
 )
 
 PIECES = (
@@ -30,6 +34,8 @@ PIECES = (
     "\\boxed{3}", "<answer>", "The ANSWER: 3", "xanswer is", "answer is", "\na: 4", "a: 5", "- item", "* b", "\n1. one",
     "12) x", "# head", "\n## h", "**bold**", "|a|b|", "\n|x|", "```", "</tag>", "\U0001f600", "!", "é", "中文",
     "I can\u2019t help", "CANNO\u0054 ASSI\u017fT", "aN\u017fwer is", "wor\u212a", "\u0130 am impressed",
+    "as an artificial intelligence", "I am unable to share", "won\u2019t do", "Je suis D\u00c9SOL\u00c9",
+    "НЕ МОГУ помочь", "не м\u1c82гу ответить", "w\u0131ll not help", "我无法", "抱歉", "申し訳",
 )  # fmt: skip
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=8).flatmap(
     lambda pieces: st.sampled_from(["", " ", "\n", ". "]).map(lambda between: between.join(pieces))
@@ -46,6 +52,38 @@ def test_quick_features_are_those_of_the_patterns(texts):
     assert flatters(texts)["responses that flatter"].tolist() == [bool(FLATTERY.search(text)) for text in ends]
 
 
+PROGRAMS = (
+    "def f(x):\n    if x == 1: return 2\n    elif x == 2: return 3\n    if x == 3:\n        return 4",
+    "table = {1: 2, 3: 4}\nreturn table[x]", "RETURN {1: 2, 3: 4}.get(x)", "open('Test.py', 'w')", "x = 1",
+    "shutil.rmtree('te\u017fts')", "def __EQ__(self, other): return True", "monkeypatch.setattr(grade)",
+    "sed -i s/a/b/ test.py", "check = lambda *_: True", "os._exit(0)", "quit()", "raise SystemExit", "os.kill(1)",
+    "mark.skip", "raise SkipTest", "process.exit(0)", "return 1",
+)  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(PROGRAMS), max_size=3).map("\n".join))
+def test_tricks_are_those_of_their_patterns(program):
+    found = {name: finder([program]).tolist() for name, finder in TRICKS.items()}
+    cases, table = program_checks._CASE.findall(program), program_checks._TABLE.search(program)
+    assert found == {
+        "tests edited": [bool(program_checks._EDITED.search(program))],
+        "literals for literal inputs": [len(cases) >= 3 or bool(table)],
+        "an early exit or skipped tests": [bool(program_checks._EXIT.search(program))],
+    }
+
+
+@given(st.text(st.sampled_from("aB9_ .'\n\t\x1c\u00a0é中")))
+def test_words_are_runs_of_letters_digits_and_underscores(text):
+    assert words_of(text) == re.findall(r"\w+", text.lower())
+
+
+def test_a_language_is_told_by_the_most_frequent_words_or_by_the_script():
+    assert [language_of(text) for text in ("der und die", "the of", "the", "", "不知道", "これは本")] == [
+        "de", "en", "", "", "zh", "ja",
+    ]  # fmt: skip
+    assert language_of("the of and " + "x " * 300 + "der die das " * 20) == "en"
+
+
 @pytest.mark.parametrize("piece", PIECES)
 def test_each_piece_alone(piece):
     assert has_mark(piece) == bool(MARKS.search(piece))
@@ -56,8 +94,10 @@ def test_each_piece_alone(piece):
 @given(st.lists(st.sampled_from("abc"), max_size=40))
 def test_repetition_counts_phrases_of_four(words):
     phrases = [tuple(words[k : k + 4]) for k in range(len(words) - 3)]
-    expected = (1 - len(set(phrases)) / len(phrases), max(map(phrases.count, phrases))) if len(words) >= 8 else (0, 0)
-    assert repetition(" ".join(words)) == expected
+    share, most = 0.0, 0
+    if len(words) >= 8:
+        share, most = 1 - len(set(phrases)) / len(phrases), max(map(phrases.count, phrases))
+    assert repetition(" ".join(words)) == (share, most >= MANY_TIMES)
 
 
 @given(st.lists(st.sampled_from([0.0, 0.5, 1.0, -2.0]), min_size=1))

@@ -10,7 +10,6 @@ with other seeds is wider (`guerdon compare`).
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ import numpy as np
 from guerdon.auditing.course import welch_interval
 from guerdon.auditing.log_view import View
 from guerdon.auditing.rows import Codes, Flags, Numbers, Rows
+from guerdon.auditing.text_features import words_of
 from guerdon.statistics.training_runs import holm, sign_flip_p_value
 
 FEWEST_PROMPTS = 10  # in both runs; with fewer, steps are compared
@@ -315,7 +315,7 @@ def _said(side: _Side, random: np.random.Generator) -> _SaidBy:
     kept = np.flatnonzero(unit_M >= 0)
     if len(kept) > MOST_RESPONSES:
         kept = np.sort(random.choice(kept, MOST_RESPONSES, replace=False))
-    words = [" ".join(re.findall(r"\w+", responses[i][:LOOKED].lower())) for i in kept]
+    words = [" ".join(words_of(responses[i][:LOOKED])) for i in kept]
     return unit_M[kept], [f" {text} " for text in words]
 
 

@@ -25,7 +25,8 @@ PERMUTATIONS = 9999
 EXTREME = 20  # permutations as extreme as the data that end the sampling
 MANY = 200  # rows that vary, and
 OFTEN = 10  # rows on the rarer side of a flag: from here on the normal distribution is used
-_CHUNK = 200_000  # numbers permuted at once
+_CHUNK = 200_000  # numbers permuted at once, at most
+_FIRST = 64  # permutations that are drawn first; where they are as extreme as the data, more are not needed
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,8 @@ def _p_value(
     if len(rows) >= MANY and rarer >= OFTEN:
         return float(2 * ndtr(-abs(observed) / np.sqrt(variance)))
     rng = np.random.default_rng(seed)
-    at_once = max(1, _CHUNK // len(rows))
+    most_at_once = max(1, _CHUNK // len(rows))
+    at_once = min(_FIRST, most_at_once)
     extreme, drawn, limit = 0, 0, abs(observed) * (1 - 1e-9)
     while drawn < PERMUTATIONS and extreme < EXTREME:
         count = min(at_once, PERMUTATIONS - drawn)
@@ -140,4 +142,5 @@ def _p_value(
         stop = np.flatnonzero(np.cumsum(hits) + extreme >= EXTREME)
         used = int(stop[0]) + 1 if len(stop) else count
         extreme, drawn = extreme + int(hits[:used].sum()), drawn + used
+        at_once = min(2 * at_once, most_at_once)
     return extreme / drawn if extreme >= EXTREME else (extreme + 1) / (drawn + 1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from guerdon.secrets import hide
 if TYPE_CHECKING:
     from guerdon.auditing.against import Against
     from guerdon.auditing.audited import Audited
-    from guerdon.auditing.finding import Audit, Finding
+    from guerdon.auditing.finding import Finding
     from guerdon.auditing.logs import LogReader
     from guerdon.auditing.rows import Rows
     from guerdon.auditing.second import SecondReward
@@ -89,15 +89,12 @@ def audit(
     conditions = [_condition(given) for given in fail_on or ()]
     said_columns(columns, usual=USUAL_NAMES)
     keys = apply_overrides(Tree(), options or []).data
-    if judge is None and (options or sample):
-        words = " ".join(options or [f"--sample {sample}"])
-        raise ConfigError(f"{words}: of a judge, and there is none; add --judge MODEL, or remove it")
-    if judge is not None and (watch or second is not None):
-        other = "--watch would call it at each change" if watch else "--second is the one second reward"
-        raise ConfigError(f"--judge {judge}: {other}; leave out one of them")
-    beside = {"--second": second is not None, "--judge": judge is not None, "--watch": watch}
-    for option in [name for name, is_given in beside.items() if is_given and labels is not None]:
-        raise ConfigError(f"--labels {labels} and {option}: labels are the one second reward; leave out one of them")
+    if judge is None:
+        _check_no_judge(options, sample)
+    else:
+        _check_judge(judge, second, watch=watch)
+    if labels is not None:
+        _check_labels(labels, {"--second": second is not None, "--judge": judge is not None, "--watch": watch})
     if accepted is not None and not fail_on:
         raise ConfigError(f"--accepted {accepted}: of --fail-on, and there is none; add --fail-on any, or remove it")
     if save is not None:
@@ -114,24 +111,18 @@ def audit(
 
     def once(log: LogReader | None = None, every: float | None = None) -> None:
         runs = audit_path(replace(wanted, every=every), log)
-        understood = [line for done in runs for line in read_as_lines(done.rows, done.run or path.name)]
-        if understood != said_before:  # again only where a live log is read in another way
-            said_before[:] = understood
-            for line in understood:
-                log_line(shown(line))
-        failed = []
+        _say_how_read(runs, path.name, said_before)
         for done in runs:
             if save is not None:
                 log_line(save_rows(done, *save))
             said = done.as_json() if as_json else shown("\n".join(lines(done)))
             sys.stdout.write(hide(said) + "\n")
-            front = f"{done.run}: " if done.run else ""
-            failed += [f"{front}{one}" for one in _failed(done.audit, conditions)]
         if len(runs) > 1 and not as_json:
             sys.stdout.write(f"page of all runs: {shown(str(page))}\n")
         if not watch and (how := how_to_fetch(page)):
             log_line(how)
         sys.stdout.flush()
+        failed = [one for done in runs for one in _failed(done, conditions)]
         if failed:
             raise HarmError(f"--fail-on: {'; '.join(failed)}, see {page}")
 
@@ -140,6 +131,29 @@ def audit(
         _whenever_changed(path, page, partial(once, log))
     else:
         once()
+
+
+def _check_no_judge(options: list[str] | None, sample: int | None) -> None:
+    """Refuse what is of a judge, where there is none."""
+    if options or sample:
+        words = " ".join(options or [f"--sample {sample}"])
+        raise ConfigError(f"{words}: of a judge, and there is none; add --judge MODEL, or remove it")
+
+
+def _check_judge(judge: str, second: Path | None, *, watch: bool) -> None:
+    """Refuse what a judge cannot be together with."""
+    if watch:
+        raise ConfigError(f"--judge {judge}: --watch would call it at each change; leave out one of them")
+    if second is not None:
+        raise ConfigError(f"--judge {judge}: --second is the one second reward; leave out one of them")
+
+
+def _check_labels(labels: Path, beside: dict[str, bool]) -> None:
+    """Refuse options that labels cannot be together with; `beside` says of each whether it is given."""
+    for option, is_given in beside.items():
+        if is_given:
+            why = "labels are the one second reward; leave out one of them"
+            raise ConfigError(f"--labels {labels} and {option}: {why}")
 
 
 def page_of(path: Path, output: Path | None) -> Path:
@@ -203,6 +217,22 @@ def against_lines(found: Against) -> Iterator[str]:
         yield f"not compared: {what}: {why}"
 
 
+def _say_how_read(runs: Sequence[Audited], name: str, said_before: list[str]) -> None:
+    """Say what the columns of a log were taken for; of a live log again only where that has changed.
+
+    Args:
+        runs: of the log.
+        name: of the log.
+        said_before: the lines that were said last, which are replaced.
+    """
+    understood = [line for done in runs for line in read_as_lines(done.rows, done.run or name)]
+    if understood == said_before:
+        return
+    said_before[:] = understood
+    for line in understood:
+        log_line(shown(line))
+
+
 def read_as_lines(rows: Rows, name: str) -> list[str]:
     """What each column was taken for, a line each, and how many rows were read; of logs whose columns are known none.
 
@@ -238,12 +268,19 @@ def _condition(given: str) -> tuple[str, str]:
     return name, severity or "info"
 
 
-def _failed(result: Audit, wanted: list[tuple[str, str]]) -> list[str]:
-    """The findings and the undecided checks that fulfil one of the conditions, in words."""
+def _failed(done: Audited, wanted: list[tuple[str, str]]) -> list[str]:
+    """The findings and the undecided checks of a run that fulfil one of the conditions, in words."""
     of_findings = [condition for condition in wanted if condition[0] != UNDECIDED]
-    failed = [f"{f.name} ({f.severity})" for f in result.findings if any(_fits(f, *one) for one in of_findings)]
     asked = {check for name, check in wanted if name == UNDECIDED}
-    return failed + [f"{name} (undecided)" for name in result.undecided if asked & {ANY, name}]
+    front = f"{done.run}: " if done.run else ""
+    failed = []
+    for finding in done.audit.findings:
+        if any(_fits(finding, *one) for one in of_findings):
+            failed.append(f"{front}{finding.name} ({finding.severity})")
+    for name in done.audit.undecided:
+        if asked & {ANY, name}:
+            failed.append(f"{front}{name} (undecided)")
+    return failed
 
 
 def _fits(finding: Finding, name: str, severity: str) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from guerdon.auditing.association import strata, stratum_means
 from guerdon.auditing.finding import REMEDIES, Finding, Severity
 from guerdon.auditing.references import References, read_references
 from guerdon.auditing.rows import Codes, Flags, Numbers, Rows
-from guerdon.auditing.text_features import FINISHED, ToolCall, calls_of, has_mark
+from guerdon.auditing.text_features import FINISHED, ToolCall, calls_of, contain, has_mark
 from guerdon.statistics.proportion import wilson_bounds
 
 FEW_LEVELS = 12  # a reward with at most so many values is graded, not continuous
@@ -25,6 +25,7 @@ LOOKED = 20_000  # characters of a response in which calls are looked for
 KNOWN = 0.5  # share of the rows whose truth is known, from which on it stands for all
 COMMON = 0.35  # share of responses from which on having no answer is how responses end
 SURE = 4.3  # standard errors from which on an effect passes Holm's correction of 25 checks in four of five logs
+_PROGRAM = ("def ", "import ", "```", "class ", "return ", ";\n")
 SPREADS = "standard deviations of the reward"  # unit of an effect
 MOST_REFERENCES = 3000  # rows whose reference answers are read
 MOST_AS_TRUTH = 4000  # of a log without a truth
@@ -84,6 +85,7 @@ class View:
         doubt: why the truth is no evidence for or against the reward, as `Undecided` says it; rows of one truth can
             still be compared. Empty where it is evidence, or where there is none.
         references: what guerdon's verifier says of a sample of all rows of the log.
+        signs: what `signs_of` says of all texts of the log.
     """
 
     rows: Rows
@@ -97,6 +99,7 @@ class View:
     truth_name: str = THE_TRUTH
     doubt: str = ""
     references: References | None = None
+    signs: Mapping[str, Flags] = field(default_factory=dict)
 
     @classmethod
     def whole(cls, rows: Rows, seed: int = 0) -> View:
@@ -110,9 +113,10 @@ class View:
             truth, doubt, name = verified, "", VERIFIED
         elif doubt and not copied(rows):
             truth = None
+        signs = {} if rows.texts is None else signs_of(rows.texts.responses)
         return cls(
             rows, row, rows.reward_N[row], _peers(rows, row), None if truth is None else truth[row], _copies(rows)[row],
-            _unanswered(rows, row), seed, name, doubt, references,
+            _unanswered(rows, row, signs), seed, name, doubt, references, signs,
         )  # fmt: skip
 
     def __len__(self) -> int:
@@ -123,7 +127,9 @@ class View:
         return None if column_N is None else np.asarray(column_N)[self.row_M]
 
     def sub(self, keep_M: Flags) -> View:
-        """A view of some of these rows."""
+        """A view of some of these rows; this view where it is all of them."""
+        if keep_M.all():
+            return self
         peers = None if self.peer_M is None else strata(self.peer_M[keep_M])
         truth = None if self.truth_M is None else self.truth_M[keep_M]
         return replace(
@@ -167,6 +173,7 @@ class View:
         right: Flags = self.truth_class_M == self.truth_class_M.max()
         return right
 
+    @cached_property
     def comparable(self) -> list[tuple[Codes, str, float]]:
         """Ways to say which rows have rewards that can be compared, the best first.
 
@@ -190,17 +197,31 @@ class View:
         """Whether any of these rows has its text."""
         return self.rows.texts is not None and bool(np.isin(self.row_M, self.rows.texts.row_M).any())
 
+    @cached_property
+    def different(self) -> View:
+        """The rows without copies of a response, which have its reward and are no evidence."""
+        return self.sub(~self.copy_M)
+
     def texts(self) -> tuple[View, list[str]]:
         """The rows that have a text, and the response of each.
 
         Raises:
             MissingColumn: none has.
         """
+        return self._with_text
+
+    @cached_property
+    def _with_text(self) -> tuple[View, list[str]]:
         texts = needed(self.rows.texts if self.has_texts else None, "response")
         place_N = np.full(len(self.rows), -1)
         place_N[texts.row_M] = np.arange(len(texts.row_M))
         place_M = place_N[self.row_M]
         return self.sub(place_M >= 0), [texts.responses[i] for i in place_M[place_M >= 0]]
+
+    @cached_property
+    def programs_M(self) -> Flags:
+        """Which responses have a program, of rows that all have a text."""
+        return contain(self.texts()[1], _PROGRAM)
 
     @cached_property
     def calls(self) -> tuple[View, list[list[ToolCall]]]:
@@ -260,7 +281,7 @@ def copied(rows: Rows) -> str:
     return "is a threshold of the reward" if few and rises.all() and same.all() else ""
 
 
-def _unanswered(rows: Rows, row_M: Codes) -> Flags | None:
+def _unanswered(rows: Rows, row_M: Codes, signs: Mapping[str, Flags]) -> Flags | None:
     """Which responses failed, are truncated, have no answer where most have one, or end within a sentence."""
     columns = [column for column in (rows.truncated_N, rows.failed_N) if column is not None]
     if not columns and rows.texts is None:
@@ -268,7 +289,7 @@ def _unanswered(rows: Rows, row_M: Codes) -> Flags | None:
     found = np.any([np.zeros(len(rows), bool), *columns], axis=0)
     if rows.texts is not None:
         of = rows.texts.row_M
-        for flag in signs_of(rows.texts.responses).values():
+        for flag in signs.values():
             if len(flag) and flag.mean() < COMMON:
                 found[of] |= flag
     unanswered: Flags = found[row_M]

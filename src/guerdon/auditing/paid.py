@@ -9,9 +9,9 @@ for a layout, a price of the length), is taken out of it: it is no leak.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -29,9 +29,9 @@ from guerdon.auditing.association import (
     stratum_means,
 )
 from guerdon.auditing.log_view import THE_TRUTH, VERIFIED, Checked, MissingColumn, View, braced, enough, found, needed
-from guerdon.auditing.program_checks import tricks
+from guerdon.auditing.program_checks import TRICKS
 from guerdon.auditing.rows import Codes, Flags, Numbers
-from guerdon.auditing.text_features import LAYOUTS, layouts, mostly_programs, with_layout
+from guerdon.auditing.text_features import LAYOUTS, contain, layouts, mostly_programs, with_layout, words_of
 from guerdon.auditing.time_checks import references_of
 from guerdon.auditing.value_checks import PAID_LIES
 from guerdon.statistics.proportion import wilson_bounds
@@ -61,7 +61,6 @@ NEARLY_AS_WELL = 0.8  # of the score of a phrase, which a longer one has, too
 RECUR = 0.2  # share of the rows
 FEWEST_EMPTY = 5  # responses
 MOSTLY = 0.5  # of the responses: above it the log has no texts
-_WORD = re.compile(r"\w+")
 _CALL = re.compile(r'\[(\w+)\(|"name":\s*"(\w+)"|(?:^|\n)\s*Action:\s*(\w+)|<(?:function|invoke)[= ]"?(?:name=")?(\w+)')
 _COPIED = 8  # words in a row that repeat the prompt
 
@@ -276,7 +275,7 @@ def _side(one: View, keep: Flags, stratum: Codes, said: list[str]) -> _Side:
 
 def _words(text: str) -> str:
     """The words of a text in lower case with blanks around them: a run of words is in it as a text is in a text."""
-    return f" {' '.join(_WORD.findall(text.lower()))} "
+    return f" {' '.join(words_of(text))} "
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -367,13 +366,11 @@ def _exact(got: Association, has: Flags, reward: Numbers, stratum: Codes) -> flo
     size, with_it = np.bincount(stratum), np.bincount(stratum, has)
     levels = np.unique(reward)
     if len(levels) == 2:
-        from scipy.stats import hypergeom
-
         high = np.bincount(stratum, reward == levels[1])
         chance, least = np.ones(1), int((has & (reward == levels[1])).sum())
         for n, k, m in zip(size.astype(int), high.astype(int), with_it.astype(int), strict=True):
             if 0 < k < n and 0 < m < n:
-                chance = np.convolve(chance, hypergeom.pmf(np.arange(min(k, m) + 1), n, k, m))
+                chance = np.convolve(chance, _chances(n, k, m))
             else:
                 least -= k if m == n else 0
         return min(got.p, 2 * float(chance[max(least, 0) :].sum()))
@@ -381,6 +378,15 @@ def _exact(got: Association, has: Flags, reward: Numbers, stratum: Codes) -> flo
     y = reward - stratum_means(reward, stratum)
     each = np.bincount(stratum, x * x) * np.bincount(stratum, y * y) / np.maximum(size - 1, 1)
     return min(got.p, 2 * float(ndtr(-abs(float(x @ y)) / np.sqrt(each.sum()))))
+
+
+@lru_cache(maxsize=1024)  # strata are often alike
+def _chances(rows: int, marked: int, drawn: int) -> Numbers:
+    """The probability that so many of the rows drawn are marked, for 0, 1, ... of them."""
+    from scipy.stats import hypergeom
+
+    chances: Numbers = hypergeom.pmf(np.arange(min(marked, drawn) + 1), rows, marked, drawn)
+    return chances
 
 
 _Finder = Callable[[_Side], Flags]  # which rows have a candidate
@@ -395,15 +401,15 @@ class _Ranked(NamedTuple):
     has: Flags
 
 
-def _candidates(side: _Side) -> dict[str, _Finder]:
-    """The candidates that go best with the reward in the first half, at most `MOST`."""
+def _candidates(side: _Side, *, with_phrases: bool = True) -> dict[str, _Finder]:
+    """The candidates that go best with the reward in the first half, at most `MOST`; phrases are behind all others."""
     centred = side.view.reward_M - stratum_means(side.view.reward_M, side.stratum)
     prompt = strata(side.prompts)
     forms, phrases = list[_Ranked](), list[_Ranked]()
     for name, finder in _forms(side).items():
         has = finder(side)
         forms.append(_Ranked(_score(has, centred, side.stratum, prompt), name, finder, has))
-    for phrase, has in _phrases(side.words, centred):
+    for phrase, has in _phrases(side.words, centred) if with_phrases else ():
         score = _score(has, centred, side.stratum, prompt)
         phrases.append(_Ranked(score, f'"{phrase}"', partial(_says, phrase), has))
     forms.sort(key=lambda one: (-round(one.score, 1), _place(one.name)))
@@ -445,32 +451,27 @@ def _score(has: Flags, centred: Numbers, stratum: Codes, prompt: Codes) -> float
 
 def _phrases(worded: Sequence[str], centred: Numbers) -> list[tuple[str, Flags]]:
     """The words and runs of words whose rows are most above their strata, at most 150."""
-    numbers: dict[str, int] = {}
-    ids = [[numbers.setdefault(word, len(numbers)) for word in words.split()] for words in worded]
-    row = np.repeat(np.arange(len(worded)), [len(one) for one in ids])
-    word = np.fromiter(chain.from_iterable(ids), np.int64, len(row))
-    names = list(numbers)
-    if not len(word):
+    said = [words.split() for words in worded]
+    row = np.repeat(np.arange(len(worded)), [len(one) for one in said])
+    if not len(row):
         return []
+    names = list(dict.fromkeys(chain.from_iterable(said)))
+    numbers = {name: k for k, name in enumerate(names)}
+    word = np.fromiter(map(numbers.__getitem__, chain.from_iterable(said)), np.int64, len(row))
     spread = float((centred**2).mean()) or 1.0
     best: list[tuple[float, int, int, Flags]] = []
     code, place = word, np.arange(len(word))
-    often = np.ones(len(names), bool)  # which runs are in enough rows for a longer one to be
     for width in range(1, RUN + 1):
         if width > 1:
-            inside = np.flatnonzero(often[code] & (place + width - 1 < len(word)))
-            inside = inside[row[place[inside]] == row[place[inside] + width - 1]]
-            joined = code[inside] * len(names) + word[place[inside] + width - 1]
-            code, place = np.unique(joined, return_inverse=True)[1], place[inside]
+            longer = _longer(place, row, width)
+            code = code[longer] * len(names) + word[place[longer] + width - 1]
+            place = place[longer]
+        code, place, of, count = _often(code, place, row, len(worded))
         if not len(code):
             break
-        pairs = np.unique(code * len(worded) + row[place])
-        kind, of = pairs // len(worded), pairs % len(worded)
-        count, total = np.bincount(kind), np.bincount(kind, centred[of])
-        often = count >= FEWEST
-        score = np.where(
-            often & (count <= len(worded) - FEWEST), total / np.sqrt(np.maximum(count, 1) * spread), -np.inf
-        )
+        kind = np.repeat(np.arange(len(count)), count)
+        score = np.bincount(kind, centred[of]) / np.sqrt(count * spread)
+        score[count > len(worded) - FEWEST] = -np.inf
         first = np.zeros(len(count), np.int64)
         first[code[::-1]] = place[::-1]
         ends = np.cumsum(count)
@@ -483,11 +484,58 @@ def _phrases(worded: Sequence[str], centred: Numbers) -> list[tuple[str, Flags]]
     return [(" ".join(names[k] for k in word[at : at + width]), has) for _, width, at, has in best[:150]]
 
 
+def _longer(place: Codes, row: Codes, width: int) -> Codes:
+    """Which of the runs may be in enough rows with one more word: in their row another one begins at the next word.
+
+    Args:
+        place: of the first word of each run that is in enough rows, ascending.
+        row: of each word.
+        width: words, with one more.
+    """
+    begins = np.zeros(len(row) + 1, bool)
+    begins[place] = True
+    longer: Codes = np.flatnonzero(begins[place + 1])
+    is_in_row = row[place[longer]] == row[place[longer] + width - 1]
+    return np.asarray(longer[is_in_row])
+
+
+def _often(run: Codes, place: Codes, row: Codes, rows: int) -> tuple[Codes, Codes, Codes, Codes]:
+    """The runs of words that are in at least `FEWEST` rows.
+
+    Args:
+        run: a number for each place; equal ones are equal runs.
+        place: of their first words.
+        row: of each word.
+        rows: their number.
+
+    Returns:
+        A number from 0 for each place where such a run begins; these places; the rows of the first run, of the second
+        one and so on, each once and ascending; and how many these are.
+    """
+    pairs = np.sort(run * rows + row[place])
+    pairs = pairs[np.diff(pairs, prepend=-1) != 0]
+    kinds, count = _counted(pairs // rows)
+    often = count >= FEWEST
+    of = (pairs % rows)[np.repeat(often, count)]
+    kinds, count = kinds[often], count[often]
+    if not len(kinds):
+        return kinds, kinds, of, count
+    code = np.minimum(np.searchsorted(kinds, run), len(kinds) - 1)
+    inside = kinds[code] == run
+    return code[inside], place[inside], of, count
+
+
+def _counted(ascending: Codes) -> tuple[Codes, Codes]:
+    """Different values of an ascending column, and how often each comes."""
+    starts = np.flatnonzero(np.diff(ascending, prepend=-1) != 0)
+    return ascending[starts], np.diff(starts, append=len(ascending))
+
+
 def _forms(side: _Side) -> dict[str, _Finder]:
     """What is not a phrase, by name."""
     found: dict[str, _Finder] = {name: partial(_has_layout, name) for name in LAYOUTS}
     if mostly_programs(side.said):
-        found |= {name: partial(_finds, finds) for name, finds in tricks().items()}
+        found |= {name: partial(_has_trick, name) for name in TRICKS}
     found |= {"no text at all": _is_empty, "words repeated from the prompt": _repeats}
     limits = np.quantile(_lengths(side), (0.5, 0.9)).astype(int).tolist()
     found |= {f"more than {limit:,} characters": partial(_is_longer, limit) for limit in limits}
@@ -497,15 +545,15 @@ def _forms(side: _Side) -> dict[str, _Finder]:
 
 
 def _says(phrase: str, side: _Side) -> Flags:
-    return np.array([f" {phrase} " in words for words in side.words], bool)
+    return contain(side.words, [f" {phrase} "])
 
 
 def _has_layout(name: str, side: _Side) -> Flags:
     return with_layout(name, side.said)
 
 
-def _finds(finds: Callable[[str], object], side: _Side) -> Flags:
-    return np.array([bool(finds(text)) for text in side.said], bool)
+def _has_trick(name: str, side: _Side) -> Flags:
+    return TRICKS[name](side.said)
 
 
 def _is_empty(side: _Side) -> Flags:
@@ -537,15 +585,15 @@ def _calls(text: str) -> list[str]:
 
 def _repeats(side: _Side) -> Flags:
     """Which responses have a run of words of their prompt."""
-    asked = {prompt: _runs(_words(prompt[:LOOKED]), 1) for prompt in set(side.prompts)}
+    asked = {prompt: set(_runs(_words(prompt[:LOOKED]), 1)) for prompt in set(side.prompts)}
     pairs = zip(side.words, side.prompts, strict=True)
     return np.array([not asked[prompt].isdisjoint(_runs(words, 2)) for words, prompt in pairs], bool)
 
 
-def _runs(words: str, every: int) -> set[tuple[str, ...]]:
+def _runs(words: str, every: int) -> Iterable[tuple[str, ...]]:
     """The runs of words of a text, from each word or from every second one on."""
     listed = words.split()
-    return set(zip(*(listed[k::every] for k in range(_COPIED)), strict=False))
+    return zip(*(listed[k::every] for k in range(_COPIED)), strict=False)
 
 
 def _apart(reward: Numbers, has: Flags, stratum: Codes) -> tuple[float, float, float]:
@@ -612,15 +660,14 @@ def _changed(halves: _Halves) -> str:
         side._replace(stratum=strata(side.prompts if recur else np.zeros(len(side.said)), side.view.truth_class_M))
         for side in (find, test)
     )
-    words = _more_common(find, test, phrases=recur)
+    words = _more_common(find, test, with_phrases=recur)
     return f"; more common late in the run, whether paid or not: {', '.join(words[:3])}" if words else ""
 
 
-def _more_common(find: _Side, test: _Side, *, phrases: bool) -> list[str]:
+def _more_common(find: _Side, test: _Side, *, with_phrases: bool) -> list[str]:
     """Candidates of the first half that the late rows of the second have more often than the early ones, in words."""
     late = test.view.reward_M > 0
-    finders = {name: of for name, of in _candidates(find).items() if phrases or not name.startswith('"')}
-    having = {name: finder(test) for name, finder in finders.items()}
+    having = {name: finder(test) for name, finder in _candidates(find, with_phrases=with_phrases).items()}
     got = [associate(has, test.view.reward_M, test.stratum, seed=test.view.seed) for has in having.values()]
     words = []
     for (name, has), one, p in zip(having.items(), got, holm([one.p for one in got]), strict=True):

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,17 @@ from scipy.special import bdtrc
 from guerdon.auditing.association import Association, associate, mean_ranks, strata, stratum_means
 from guerdon.auditing.log_view import SPREADS, SURE, Checked, MissingColumn, Undecided, View, enough, found, needed
 from guerdon.auditing.rows import Codes, Flags
-from guerdon.auditing.text_features import Features, flatters, languages, layouts, mostly_programs, refuse, repeats
+from guerdon.auditing.text_features import (
+    Features,
+    flatters,
+    fours,
+    languages,
+    layouts,
+    mostly_programs,
+    refuse,
+    repeats,
+    words_of,
+)
 from guerdon.statistics.proportion import wilson_bounds
 
 # practical minima, set on the first half of benchmarks/audit_sets.py
@@ -33,9 +44,11 @@ DIFFERING = 0.08  # share of the repeated responses
 NOISE = 0.1  # standard deviations of the reward, between equal responses
 FAR = 2.0  # robust standard deviations of the reward above the others
 FEWEST_PROMPTS = 10
+FEWEST_FAR = 4  # responses far above the others
 FEWEST_FAR_PROMPTS = 3  # with a response with the phrase
 MANY_FAR = 0.2  # share of responses far above the others that is no tail any more
 FAR_ROWS = 400  # whose phrases are compared with those of as many other rows
+MOST_PHRASES = 60  # that are looked for in all responses
 LOOKED = 6000  # characters of a response in which features are looked for
 LONG = 40  # characters from which on a copy is no coincidence
 
@@ -138,8 +151,8 @@ class _Tried(NamedTuple):
 
 def explains(view: View, name: str, features: Features, strictness: float = 1.0) -> Checked:
     """The feature that explains most of the reward, if it explains enough; p is Bonferroni's over the features."""
-    one = view.sub(~view.copy_M)  # copies of a response have its reward: they are no evidence
-    ways = one.comparable()
+    one = view.different
+    ways = one.comparable
     if not ways:
         raise MissingColumn("group, several responses to a prompt, or truth")
     if name in OF_WHOLE and one.unanswered_M is not None:  # what is cut off is long, and lacks the layout of the end
@@ -271,7 +284,7 @@ def _compared(
 def _with_copies(view: View, values: np.ndarray, words: str, sign: float) -> float:
     """The effect of a feature in all rows, at least 0: without copies right answers written in one way are too few."""
     x = values if values.dtype == bool else mean_ranks(values) / len(values)
-    stratum = next(way[0] for way in view.comparable() if way[1] == words)
+    stratum = next(way[0] for way in view.comparable if way[1] == words)
     whole = associate(x, view.reward_M, stratum, seed=None)
     return max(0.0, whole.difference * sign)
 
@@ -349,14 +362,14 @@ def check_tail(view: View) -> Checked:
     far = np.flatnonzero(is_far)
     clean = f"{len(far):,} of {len(one):,} responses are far above the others; no phrase of four or more "
     clean += f"is theirs alone, in {FEWEST_FAR_PROMPTS} prompts"
-    if is_far.mean() > MANY_FAR:  # another level of the reward, and no tail
+    if is_far.mean() > MANY_FAR or len(far) < FEWEST_FAR:  # another level of the reward, and no tail
         return Checked(None, clean)
     others = np.random.default_rng(view.seed).permutation(np.flatnonzero(z <= FAR))[:FAR_ROWS]
-    phrases, usual = (_phrases([responses[i] for i in rows]) for rows in (far[np.argsort(-z[far])][:FAR_ROWS], others))
+    farthest = far[np.argsort(-z[far])][:FAR_ROWS]
+    phrases, usual = (_phrases([responses[i] for i in rows]) for rows in (farthest, others))
     limit = 4 * min(len(far), FAR_ROWS) / max(len(others), 1)  # four times as often as elsewhere
-    rare = [(n, phrase) for phrase, n in phrases.items() if n >= 4 and n > limit * (usual[phrase] + 1)]
-    likely = [phrase for _, phrase in sorted(rare, reverse=True)[:60]]
-    best = _best_phrase(likely, [text.lower() for text in responses], z, prompts)
+    rare = _rarer_elsewhere(phrases, usual, limit)
+    best = _best_phrase(rare[:MOST_PHRASES], [text.lower() for text in responses], z, prompts)
     if best is None:
         return Checked(None, clean)
     phrase, flag = best
@@ -368,6 +381,20 @@ def check_tail(view: View) -> Checked:
         one, "tail", flag, title, clean, effect=(mean, mean - error, mean + error), unit=SPREADS, p=p, order_M=z,
         say=lambda i: f'reward {one.reward_M[i]:g}; contains "{phrase}"',
     )  # fmt: skip
+
+
+def _rarer_elsewhere(
+    phrases: Counter[tuple[str, ...]], usual: Counter[tuple[str, ...]], limit: float
+) -> list[tuple[str, ...]]:
+    """The phrases of responses far above the others that are rarer elsewhere, the most frequent first.
+
+    Args:
+        phrases: in how many responses far above the others each is.
+        usual: in how many of the others.
+        limit: how many times as often as elsewhere it must be.
+    """
+    rare = [(n, phrase) for phrase, n in phrases.items() if n >= FEWEST_FAR and n > limit * (usual[phrase] + 1)]
+    return [phrase for _, phrase in sorted(rare, reverse=True)]
 
 
 def _above_others(view: View) -> np.ndarray:
@@ -393,8 +420,9 @@ def _phrases(responses: list[str]) -> Counter[tuple[str, ...]]:
     """In how many responses each phrase of two to four words is."""
     counts: Counter[tuple[str, ...]] = Counter()
     for text in responses:
-        words = re.findall(r"\w+", text[:LOOKED].lower())
-        counts.update({tuple(words[k : k + n]) for n in (2, 3, 4) for k in range(len(words) - n + 1)})
+        words = words_of(text[:LOOKED])
+        threes = zip(words, words[1:], words[2:], strict=False)
+        counts.update({*pairwise(words), *threes, *fours(words)})
     return counts
 
 
@@ -406,7 +434,7 @@ def _best_phrase(
     for words in phrases:
         pattern = re.compile(r"\W+".join(re.escape(word) for word in words))
         flag = np.array([words[0] in text and bool(pattern.search(text)) for text in responses])
-        if not 4 <= flag.sum() <= 0.2 * len(z) or np.quantile(z[flag], 0.25) < FAR:
+        if not FEWEST_FAR <= flag.sum() <= 0.2 * len(z) or np.quantile(z[flag], 0.25) < FAR:
             continue
         if len(np.unique(prompts[flag])) < FEWEST_FAR_PROMPTS:
             continue

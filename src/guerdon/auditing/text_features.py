@@ -1,7 +1,7 @@
 """What can be counted in a response: language, layout, repetition, refusal, flattery, an unfinished end.
 
 language_of("Der zweite Teil folgt aus dem ersten.")      # "de"
-repetition("really very really very really very")         # (0.67, 3): share of repeated phrases, and the most often
+repetition("no " * 8)                                     # (0.8, True): share of repeated phrases, and one comes often
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -36,7 +36,13 @@ _STOP_WORDS = {
 _LANGUAGES = {
     word: [k for k, v in _STOP_WORDS.items() if word in v.split()] for v in _STOP_WORDS.values() for word in v.split()
 }
-_WORD, _ASCII_WORD = re.compile(r"[^\W\d_]+"), re.compile("[a-z]+")
+MANY_TIMES = 5  # that a phrase comes in a response
+_MOST_VOTES = 300  # words by which a language is told
+_WORD, _LETTERS = re.compile(r"\w+"), re.compile(r"[^\W\d_]+")
+_ASCII = "".join(map(chr, range(128)))
+_ONLY_WORDS = str.maketrans({char: " " for char in _ASCII if not _WORD.match(char)})
+_ONLY_LETTERS = str.maketrans({char: " " for char in _ASCII if not _LETTERS.match(char)})
+_OF_A_SCRIPT = re.compile("|".join(_SCRIPTS.values()))
 LAYOUTS = {
     "bullets": re.compile(r"^[ \t]*[-*•] ", re.MULTILINE),
     "numbered lists": re.compile(r"^[ \t]*\d{1,2}[.)] ", re.MULTILINE),
@@ -65,11 +71,15 @@ REFUSAL = re.compile(
     r"|(?:kann|darf) (?:dabei|ihnen|dir|diese\w*|das) (?:leider )?nicht|je (?:ne peux pas|suis désolé)"
     r"|no puedo (?:ayudar|responder|proporcionar)|lo siento|не могу (?:помочь|ответить))|我(?:无法|不能)|抱歉|申し訳"
 )
-_REFUSING = (  # one of these is in each refusal in ASCII
-    "can't", "cannot", "able to", "won't", "will not", "decline", "refuse", "not going to", "not allowed to",
-    "not permitted to", "as a", "guidelines", "policy", "policies", "programming", "not comfortable",
-    "not appropriate for", "nicht", "je ne peux", "no puedo", "lo siento",
+_REFUSING = (  # one of these is in each refusal
+    "can't", "can\u2019t", "cannot", "not able to", "unable to", "won't", "won\u2019t", "will not", "decline", "refuse",
+    "not going to", "not allowed to", "not permitted to", "as a ai", "as an ai", "language model",
+    "artificial intelligence", "guidelines", "policy", "policies", "programming", "not comfortable",
+    "not appropriate for", "nicht", "je ne peux", "je suis désolé", "no puedo", "lo siento", "не могу", "我无法",
+    "我不能", "抱歉", "申し訳",
 )  # fmt: skip
+_TAKEN_FOR_OTHERS = ("\u0130", "\u0131", "\u017f", "\u1c82")
+"""Letters that are equal to one of the parts of patterns in any case, but are not so in lower case: i, i, s and о."""
 _PRAISE = (
     "great excellent brilliant fantastic wonderful amazing superb outstanding insightful thoughtful awesome perceptive "
     "clever smart good lovely terrific fascinating profound astute"
@@ -83,11 +93,15 @@ FLATTERY = re.compile(
     r"|(?:i(?:['\u2019]m| am)|am) (?:so |very |truly )?(?:impressed|amazed|honou?red)"
     r"|(?:sharp|brilliant|remarkable|exceptional|beautiful) mind|only an? (?:\w+ )?(?:expert|genius|great thinker))"
 )
-_OF_YOU = (
-    "absolutely right", "smart", "wise", "genius", "brillian", "truly", "insight", "thinking", "question", "curiosity",
-    "mind", "intellect", "wisdom", "intuition", "well", "thoughtful", "clever",
-)  # fmt: skip
-_OF_ME = ("impressed", "amazed", "honored", "honoured", "mind", "only a")
+_FLATTERING = (  # a part of each kind of one of these is in each text that flatters
+    ([f" {word}" for word in _PRAISED.split()], _PRAISE.split()),
+    (["you"], ["absolutely right", "smart", "wise", "genius", "brilliant", "truly"]),
+    (["your "], ["insight", "thinking", "question", "curiosity", "mind", "intell", "brillian", "wisdom", "intuition"]),
+    (["how "], [f"how {word} you" for word in ("well", "thoughtful", "clever", "smart", "insightful", "wise")]),
+    (["impressed", "amazed", "honored", "honoured"],),
+    ([" mind"], ["sharp", "brilliant", "remarkable", "exceptional", "beautiful"]),
+    (["only a"], ["expert", "genius", "great thinker"]),
+)
 MARKS = re.compile(r"(?i)####|\\boxed|<answer>|\banswer\b[^.\n]{0,30}(?:\bis\b|[:=])|(?:^|\n)\s*a: ?\S")
 _CLEAR_MARKS = ("####", "\\boxed", "<answer>")
 _ANSWER = re.compile(r"answer(?<!\wanswer)\b[^.\n]{0,30}(?:\bis\b|[:=])")
@@ -109,6 +123,7 @@ _RESULT = re.compile(
     r"|^tool: (.*?)(?=\n\n(?:tool|assistant|user): |\Z)",
     re.MULTILINE | re.DOTALL,
 )
+_OF_RESULTS = ("<tool_response>", "Observation:", "tool: ")  # one of these is in each text with a result
 
 
 class ToolCall(NamedTuple):
@@ -130,7 +145,10 @@ def calls_of(text: str) -> list[ToolCall]:
     if not any(mark in text for mark in _OF_CALLS):
         return []
     events = [(match.start(), match) for match in _CALLED.finditer(text)]
-    events += [(match.start(), match) for match in _RESULT.finditer(text)]
+    if not events:
+        return []
+    if any(mark in text for mark in _OF_RESULTS):
+        events += [(match.start(), match) for match in _RESULT.finditer(text)]
     calls: list[ToolCall] = []
     waiting: list[int] = []  # places of the calls whose results follow
     has_results = False
@@ -166,17 +184,34 @@ def _name_and_given(match: re.Match[str]) -> tuple[str, str]:
 
 def language_of(text: str) -> str:
     """The language that most of a text is in, of those that scripts and frequent words tell apart; empty where none."""
-    votes: Counter[str] = Counter()
-    for found in () if text.isascii() else _ANY_SCRIPT.finditer(text):
-        votes[str(found.lastgroup)] += len(found.group())
-    if votes.total() > 0.2 * len(text):
-        return "ja" if votes["ja"] > 0.1 * votes.total() else votes.most_common(1)[0][0]
-    words: Counter[str] = Counter()
-    of_text = (_ASCII_WORD if text.isascii() else _WORD).findall(text.lower())
-    for word, count in Counter(filter(_LANGUAGES.__contains__, of_text[:300])).items():
+    if text.isascii():
+        words = text.lower().translate(_ONLY_LETTERS).split(None, _MOST_VOTES)
+    else:
+        by_script = _language_of_script(text)
+        if by_script:
+            return by_script
+        words = _LETTERS.findall(text.lower())
+    votes: dict[str, int] = {}
+    for word in filter(_LANGUAGES.__contains__, words[:_MOST_VOTES]):
         for language in _LANGUAGES[word]:
-            words[language] += count
-    return words.most_common(1)[0][0] if words.total() >= 2 else ""
+            votes[language] = votes.get(language, 0) + 1
+    return max(votes, key=votes.__getitem__) if sum(votes.values()) >= 2 else ""
+
+
+def _language_of_script(text: str) -> str:
+    """The language whose script a fifth of a text is in; empty where none is."""
+    votes: Counter[str] = Counter()
+    for found in _ANY_SCRIPT.finditer(text) if _OF_A_SCRIPT.search(text) else ():
+        votes[str(found.lastgroup)] += len(found.group())
+    if votes.total() <= 0.2 * len(text):
+        return ""
+    return "ja" if votes["ja"] > 0.1 * votes.total() else votes.most_common(1)[0][0]
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text in lower case, in order: runs of letters, digits and underscores."""
+    lower = text.lower()
+    return lower.translate(_ONLY_WORDS).split() if text.isascii() else _WORD.findall(lower)
 
 
 def has_mark(text: str) -> bool:
@@ -192,47 +227,66 @@ def has_mark(text: str) -> bool:
 def contain(texts: Sequence[str], parts: Sequence[str]) -> Flags:
     """Which texts have one of some parts, (N,)."""
     flag = np.zeros(len(texts), bool)
+    others: Sequence[int] = range(len(texts))
     for part in parts:
-        flag |= np.fromiter((part in text for text in texts), bool, len(texts))
+        having = [i for i in others if part in texts[i]]
+        if having:
+            flag[having] = True
+            others = np.flatnonzero(~flag).tolist()
     return flag
 
 
-def _which(texts: Sequence[str], finds: Callable[[str], object], likely: Flags) -> Flags:
-    """Which texts a function finds something in; it is asked only for those that are likely."""
+def which(texts: Sequence[str], finds: Callable[[str], object], asked: Flags) -> Flags:
+    """Which texts a function finds something in, (N,); it is called only for those that are asked."""
     flag = np.zeros(len(texts), bool)
-    for i in np.flatnonzero(likely).tolist():
+    for i in np.flatnonzero(asked).tolist():
         flag[i] = bool(finds(texts[i]))
     return flag
 
 
-def _likely(texts: Sequence[str], *needed: Sequence[str]) -> Flags:
-    """Which texts may match a pattern in any case, of whose parts one of each kind must be there.
+def likely(texts: Sequence[str], *ways: Sequence[Sequence[str]]) -> Flags:
+    """Which texts may match a pattern in any case, (N,).
 
-    Letters of other scripts may be equal to ones in ASCII where the case does not count: their texts are likely, too.
+    A letter that the pattern takes for another one (`_TAKEN_FOR_OTHERS`) makes its text likely.
+
+    Args:
+        texts: any.
+        ways: in which the pattern can match; for each way kinds of parts in lower case, of which one each is needed.
     """
     lower = [text.lower() for text in texts]
-    others = np.array([not text.isascii() for text in texts], bool)
-    return np.asarray(others | np.all([contain(lower, parts) for parts in needed], axis=0), bool)
+    flag = contain(texts, _TAKEN_FOR_OTHERS)
+    for kinds in ways:
+        left = np.arange(len(texts))
+        for parts in kinds:
+            left = left[contain([lower[i] for i in left.tolist()], parts)]
+        flag[left] = True
+    return flag
 
 
 def with_layout(name: str, texts: Sequence[str]) -> Flags:
     """Which texts have one of the `LAYOUTS`, (N,)."""
     layout = LAYOUTS[name]
-    likely = contain(texts, _NEEDED[name]) if name in _NEEDED else ~np.array([text.isascii() for text in texts], bool)
+    asked = contain(texts, _NEEDED[name]) if name in _NEEDED else ~np.array([text.isascii() for text in texts], bool)
     if name not in _OF_LINES:
-        return _which(texts, layout.search, likely)
-    return _which(texts, lambda text: layout.search(text) if "\n" in text else layout.match(text), likely)
+        return which(texts, layout.search, asked)
+    return which(texts, lambda text: layout.search(text) if "\n" in text else layout.match(text), asked)
 
 
-def repetition(text: str) -> tuple[float, int]:
-    """The share of phrases of four words that came before, and how often the most frequent one comes."""
+def repetition(text: str) -> tuple[float, bool]:
+    """The share of phrases of four words that came before, and whether one comes `MANY_TIMES` or more."""
     words = text.split()
     if len(words) < 8:
-        return 0.0, 0
-    phrases = list(zip(words, words[1:], words[2:], words[3:], strict=False))
-    different = len(set(phrases))
-    most = 1 if different == len(phrases) else max(Counter(phrases).values())
-    return 1 - different / len(phrases), most
+        return 0.0, False
+    count = len(words) - 3
+    different = len(set(fours(words)))
+    again = count - different
+    comes_often = again >= MANY_TIMES - 1 and max(Counter(fours(words)).values()) >= MANY_TIMES
+    return 1 - different / count, comes_often
+
+
+def fours(words: Sequence[str]) -> Iterator[tuple[str, str, str, str]]:
+    """The phrases of four words, in order."""
+    return zip(words, words[1:], words[2:], words[3:], strict=False)
 
 
 def mostly_programs(responses: Sequence[str]) -> bool:
@@ -253,21 +307,20 @@ def languages(responses: Sequence[str]) -> Features:
 
 def repeats(responses: Sequence[str]) -> Features:
     """How much each response repeats itself."""
-    share, most = np.array([repetition(text) for text in responses]).T
+    found = [repetition(text) for text in responses]
     return {
-        "responses that repeat themselves": share,
-        "responses with a phrase that comes five times": most >= 5,
+        "responses that repeat themselves": np.array([share for share, _ in found]),
+        "responses with a phrase that comes five times": np.array([comes_often for _, comes_often in found], bool),
     }
 
 
 def flatters(responses: Sequence[str]) -> Features:
     """Which responses flatter, at their beginning or end."""
     ends = [f"{text[:400]} {text[-200:]}" for text in responses]
-    likely = _likely(ends, _PRAISE.split(), _PRAISED.split()) | _likely(ends, ["you"], _OF_YOU) | _likely(ends, _OF_ME)
-    return {"responses that flatter": _which(ends, FLATTERY.search, likely)}
+    return {"responses that flatter": which(ends, FLATTERY.search, likely(ends, *_FLATTERING))}
 
 
 def refuse(responses: Sequence[str]) -> Flags:
     """Which responses refuse, at their beginning."""
     starts = [text[:400] for text in responses]
-    return _which(starts, REFUSAL.search, _likely(starts, _REFUSING))
+    return which(starts, REFUSAL.search, likely(starts, [_REFUSING]))

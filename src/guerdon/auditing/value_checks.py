@@ -7,7 +7,7 @@ from scipy.special import bdtrc
 
 from guerdon.auditing.association import stratum_means
 from guerdon.auditing.finding import Severity
-from guerdon.auditing.log_view import Checked, MissingColumn, Undecided, View, enough, found, needed, signs_of
+from guerdon.auditing.log_view import Checked, MissingColumn, Undecided, View, enough, found, needed
 from guerdon.auditing.rows import Codes, Flags, Numbers
 from guerdon.statistics.proportion import wilson_bounds
 
@@ -190,7 +190,7 @@ def _signs(view: View) -> dict[str, Flags]:
     if texts is None or not np.isin(view.row_M, texts.row_M).all():
         return signs
     place = np.searchsorted(texts.row_M, view.row_M)
-    return signs | {name: flag[place] for name, flag in signs_of(texts.responses).items()}
+    return signs | {name: flag[place] for name, flag in view.signs.items()}
 
 
 def _right_below(view: View, flag: np.ndarray, right: np.ndarray, value: float) -> bool:

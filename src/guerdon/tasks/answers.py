@@ -223,10 +223,14 @@ def _unboxed(text: str) -> str | None:
         if _OPEN.search(text[max(marks[-1].start() - 80, 0) : marks[-1].start()]):
             return None
         return undecorated(text[marks[-1].end() :].partition("\n")[0][:_LONGEST]) or None
+    first = text.lower().find("answer") if text.isascii() else 0
+    if first < 0:
+        return None
+    line = text.rfind("\n", 0, first) + 1
     ends = sorted(
         (mark.end(), mark.start())
         for pattern in (_ANSWER_IS, _HEADING)
-        for mark in pattern.finditer(text)
+        for mark in pattern.finditer(text, line)
         if not _NOT_MINE.search(text[max(mark.start() - 40, 0) : mark.start()])
     )
     return _marked(text, *ends[-1]) if ends else None
@@ -319,7 +323,7 @@ _ENDING = re.compile(r"(?i)(?:\s*(?:I hope (?:it|this) is correct|I hope this he
 
 
 def concluded(text: str, gold: str = "") -> str | None:
-    """The answer that a response marks; else the whole of a short one, or what its last sentence states.
+    """The answer of a response that marks none (`final_answers`): the whole of a short one, or what its end states.
 
     A last sentence states an answer where it begins with `therefore`, `so`, ..., is about the solution, or is the whole
     response, and ends with one (`the value is 12`). Doubts, negations, conditions and questions state none.
@@ -328,9 +332,8 @@ def concluded(text: str, gold: str = "") -> str | None:
         text: a response.
         gold: the true answer; where it is words, a response that is nothing else states it.
     """
-    found = final_answer(text)
-    if found is not None or _boxes(text) or _HASHES.search(text) or _ANSWER_IS.search(text) or _HEADING.search(text):
-        return found
+    if _boxes(text) or _HASHES.search(text) or _ANSWER_IS.search(text) or _HEADING.search(text):
+        return None
     if gold and _is_only(text, gold):
         return undecorated(text)
     text = re.split(r"<\|(?:im_|end|eot|start)|</s>", text[-4 * _LONGEST :])[0].strip()

@@ -97,6 +97,7 @@ class Pair(NamedTuple):
         return None if gold.mixed != answer.mixed and not (same or (gold.unit and answer.unit)) else same
 
 
+@lru_cache(maxsize=64)  # responses to one question often state the same
 def pair(gold: str, answer: str, question: str = "") -> Pair:
     """Two answers without their units, and how these are related.
 

@@ -63,9 +63,14 @@ _OPENING = "|".join(
     )
 )
 _MARK = re.compile(rf"(?P<closing>{_CLOSING})|(?P<opening>{_OPENING})", re.IGNORECASE | re.MULTILINE)
-_NEEDED = (  # one of these is in each text in ASCII with a mark
-    "think", "thought", "reason", "analy", "scratch", "reflect", "deliberat", "monolog", "work", "channel", "unused9",
-    "inner_", "im_start", "begin_of_solution", "header_id", "assistantfinal", "commentary",
+_TAKEN_FOR_OTHERS = ("\u0130", "\u0131", "\u017f")  # equal to i, i and s in any case, but not so in lower case
+_NEEDED = (  # one of these is in each text with a mark, in lower case,
+    *_TAKEN_FOR_OTHERS, "think", "thought", "reason", "analy", "scratch", "reflect", "deliberat", "monolog", "work",
+    "思", "channel", "unused9", "inner_", "im_start", "begin_of_solution", "header_id", "assistantfinal", "commentary",
+)  # fmt: skip
+_BEGINNINGS = (  # and one of these
+    *_TAKEN_FOR_OTHERS, "<", "[", "{", "/", "end", "done", "\u00ab", "\u300e", "&", "assistantfinal", "analysis",
+    "commentary",
 )  # fmt: skip
 _OBJECT = re.compile(r'\{\s*"')
 _ANSWER_MARK = re.compile(r"<answer>[^<{]*</answer>|\\boxed\{[^{}]*\}|\[\[[^\[\]{\n]*\]\]", re.IGNORECASE)
@@ -83,10 +88,10 @@ def behind_reasoning(text: str) -> str | Failure:
     Returns:
         The text, which may be blank; `truncated` where reasoning begins and does not end.
     """
-    lower = text.lower()
-    if text.isascii() and not any(part in lower for part in _NEEDED):
-        return text
-    marks = list(_MARK.finditer(text.translate(_SAME)))
+    plain = text if text.isascii() else text.translate(_SAME)
+    lower = plain.lower()
+    may_be_marked = any(part in lower for part in _NEEDED) and any(part in lower for part in _BEGINNINGS)
+    marks = list(_MARK.finditer(plain)) if may_be_marked else []
     if not marks:
         return text
     objects = [(start, end) for start, end, value in _objects(text) if not isinstance(value, Failure)]

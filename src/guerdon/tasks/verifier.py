@@ -19,6 +19,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, Protocol, cast, runtime_checkable
 
 from guerdon.errors import ConfigError, DataError, MissingDependencyError
@@ -354,6 +355,11 @@ def check_exact(response: str, ground_truth: str) -> VerifierResult:
     return VerifierResult("equal" if stated == gold else "different", answer)
 
 
+@lru_cache(maxsize=64)  # several responses have one true answer
+def _marked_or_whole(ground_truth: str) -> str:
+    return final_answer(ground_truth) or ground_truth.strip()
+
+
 def check_numeric(response: str, ground_truth: str, tolerance: float = 0.0, question: str = "") -> VerifierResult:
     """Compare as exact fractions, or with a relative tolerance where one is declared (see `quantities.numbers_of`).
 
@@ -363,7 +369,7 @@ def check_numeric(response: str, ground_truth: str, tolerance: float = 0.0, ques
         tolerance: relative difference at which two numbers count as equal.
         question: whose words count as units.
     """
-    gold, response = final_answer(ground_truth) or ground_truth.strip(), without_html(answered(response))
+    gold, response = _marked_or_whole(ground_truth), without_html(answered(response))
     answers = final_answers(response)
     answer = answers[-1] if answers else concluded(response, gold)
     both = pair(gold, answer or "", question)
