@@ -43,7 +43,14 @@ def test_a_judgement_its_repetition_and_taking_it_back(log, tmp_path):
         assert person.post(item=never, judgement="right").json()["error"]["code"] == "not_handed"
         assert person.post(item="nothing", judgement="right").status_code == 404
         undone = person.post(undo=None).json()
-        assert undone["undone"] == {**first, "note": "clear", "judgement": "right", "row": None, "step": None}
+        assert undone["undone"] == {
+            **first,
+            "note": "clear",
+            "judgement": "right",
+            "row": None,
+            "step": None,
+            "scores": None,
+        }
         assert person.next(1)[0]["item"] == first["item"]
         assert person.post(undo=None).json()["undone"] is None
         assert person.post(undo="page-0001").status_code == 404

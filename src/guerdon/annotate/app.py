@@ -19,10 +19,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from guerdon.annotate.figures import figures, tables
-from guerdon.annotate.judgements import SKIP, KeyConflictError, NoSuchItemError, NotHandedError
+from guerdon.annotate.judgements import FIELDS, RATED, SKIP, KeyConflictError, NoSuchItemError, NotHandedError
 from guerdon.annotate.page import page_files
 from guerdon.annotate.session import Session
 from guerdon.errors import DataError, did_you_mean
+from guerdon.models.judges.rubric import Rubric
 from guerdon.serve.errors import error_body
 from guerdon.serve.metrics import Metrics
 from guerdon.serve.middleware import PERSON, RequestMiddleware
@@ -238,7 +239,7 @@ async def _content(request: Request) -> dict[str, Any]:
         raise RefusedError(422, "invalid_request", "the body must be a JSON object")
     if not (isinstance(content.get("key"), str) and _KEY.match(content["key"])):
         raise RefusedError(422, "invalid_request", "key must be 8 to 80 letters, digits, _ or -", "key")
-    known = ("key", "undo") if "undo" in content else ("key", "item", "judgement", "row", "step", "note", "seconds")
+    known = ("key", "undo") if "undo" in content else ("key", "item", *FIELDS)
     for name in content:
         if name not in known:
             near = did_you_mean(name, known, quoted=True)
@@ -271,7 +272,36 @@ def _checked(content: dict[str, Any], session: Session) -> dict[str, Any]:
         _check_place(name, content.get(name), session.count_of(item, name) if word == wanted_for else None)
     if session.items.kind == "steps" and word == "wrong" and content.get("step") is None:
         raise RefusedError(422, "invalid_request", "step must be the first wrong one, from 0", "step")
+    _check_scores(content.get("scores"), session.rubric if word == RATED else None)
     return {**content, "note": note or "", "seconds": seconds}
+
+
+def _check_scores(scores: Any, rubric: Rubric | None) -> None:
+    """Refuse scores that are not of the criteria.
+
+    Args:
+        scores: given, or None.
+        rubric: with the criteria; None: this judgement has none.
+
+    Raises:
+        RefusedError: they are not.
+    """
+    if rubric is None:
+        if scores is not None:
+            raise RefusedError(422, "invalid_request", "this judgement has no scores", "scores")
+        return
+    names = [one.name for one in rubric.criteria]
+    if not isinstance(scores, dict) or {*scores} != {*names}:
+        why = f"scores must be an object with every criterion: {', '.join(names)}"
+        raise RefusedError(422, "invalid_request", why, "scores")
+    for one in rubric.criteria:
+        score = scores[one.name]
+        is_choice = type(score) is int and 1 <= score <= len(one.choices)
+        if score is not None and not is_choice:
+            why = f"the score of {one.name} must be a whole number from 1 to {len(one.choices)}, or null"
+            raise RefusedError(422, "invalid_request", why, "scores")
+    if all(score is None for score in scores.values()):
+        raise RefusedError(422, "invalid_request", "no criterion has a score: that is cannot_tell", "scores")
 
 
 def _check_place(name: str, value: Any, count: int | None) -> None:

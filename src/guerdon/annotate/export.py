@@ -30,6 +30,7 @@ from guerdon.errors import DataError, boundary
 from guerdon.files import atomic
 from guerdon.files.json_files import json_line
 from guerdon.files.parquet_bounds import BoundedParquet
+from guerdon.statistics.intervals import defined
 
 EPISODES = "labels"
 _WINNERS = {1.0: "model_a", 0.0: "model_b", 0.5: "tie"}  # as PPE names them
@@ -96,9 +97,23 @@ def _responses(session: Session, labels: _Labels) -> Iterator[dict[str, Any]]:
             "prompt": _prompt(items, place, as_messages=chats), "response": show["response"],
             "judge_score": score, "oracle_label": value,
         }  # fmt: skip
-        if session.setup["scale"] is None and value is not None:
+        if session.rubric is not None:
+            row |= _of_criteria(session, place, label)
+        elif session.setup["scale"] is None and value is not None:
             row |= {"completion": show["response"], "label": value == 1.0}
         yield row | _of_draw(session, place, labels)
+
+
+def _of_criteria(session: Session, place: int, label: Label) -> dict[str, Any]:
+    """What people say of each criterion, how many of them agree, and what the first judge of the data says."""
+    judge = next(iter(session.judges.values.values()), {})
+    names = [one.name for one in session.rubric.criteria] if session.rubric else []
+    labels = {name: label.criteria.get(name, Label()) for name in names}
+    return {
+        "criteria": {name: defined(one.value) for name, one in labels.items()},
+        "criteria_agreed": {name: one.agreed for name, one in labels.items()},
+        "judge_criteria": {name: defined(values[place]) for name, values in judge.items()} or None,
+    }
 
 
 def _pairs(session: Session, labels: _Labels) -> Iterator[dict[str, Any]]:
