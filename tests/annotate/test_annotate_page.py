@@ -157,6 +157,40 @@ def test_what_is_taken_back_comes_first_also_where_the_next_items_were_chosen_be
         at(tab, 7)
 
 
+def test_what_was_skipped_and_taken_back_is_not_asked_twice(tab):
+    with stub("responses", shows("responses", 3)) as server:
+        tab.open(server.address)
+        at(tab, 0)
+        press(tab, "k")
+        tab.wait("!asking && queue.at(-1).item === '0'")  # asked again at the end
+        press(tab, "z")
+        at(tab, 0)
+        server.may_answer.clear()
+        press(tab, "y", "y", "y")
+        assert tab.js(ITEM) == ""
+        server.may_answer.set()
+        tab.wait("document.getElementById('item').textContent.startsWith('Nothing is left')")
+        assert len(stored(tab, server, 5)) == 3
+
+
+def test_an_answer_that_was_overtaken_by_judgements_does_not_say_what_is_left(tab):
+    with stub("responses", shows("responses", 4)) as server:
+        tab.open(server.address)
+        at(tab, 0)
+        tab.js("window.told = []; new MutationObserver(() => told.push($('item').textContent)).observe($('item'), "
+               "{ childList: true })")  # fmt: skip
+        server.may_answer.clear()
+        press(tab, "y")
+        server.is_chosen.wait(60)
+        press(tab, "y", "y", "y")
+        stored(tab, server, 4)
+        server.is_chosen.clear()
+        server.may_answer.set()
+        tab.wait("told.at(-1).startsWith('Nothing is left')")
+        assert not [one for one in tab.js("told") if one.startswith("Others")]
+        assert tab.js("document.getElementById('progress').textContent") == "4 judged, 0 left"
+
+
 def test_pairs_steps_and_a_scale_have_their_keys(tab):
     with stub("pairs", shows("pairs")) as server:
         tab.open(server.address)

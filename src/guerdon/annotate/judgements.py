@@ -190,7 +190,8 @@ class Judgements:
     @property
     def skipped(self) -> int:
         """Items that somebody skipped and nobody judged."""
-        later = {self.number_of(ticket) for those in self._later.values() for ticket in those}
+        tickets = [ticket for those in self._later.values() for ticket in list(those)]  # others may skip meanwhile
+        later = {self.number_of(ticket) for ticket in tickets}
         return sum(not self.given[number] for number in later if number is not None)
 
     def number_of(self, ticket: str) -> int | None:

@@ -36,11 +36,15 @@ async function call(address, body) {
   throw new Refused(message);
 }
 
+let requests = 0, counted = 0; // sent, and the one whose counts are shown: an answer that was overtaken has old ones
 async function asked(address, body) {
-  const answer = await call(address, body);
+  const number = ++requests, answer = await call(address, body);
   const found = await answer.json().catch(() => { throw new Away(AWAY); });
   $("away").hidden = true;
-  if ("done" in found) $("progress").textContent = `${found.done.toLocaleString("en")} judged, ${found.left.toLocaleString("en")} left`;
+  if ("done" in found && number > counted) {
+    counted = number;
+    $("progress").textContent = `${found.done.toLocaleString("en")} judged, ${found.left.toLocaleString("en")} left`;
+  }
   return found;
 }
 
@@ -115,16 +119,21 @@ async function ask() {
     const others = items.filter(({ item }) => item !== current?.item && !touched.has(item) && !first.has(item));
     queue = [...seen, ...others.map((one) => known.get(one.item) ?? entryOf(one))];
     if (!current && queue.length) show(queue.shift());
-    else if (!current) show(null, left > 0 ? "Others are judging what is left. It is asked again every five seconds." : "Nothing is left to judge. The summary has the figures.");
-    if (!current && left > 0) again = POLL;
+    if (!current && touched.size) again = 0; // chosen before the last judgements: it does not say what is left
+    else if (!current) again = waitForOthers(left);
     root.dataset.ready = "true";
   } catch (error) {
     away(error.message);
     again = AGAIN;
   }
   asking = false;
-  if (again) setTimeout(ask, again);
+  if (again !== null) setTimeout(ask, again);
   prepare();
+}
+
+function waitForOthers(left) {
+  show(null, left > 0 ? "Others are judging what is left. It is asked again every five seconds." : "Nothing is left to judge. The summary has the figures.");
+  return left > 0 ? POLL : null;
 }
 
 function show(entry, text = "") {
@@ -167,8 +176,8 @@ function judge(word) {
   path.push({ key: body.key, entry });
   touched.add(entry.item);
   keep(body);
-  const where = body.step ?? body.row;
-  show(queue.shift() ?? null, queue.length ? `${labelOf(word)}${where === null || where === undefined ? "" : ` ${where}`}; z takes it back` : "Waiting for the next item.");
+  const next = queue.shift() ?? null, where = body.step ?? body.row ?? "";
+  show(next, next ? `${labelOf(word)} ${where}; z takes it back`.replace(" ;", ";") : "Waiting for the next item.");
   ask();
 }
 
@@ -181,8 +190,8 @@ function undo() {
 
 function takenBack(one) {
   if (!one) return tell("There is nothing to take back.");
-  if (current) queue.unshift(current);
   const entry = "shown" in one ? one : entryOf(one);
+  queue = [current, ...queue].filter((other) => other && other.item !== entry.item); // it may have been asked again meanwhile
   show(entry, "Taken back: judge it again.");
   if (setup.criteria?.length === entry.scores.size) forget(entry);
 }
@@ -536,7 +545,7 @@ function help() {
   if (setup.kind === "steps") lines.push(["↑ ↓", "choose a step"]);
   if (setup.criteria) lines.push(["1 to 9", "a choice of the criterion; the next one follows, and with the last one the item is judged"], ["u", "this criterion cannot be told"], ["↑ ↓", "choose a criterion"]);
   if (setup.kind === "episodes") lines.push(["← →", "one row; with Shift ten"], ["Space", "play, pause"], ["m", "the row on screen is the moment of success; again: it is not"]);
-  lines.push(["z", "take back the last judgement, again the one before"], ["k", "skip: asked again at the end"], ["c", "write a note, Esc leaves it"], ["?", "this page"]);
+  lines.push(["z", `take back the last ${setup.criteria ? "score" : "judgement"}, again the one before`], ["k", "skip: asked again at the end"], ["c", "write a note, Esc leaves it"], ["?", "this page"]);
   const list = element("dl"), into = $("help-view").querySelector("div");
   for (const [name, text] of lines) { const term = element("dt"); term.append(element("kbd", name)); list.append(term, element("dd", text)); }
   into.replaceChildren(list);
