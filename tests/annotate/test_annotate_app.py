@@ -96,6 +96,19 @@ def test_bodies_counts_routes_and_headers(log, tmp_path):
         assert person.request("DELETE", "/api/next").status_code == 405
 
 
+def test_a_guideline_and_the_reference_are_shown_and_each_row_says_so(tmp_path):
+    data = lines(tmp_path / "log.jsonl", [{"prompt": "1 + 1?", "response": "2", "reward": 1.0, "ground_truth": "two"}])
+    (tmp_path / "guideline.txt").write_text("Judge the <b>last</b> line.")
+    with judging(data, tmp_path / "plain") as (_, people):
+        assert "two" not in json.dumps(people[""].next(1))
+    with judging(data, tmp_path / "out", reference=True, guideline=tmp_path / "guideline.txt") as (_, people):
+        setup, (one,) = people[""].get("/api/setup").json(), people[""].next(1)
+        people[""].judge(one["item"], "right")
+    (row,) = [json.loads(line) for line in (tmp_path / "out" / "judgements.jsonl").read_text().splitlines()]
+    assert (one["show"]["reference"], row["reference_shown"], setup["shows_reference"]) == ("two", True, True)
+    assert setup["guideline"] == {"text": "Judge the <b>last</b> line.", "hash": row["guideline"]}
+
+
 def test_only_pages_of_this_machine_ask_without_a_token(log, tmp_path):
     with judging(log, tmp_path) as (_, people):
         for path in ("/", "/api/next", "/api/summary"):

@@ -324,6 +324,19 @@ def test_pictures_that_cannot_be_decoded_have_a_reason_and_can_be_discarded(tab)
         assert stored(tab, server, 1)[0]["judgement"] == "discard"
 
 
+def test_seconds_count_only_while_the_page_is_visible(tab):
+    with stub("responses", shows("responses")) as server:
+        tab.open(server.address)
+        at(tab, 0)
+        hide = "Object.defineProperty(document, 'hidden', {{ value: {}, configurable: true }})"
+        for is_hidden in ("true", "false"):
+            tab.js(f"{hide.format(is_hidden)}; document.dispatchEvent(new Event('visibilitychange'))")
+            assert tab.js("clock.since === null") is (is_hidden == "true")
+        tab.js("clock.sum = 61000; document.dispatchEvent(new Event('visibilitychange'))")
+        press(tab, "y")
+        assert stored(tab, server, 1)[0]["seconds"] >= 61
+
+
 def test_judgements_are_kept_while_the_server_is_away_also_over_a_reload(tab):
     with stub("responses", shows("responses")) as server:
         tab.open(server.address)

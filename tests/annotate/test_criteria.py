@@ -13,6 +13,7 @@ from guerdon.annotate.judgements import Judgement
 from guerdon.annotate.session import AnnotateSettings, open_session
 from guerdon.auditing.labels import read_marks
 from guerdon.auditing.logs import read_log
+from guerdon.episodes.preferences import read_preferences
 from guerdon.errors import ConfigError
 from guerdon.evaluation.benchmarks.labelled import label_figures, read_labelled
 from guerdon.models.judges.rubric import Rubric, read_rubric
@@ -92,6 +93,8 @@ def test_scores_are_stored_read_by_evaluate_and_audit_and_agree_with_the_judge_b
         return {"invents": told, "answers": int(2 * answers[row]) + 1}
 
     with judging(data, out, rubric=file, overlap=0.2) as (session, people):
+        sent = [people[""].get(f"/api/{path}").text for path in ("setup", "next?count=9", "summary")]
+        assert not [word for word in ("reward", "tone", "weight") if word in "".join(sent)]
         assert judge_as(session, people[""], as_the_judge) == 36
         assert "reward.answers" not in session.items.rewards
         export(session)
@@ -116,6 +119,8 @@ def test_scores_are_stored_read_by_evaluate_and_audit_and_agree_with_the_judge_b
         assert row["criteria_agreed"] == {"answers": 1.0, "invents": 1.0}
     assert rows[29]["criteria"] == {"answers": answers[29], "invents": None}
     assert "completion" not in rows[0]
+    ratings = [one.attributes for one in read_preferences([str(out / "labels.jsonl")]).comparisons]
+    assert ratings == [{"oracle_label": row["oracle_label"]} for row in rows]
     read = read_labelled(str(out / "labels.jsonl"))
     section = label_figures(read.judged(), read.labels_N, read.prompts, draws=read.draws, reps=20, seed=0)
     assert section["labelled"] == 30

@@ -95,7 +95,7 @@ def figures(session: Session, person: str | None = None) -> dict[str, Any]:
         "no_consensus": reasons[NO_CONSENSUS], "discarded": _discarded(session, labels),
         "taken_back": judgements.taken_back, "skipped": judgements.skipped, "orphans": judgements.orphans,
         "left_out": dict(session.items.left_out), "people": _people(session, given),
-        "criteria": list(session.judges.notes),
+        "criteria": list(session.judges.notes) if given else [],  # names a judge: not before something was judged
         "agreement": [row for about in _subjects(session) for row in _agreements(session, given, about)],
         "order": _order(session, given),
         "mean": None if person else _mean(session, labels),
