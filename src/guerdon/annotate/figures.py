@@ -32,7 +32,7 @@ from guerdon.evaluation.benchmarks.labelled import (
 )
 from guerdon.evaluation.metrics import aligned
 from guerdon.models.judges.rubric import Criterion, Rubric
-from guerdon.pages.formats import DASH
+from guerdon.pages.formats import DASH, decimal, percent
 from guerdon.statistics.intervals import wilson_interval
 from guerdon.types import Failure
 
@@ -87,12 +87,13 @@ def figures(session: Session, person: str | None = None) -> dict[str, Any]:
     ]
     labels = labels_of(session)
     reasons = Counter(label.reason for _, label in labels.values())
+    discarded = [session.items.rows[place] for place, (_, label) in labels.items() if label.reason == DISCARD]
     judgements = session.judgements
     return {
         "data": session.items.data, "kind": session.items.kind, "choose": session.setup["choose"],
         "rows": session.setup["rows"], "finding": session.setup["finding"], "items": len(judgements.asks),
         "judgements": len(given), "labels": reasons[""], "cannot_tell": reasons[CANNOT_TELL],
-        "no_consensus": reasons[NO_CONSENSUS], "discarded": _discarded(session, labels),
+        "no_consensus": reasons[NO_CONSENSUS], "discarded": sorted(discarded),
         "taken_back": judgements.taken_back, "skipped": judgements.skipped, "orphans": judgements.orphans,
         "left_out": dict(session.items.left_out), "people": _people(session, given),
         "criteria": list(session.judges.notes) if given else [],  # names a judge: not before something was judged
@@ -100,11 +101,6 @@ def figures(session: Session, person: str | None = None) -> dict[str, Any]:
         "order": _order(session, given),
         "mean": None if person else _mean(session, labels),
     }  # fmt: skip
-
-
-def _discarded(session: Session, labels: Mapping[int, tuple[int, Label]]) -> list[int]:
-    """Numbers of the episodes that are discarded."""
-    return sorted(session.items.rows[place] for place, (_, label) in labels.items() if label.reason == DISCARD)
 
 
 def _people(session: Session, given: Sequence[tuple[int, Judgement]]) -> list[dict[str, Any]]:
@@ -267,15 +263,15 @@ def tables(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The figures as tables whose cells are texts."""
     people = [
         [
-            one["person"] or "you", str(one["judgements"]), _plain(one["median_seconds"], " s"),
-            _share(one["cannot_tell"]),
+            one["person"] or "you", str(one["judgements"]), decimal(one["median_seconds"], 1),
+            percent(one["cannot_tell"]),
         ]
         for one in record["people"]
     ]  # fmt: skip
     found = [
         {
             "title": "Judgements", "note": _counts(record),
-            "columns": ["person", "judgements", "median time", "cannot tell"], "rows": people,
+            "columns": ["person", "judgements", "median seconds", "cannot tell"], "rows": people,
         }
     ]  # fmt: skip
     if record["agreement"]:
@@ -340,14 +336,6 @@ def lines(record: Mapping[str, Any]) -> list[str]:
         found += [f"== {table['title']}", *aligned([table["columns"], *table["rows"]])]
         found += [table["note"]] if table.get("note") else []
     return found
-
-
-def _plain(value: float | None, unit: str = "") -> str:
-    return DASH if value is None else f"{value:.3g}{unit}"
-
-
-def _share(value: float | None) -> str:
-    return DASH if value is None else f"{value:.0%}"
 
 
 def _interval(one: Mapping[str, Any] | None) -> str:

@@ -146,13 +146,17 @@ class Session:
 
     def count_of(self, ticket: str, name: str) -> int | None:
         """How many rows or steps an item has; None: it has none, or there is no such item."""
-        number = self.judgements.number_of(ticket)
-        place = None if number is None else self.judgements.asks[number].place
+        place = self._place(ticket)
         if place is None:
             return None
         if name == "row":
             return self.items.entries[place].length if self.items.kind == "episodes" else None
         return len(self.items.solutions[place].steps) if self.items.kind == "steps" else None
+
+    def _place(self, ticket: str) -> int | None:
+        """Where an item is in the data; None: it is not."""
+        number = self.judgements.number_of(ticket)
+        return None if number is None else self.judgements.asks[number].place
 
     async def picture(self, ticket: str, camera: str, row: int) -> bytes | None:
         """A picture of an episode as JPEG; None: there is no such picture.
@@ -160,8 +164,7 @@ class Session:
         Raises:
             DataError: it cannot be decoded.
         """
-        number = self.judgements.number_of(ticket)
-        place = None if number is None else self.judgements.asks[number].place
+        place = self._place(ticket)
         if place is None or self.pictures is None:
             return None
         try:

@@ -279,7 +279,7 @@ function linesOf(ariaLabel, lines, first) { // that arrows choose
   const list = element("ol", "", { className: setup.criteria ? "steps criteria" : "steps", id: "steps", tabIndex: 0, role: "listbox", ariaLabel });
   lines.forEach((text, i) => {
     const line = element("li", "", { id: `step-${i}`, role: "option", onclick: () => choose(i) });
-    line.append(element("span", String(first + i)), put(element("div", "", { className: "said" }), text), ...(setup.criteria ? [element("output")] : []));
+    line.append(element("span", String(first + i)), put(element("div", "", { className: "said" }), text.replace(/\n+$/, "")), ...(setup.criteria ? [element("output")] : []));
     list.append(line);
   });
   return list;
