@@ -149,7 +149,7 @@ class Score:
         failure: set exactly when both are missing.
         spread: standard deviation over the members of an ensemble, of `total` or the mean of those of `steps`; None
             where there are none.
-        criteria: of a judge with one rubric for all, 0 (worst) to 1 by name of a criterion; None: there are none.
+        criteria: of a judge with one rubric for all, 0 to 1 (last choice) by name of a criterion; None: none.
     """
 
     steps: FloatArray | None = None

@@ -108,7 +108,7 @@ def test_scores_are_stored_read_by_evaluate_and_audit_and_agree_with_the_judge_b
     assert found["invents", "you", "reward"]["kappa"]["estimate"] == 1.0
     assert found["answers", "you", "you, again"]["items"] == 6
     (table,) = [one for one in tables(record) if one["title"] == "Agreement"]
-    assert {row[-1] for row in table["rows"]} == {"the whole rubric", "answers", "invents"}
+    assert {row[0] for row in table["rows"]} == {"the whole rubric", "answers", "invents"}
     log = [json.loads(line) for line in (out / "judgements.jsonl").read_text().splitlines()]
     assert {row["judgement"] for row in log} == {"rated"}
     assert all(row["scores"].keys() == {"answers", "invents"} for row in log)

@@ -69,10 +69,11 @@ def _by_rubric(given: Sequence[Mapping[str, float]], rubric: Rubric) -> Label:
     names = [one.name for one in rubric.criteria]
     criteria = {name: _majority([shares[name] for shares in given if name in shares], len(given)) for name in names}
     agreed = [one.agreed for one in criteria.values() if one.agreed is not None]
-    found = Label(np.nan, "", mean(agreed) if agreed else None, len(given), criteria=criteria)
-    value = rubric.total({name: one.value for name, one in criteria.items() if not one.reason}, LEAST_JUDGED)
+    found = Label(agreed=mean(agreed) if agreed else None, judgements=len(given), criteria=criteria)
+    known = {name: one.value for name, one in criteria.items() if not one.reason}
+    value = rubric.total(known, LEAST_JUDGED)
     if value is not None:
-        return replace(found, value=value)
+        return replace(found, value=value, reason="")
     reasons = [one.reason for one in criteria.values() if one.reason]
     return replace(found, reason=NO_CONSENSUS if NO_CONSENSUS in reasons else reasons[0])
 

@@ -6,7 +6,7 @@ shares_of(rubric, {"answers": 3, "invents": None})      # {"answers": 1.0} where
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,17 +69,27 @@ def take_criteria(items: Items, rubric: Rubric) -> JudgeCriteria:
     names = [one.name for one in rubric.criteria]
     values: dict[str, dict[str, Numbers]] = {}
     for column in [one for one in items.rewards if one != "reward"]:
-        name = max((one for one in names if f".{column}".endswith(f".{one}")), key=len, default=None)
-        if name is not None:
-            judge = column.removesuffix(name).removesuffix(".") or "the data"
+        judge, name = _of_column(column, names)
+        if name:
             values.setdefault(judge, {})[name] = items.rewards.pop(column)
-    notes = [] if values else ["the data has no scores of a judge by criterion"]
+    if not values:
+        return JudgeCriteria({}, ("the data has no scores of a judge by criterion",))
+    notes: list[str] = []
     for judge, found in values.items():
+        missing = [name for name in names if name not in found]
         more = [column for column in items.rewards if column.startswith(f"{judge}.")]
+        others = [column.removeprefix(f"{judge}.") for column in more]
         for column in more:
             del items.rewards[column]
-        missing = [name for name in names if name not in found]
         notes += [f"{judge} has no scores of {', '.join(missing)}"] if missing else []
-        others = ", ".join(column.removeprefix(f"{judge}.") for column in more)
-        notes += [f"{judge} has scores of {others}, which the rubric does not have"] if more else []
+        notes += [f"{judge} has scores of {', '.join(others)}, which the rubric does not have"] if others else []
     return JudgeCriteria(values, tuple(notes))
+
+
+def _of_column(column: str, names: Sequence[str]) -> tuple[str, str]:
+    """The judge and the criterion of a column; empty: it is of none."""
+    fitting = [name for name in names if f".{column}".endswith(f".{name}")]
+    if not fitting:
+        return "", ""
+    name = max(fitting, key=len)
+    return column.removesuffix(name).removesuffix(".") or "the data", name

@@ -286,9 +286,8 @@ def tables(record: Mapping[str, Any]) -> list[dict[str, Any]]:
             for one in record["agreement"]
         ]  # fmt: skip
         if any(one["criterion"] is not None for one in record["agreement"]):
-            columns.append("about")
-            for row, one in zip(rows, record["agreement"], strict=True):
-                row.append(one["criterion"] or "the whole rubric")
+            about = [one["criterion"] or "the whole rubric" for one in record["agreement"]]
+            columns, rows = ["about", *columns], [[name, *row] for name, row in zip(about, rows, strict=True)]
         found.append({"title": "Agreement", "note": " ".join([note, *why]), "columns": columns, "rows": rows})
     if record["order"] is not None:
         cells = ["preferred as the one shown first", _interval(record["order"]), str(record["order"]["n"])]

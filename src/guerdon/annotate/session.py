@@ -201,10 +201,8 @@ def open_session(wanted: AnnotateSettings) -> Iterator[Session]:
     """
     if Path(wanted.data).is_dir() and wanted.out.resolve().is_relative_to(Path(wanted.data).resolve()):
         raise ConfigError(f"-o {wanted.out} is inside of {wanted.data}: name a folder outside, such as ../NAME.labels")
-    rubric = None if wanted.rubric is None else read_criteria(wanted.rubric)
-    setup = _stored_setup(wanted, rubric)
-    if setup is not None and setup.get("rubric"):
-        rubric = Rubric.model_validate(setup["rubric"])
+    setup = _stored_setup(wanted)
+    rubric = _rubric(wanted, setup)
     before = setup or {"kind": None, "columns": None, "seed": _or_default(wanted, "seed")}
     kind, seed = wanted.kind or before["kind"], before["seed"]
     columns = before["columns"] if wanted.columns is None else wanted.columns
@@ -237,7 +235,7 @@ def open_session(wanted: AnnotateSettings) -> Iterator[Session]:
         )
 
 
-def _stored_setup(wanted: AnnotateSettings, rubric: Rubric | None) -> dict[str, Any] | None:
+def _stored_setup(wanted: AnnotateSettings) -> dict[str, Any] | None:
     """What the folder was begun with; None: it was not.
 
     Raises:
@@ -265,12 +263,25 @@ def _stored_setup(wanted: AnnotateSettings, rubric: Rubric | None) -> dict[str, 
             raise ConfigError(
                 f"--{option} {given}: {wanted.out} was begun {was}; leave it out, or name another folder, -o OUT"
             )
-    if rubric is not None and rubric.model_dump(mode="json") != setup.get("rubric"):
-        was = "with other criteria" if setup.get("rubric") else "without it"
+    return setup
+
+
+def _rubric(wanted: AnnotateSettings, setup: Mapping[str, Any] | None) -> Rubric | None:
+    """The rubric that the folder was begun with, or is to be begun with.
+
+    Raises:
+        ConfigError: another one is wanted, or it cannot be read.
+    """
+    given = None if wanted.rubric is None else read_criteria(wanted.rubric)
+    if setup is None:
+        return given
+    known = Rubric.model_validate(setup["rubric"]) if setup.get("rubric") else None
+    if given is not None and given != known:
+        was = "without it" if known is None else "with other criteria"
         raise ConfigError(
             f"--rubric {wanted.rubric}: {wanted.out} was begun {was}; leave it out, or name another folder, -o OUT"
         )
-    return setup
+    return known
 
 
 def _or_default(wanted: AnnotateSettings, name: str) -> Any:

@@ -1,7 +1,7 @@
 "use strict";
 // People judge items. Texts and pictures come from the server and are shown by texts.js; a judgement is kept here until it is confirmed.
 const AHEAD = 6; // items in hand
-const WAIT = 15000, AGAIN = 1000, POLL = 5000; // milliseconds: for an answer, until a server that was away is asked again, until others may be done
+const WAIT = 15000, FIGURES = 120000, AGAIN = 1000, POLL = 5000; // milliseconds: for an answer, for figures, until a server that was away is asked again, until others may be done
 const PARALLEL = 3, NEAR = 2, FORWARD = 400, FIRST = 40, PICTURES = 4000; // pictures: at once, rows beyond the one on screen soon and later, rows of the next items, kept
 const KEYS = { success: "s", failure: "f", cannot_tell: "u", discard: "d", right: "y", wrong: "n", first: "1", second: "2", equal: "e" };
 const QUESTIONS = { responses: "Is the response right?", pairs: "Which response is better?", steps: "Which step is the first wrong one?" };
@@ -24,9 +24,9 @@ const AWAY = "The server is away", NO_TOKEN = "This address has no token that is
 class Away extends Error {} // what was asked can be asked again later
 class Refused extends Error {}
 
-async function call(address, body) {
+async function call(address, body, wait = WAIT) {
   const headers = token ? { Authorization: `Bearer ${token}` } : {};
-  const options = { headers, cache: "no-store", signal: AbortSignal.timeout(WAIT) };
+  const options = { headers, cache: "no-store", signal: AbortSignal.timeout(wait) };
   if (body) Object.assign(options, { method: "POST", body: JSON.stringify(body), headers: { ...headers, "Content-Type": "application/json" } });
   const answer = await fetch(address, options).catch(() => { throw new Away(AWAY); });
   if (answer.ok) return answer;
@@ -37,8 +37,8 @@ async function call(address, body) {
 }
 
 let requests = 0, counted = 0; // sent, and the one whose counts are shown: an answer that was overtaken has old ones
-async function asked(address, body) {
-  const number = ++requests, answer = await call(address, body);
+async function asked(address, body, wait) {
+  const number = ++requests, answer = await call(address, body, wait);
   const found = await answer.json().catch(() => { throw new Away(AWAY); });
   $("away").hidden = true;
   if ("done" in found && number > counted) {
@@ -557,7 +557,7 @@ async function summary() {
   const into = $("summary-view").querySelector("div");
   into.replaceChildren(element("p", "Waiting for the server."));
   $("summary-view").showModal();
-  const found = await asked("api/summary").catch((error) => ({ tables: [], reason: error.message }));
+  const found = await asked("api/summary", null, FIGURES).catch((error) => ({ tables: [], reason: error.message }));
   into.replaceChildren(...(found.reason ? [said(element("p"), found.reason)] : []));
   for (const { title, note, columns, rows } of found.tables) {
     const table = element("table", "", { className: "text" }), box = element("div", "", { className: "scroll" });
