@@ -358,6 +358,20 @@ def test_judgements_are_kept_while_the_server_is_away_also_over_a_reload(tab):
         assert tab.js("document.getElementById('away').hidden")
 
 
+def test_what_was_kept_is_removed_also_after_the_storage_was_full(tab):
+    with stub("responses", shows("responses")) as server:
+        tab.open(server.address)
+        at(tab, 0)
+        server.is_away = True
+        press(tab, "y")
+        tab.js("Storage.prototype.setItem = () => { throw new Error('full'); }")
+        press(tab, "n")
+        assert tab.js("pending.map(({ name }) => name !== null)") == [True, False]
+        server.is_away = False
+        stored(tab, server, 2)
+        assert tab.js("Object.keys(localStorage).length") == 0
+
+
 def test_a_refused_judgement_is_said(tab):
     with stub("responses", shows("responses")) as server:
         tab.open(server.address)

@@ -55,16 +55,16 @@ function away(message) {
 }
 
 // ---- judgements that the server has not confirmed: in the browser's storage, and sent in order
-let pending = [], sending = null, last = 0, isStored = true;
+let pending = [], sending = null, last = 0;
 const storage = () => `guerdon annotate ${setup.id} ${setup.person ?? ""} `;
 
 function keep(body) {
   last = Math.max(last + 1, Date.now());
-  const name = `${storage()}${last} ${body.key}`;
+  let name = `${storage()}${last} ${body.key}`;
   try {
     localStorage.setItem(name, JSON.stringify(body));
   } catch {
-    isStored = false; // full, or not allowed: a page that is closed would lose it
+    name = null; // full, or not allowed: a page that is closed would lose it
   }
   pending.push({ name, body });
   deliver();
@@ -96,10 +96,10 @@ async function send() {
       $("refused").firstElementChild.append(said(element("li"), `Not stored: ${labelOf(body.judgement ?? "taking back")}: ${error.message}`));
     }
     pending.shift();
-    if (isStored) localStorage.removeItem(name);
+    if (name) localStorage.removeItem(name);
   }
 }
-window.addEventListener("beforeunload", (event) => { if (pending.length && !isStored) event.preventDefault(); });
+window.addEventListener("beforeunload", (event) => { if (pending.some(({ name }) => !name)) event.preventDefault(); });
 
 // ---- what is asked next
 let asking = false;
