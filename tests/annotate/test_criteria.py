@@ -7,8 +7,10 @@ import pytest
 from judged import judging, lines, log_of, pairs_of
 
 from guerdon.annotate.consensus import CANNOT_TELL, NO_CONSENSUS, label_of
+from guerdon.annotate.criteria import take_criteria
 from guerdon.annotate.export import export
 from guerdon.annotate.figures import figures, tables
+from guerdon.annotate.items import Items
 from guerdon.annotate.judgements import Judgement
 from guerdon.annotate.session import AnnotateSettings, open_session
 from guerdon.auditing.labels import read_marks
@@ -146,6 +148,30 @@ def test_people_are_compared_by_criterion(file, tmp_path, monkeypatch):
     assert shown["criteria"][0] == {
         "name": "answers", "text": "It answers the question.", "choices": ["no", "partly", "yes"],
     }  # fmt: skip
+
+
+def test_a_single_criterion_is_the_whole_and_names_may_have_dots(file, tmp_path, monkeypatch):
+    monkeypatch.setattr("guerdon.annotate.figures.REPS", 30)
+    file.write_text("[[criteria]]\nname = 'ones'\ntext = 'It has a one.'\n")
+    rows = [{"prompt": f"{k}?", "response": f"r{k}", "reward": k % 2, "reward.ones": k % 2} for k in range(6)]
+    with judging(lines(tmp_path / "a.jsonl", rows), tmp_path / "a", rubric=file, overlap=0.0) as (session, people):
+        judge_as(session, people[""], lambda row: {"ones": 1 + row % 2})
+        record = figures(session)
+    (found,) = record["agreement"]
+    assert (found["criterion"], found["other"], found["kappa"]["estimate"], record["criteria"]) == (
+        None,
+        "reward",
+        1,
+        [],
+    )
+    items = Items("responses", "log")
+    items.rewards = {name: np.ones(1) for name in ("reward", "metrics.a.b", "b", "metrics.c", "judge.b")}
+    rubric = Rubric.model_validate({"criteria": [{"name": name, "text": "t"} for name in ("a.b", "b")]})
+    assert take_criteria(items, rubric).notes == (
+        "metrics has no scores of b", "metrics has scores of c, which the rubric does not have",
+        "the data has no scores of a.b", "judge has no scores of a.b",
+    )  # fmt: skip
+    assert items.rewards.keys() == {"reward"}
 
 
 @pytest.mark.parametrize(

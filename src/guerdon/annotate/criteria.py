@@ -72,7 +72,7 @@ def take_criteria(items: Items, rubric: Rubric) -> JudgeCriteria:
         judge, name = _of_column(column, names)
         if name:
             values.setdefault(judge, {})[name] = items.rewards.pop(column)
-    if not values:
+    if not values and len(names) > 1:  # a single one is the whole rubric, and its column a copy of the reward
         return JudgeCriteria({}, ("the data has no scores of a judge by criterion",))
     notes: list[str] = []
     for judge, found in values.items():

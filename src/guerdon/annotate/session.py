@@ -7,7 +7,6 @@ with open_session(AnnotateSettings("rollouts.jsonl", out=Path("rollouts.labels")
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -217,7 +216,7 @@ def open_session(wanted: AnnotateSettings) -> Iterator[Session]:
             setup, order = _begun(wanted, items, rubric)
         else:
             order = _stored_order(wanted.out)
-        tokens = _tokens(wanted, setup)
+        tokens = _tokens(wanted)
         asks, models = _asks(wanted.out, setup, items, order)
         stored: dict[str, Any] = {}
         if wanted.reference:
@@ -435,7 +434,7 @@ def _rows_of(finding: str, wanted: AnnotateSettings, items: Items) -> set[int]:
     return set(map(int, rows))
 
 
-def _tokens(wanted: AnnotateSettings, setup: Mapping[str, Any]) -> dict[str, str]:
+def _tokens(wanted: AnnotateSettings) -> dict[str, str]:
     """Person by token: those of the folder, and new ones of people that are new.
 
     Raises:
@@ -452,8 +451,10 @@ def _tokens(wanted: AnnotateSettings, setup: Mapping[str, Any]) -> dict[str, str
     new = [name for name in wanted.people if name not in known]
     if new:
         known |= {name: secrets.token_urlsafe(24) for name in new}
-        atomic.write_json(file, known)
-        os.chmod(file, 0o600)
+        temporary = file.with_name(f".{TOKENS}.partial")
+        temporary.touch(mode=0o600)  # of its owner alone from the beginning
+        temporary.write_text(json.dumps(known, indent=2), encoding="utf-8")
+        atomic.publish(temporary, file)
     return {token: name for name, token in known.items()}
 
 
