@@ -44,7 +44,25 @@ ROWS = {  # of which the page of each kind of item shows the first
     "pairs": {"prompt": PROMPT, "response_1": RIGHT, "response_2": WRONG},
     "steps": {"problem": PROMPT, "steps": STEPS, "label": 1},
 }
+RUBRIC = """
+[[criteria]]
+name = "answers"
+text = "The response answers the question that was asked."
+weight = 2.0
+choices = ["no", "partly", "yes"]
+
+[[criteria]]
+name = "steps"
+text = "Each step of the calculation is right."
+
+[[criteria]]
+name = "invents"
+text = "The response uses a number that is neither given nor calculated."
+weight = -1.0
+"""
+PAGES = ("episodes", *ROWS, "rubric")  # the last one: responses by a rubric
 PRESSED = {"steps": [("ArrowDown", 40)] * 2, "episodes": [("ArrowRight", 39)] * 34 + [("m", 0)]}  # before the picture
+PRESSED["rubric"] = [("3", 0)]
 STUDY = """
 env: {type: metaworld, task: window-close, frame_size: 240}
 collect: {save_dir: FOLDER, episodes: 2, mixture: [{type: expert}]}
@@ -88,9 +106,13 @@ def annotate_pages(folder: Path) -> None:
         (folder / f"{kind}.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in rows), encoding="utf-8")
     (folder / "study.yaml").write_text(STUDY.replace("FOLDER", str(folder / "episodes")), encoding="utf-8")
     subprocess.run([*guerdon, "collect", str(folder / "study.yaml")], check=True)
-    for kind in ("episodes", *ROWS):
-        data = folder / kind if kind == "episodes" else folder / f"{kind}.jsonl"
-        command = [*guerdon, "annotate", str(data), "-o", str(folder / f"{kind}.labels"), "--as", kind, "--port", "0"]
+    (folder / "rubric.toml").write_text(RUBRIC, encoding="utf-8")
+    for kind in PAGES:
+        of_rubric = kind == "rubric"
+        items = "responses" if of_rubric else kind
+        data = folder / kind if kind == "episodes" else folder / f"{items}.jsonl"
+        command = [*guerdon, "annotate", str(data), "-o", str(folder / f"{kind}.labels"), "--as", items, "--port", "0"]
+        command += ["--rubric", str(folder / "rubric.toml")] if of_rubric else []
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
             assert server.stderr is not None
             address = next(line.split()[-1] for line in server.stderr if "http://" in line)

@@ -149,12 +149,14 @@ class Score:
         failure: set exactly when both are missing.
         spread: standard deviation over the members of an ensemble, of `total` or the mean of those of `steps`; None
             where there are none.
+        criteria: of a judge with one rubric for all, 0 to 1 (last choice) by name of a criterion; None: none.
     """
 
     steps: FloatArray | None = None
     total: float | None = None
     failure: Failure | None = None
     spread: float | None = None
+    criteria: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
         measured = self.steps is not None or self.total is not None

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import numpy as np
 from PIL import Image
 
-from guerdon.annotate.page import page_files
+from guerdon.annotate.app import page_files
 from local_server import LocalServer, QuietHandler, running
 
 WORDS = {

@@ -43,7 +43,14 @@ def test_a_judgement_its_repetition_and_taking_it_back(log, tmp_path):
         assert person.post(item=never, judgement="right").json()["error"]["code"] == "not_handed"
         assert person.post(item="nothing", judgement="right").status_code == 404
         undone = person.post(undo=None).json()
-        assert undone["undone"] == {**first, "note": "clear", "judgement": "right", "row": None, "step": None}
+        assert undone["undone"] == {
+            **first,
+            "note": "clear",
+            "judgement": "right",
+            "row": None,
+            "step": None,
+            "scores": None,
+        }
         assert person.next(1)[0]["item"] == first["item"]
         assert person.post(undo=None).json()["undone"] is None
         assert person.post(undo="page-0001").status_code == 404
@@ -87,6 +94,19 @@ def test_bodies_counts_routes_and_headers(log, tmp_path):
         for body in (b"{", b"[]", b"\xff"):
             assert person.request("POST", "/api/judgements", content=body).status_code == 422
         assert person.request("DELETE", "/api/next").status_code == 405
+
+
+def test_a_guideline_and_the_reference_are_shown_and_each_row_says_so(tmp_path):
+    data = lines(tmp_path / "log.jsonl", [{"prompt": "1 + 1?", "response": "2", "reward": 1.0, "ground_truth": "two"}])
+    (tmp_path / "guideline.txt").write_text("Judge the <b>last</b> line.")
+    with judging(data, tmp_path / "plain") as (_, people):
+        assert "two" not in json.dumps(people[""].next(1))
+    with judging(data, tmp_path / "out", reference=True, guideline=tmp_path / "guideline.txt") as (_, people):
+        setup, (one,) = people[""].get("/api/setup").json(), people[""].next(1)
+        people[""].judge(one["item"], "right")
+    (row,) = [json.loads(line) for line in (tmp_path / "out" / "judgements.jsonl").read_text().splitlines()]
+    assert (one["show"]["reference"], row["reference_shown"], setup["shows_reference"]) == ("two", True, True)
+    assert setup["guideline"] == {"text": "Judge the <b>last</b> line.", "hash": row["guideline"]}
 
 
 def test_only_pages_of_this_machine_ask_without_a_token(log, tmp_path):

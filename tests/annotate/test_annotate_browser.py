@@ -26,10 +26,12 @@ pytestmark = [
 ITEM = "document.documentElement.dataset.item"
 NOTHING_LEFT = "document.getElementById('item').textContent.startsWith('Nothing is left')"
 OTHERS = "document.getElementById('item').textContent.startsWith('Others are judging')"
-KEYS = {"episodes": "sfsud", "responses": "ynyu", "pairs": "12eu", "steps": "xyxu"}
+KEYS = {"episodes": "sfsud", "responses": "ynyu", "pairs": "12eu", "steps": "xyxu", "rubric": "12u"}
+RUBRIC = "criteria:\n" + "".join(f"- {{name: c{k}, text: It is {k}., choices: [a, b, c]}}\n" for k in range(3))
 WORDS = {
     "episodes": ["success", "failure", "cannot_tell", "discard"], "responses": ["right", "wrong", "cannot_tell"],
     "pairs": ["first", "second", "equal", "cannot_tell"], "steps": ["wrong", "right", "cannot_tell"],
+    "rubric": ["rated"],
 }  # fmt: skip
 
 
@@ -47,7 +49,8 @@ def write_data(folder, kind, n, rows=12, size=(32, 64)):
         return data
     texts = [f"It is {k}. " + "So it goes on with $x^2$ and words. " * 30 for k in range(n)]
     lines = {
-        "responses": [{"prompt": f"What is {k}?", "response": texts[k]} for k in range(n)],
+        "responses": (responses := [{"prompt": f"What is {k}?", "response": texts[k]} for k in range(n)]),
+        "rubric": responses,
         "pairs": [{"prompt": f"What is {k}?", "response_1": texts[k], "response_2": f"No {k}."} for k in range(n)],
         "steps": [{"problem": f"What is {k}?", "steps": ["So", texts[k], "End"], "label": 1} for k in range(n)],
     }[kind]
@@ -111,6 +114,8 @@ def judge_all(tab, kind, count=1000, milliseconds=None):
             tab.wait(f"{ITEM} !== '{item}'")
             tab.key("z")
             tab.wait(f"{ITEM} === '{item}'")
+        if kind == "rubric":
+            tab.type("23")  # the first two criteria
         tab.js(TIMED)
         tab.key(KEYS[kind][k % len(KEYS[kind])])
         tab.wait("window.took !== null")
@@ -208,11 +213,13 @@ def say_milliseconds(what, milliseconds):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["episodes", "responses", "pairs", "steps"])
+@pytest.mark.parametrize("kind", ["episodes", "responses", "pairs", "steps", "rubric"])
 def test_two_people_judge_fifty_items_by_keyboard(tmp_path, kind):
     """With a reload and a restart of the server in between."""
     data, out, port = write_data(tmp_path, kind, 50), tmp_path / "labels", free_port()
-    options = ("--people", "ann,bo", "--overlap", "0.2", "--as", kind)
+    (tmp_path / "rubric.yaml").write_text(RUBRIC)
+    how = ("--rubric", str(tmp_path / "rubric.yaml")) if kind == "rubric" else ("--as", kind)
+    options = ("--people", "ann,bo", "--overlap", "0.2", *how)
     milliseconds = []
     with ExitStack() as stack:
         ann, bo = [stack.enter_context(chromium.Page(tmp_path / name)) for name in ("ann", "bo")]
@@ -228,7 +235,7 @@ def test_two_people_judge_fifty_items_by_keyboard(tmp_path, kind):
             judge_all(ann, kind, 3)
             process.send_signal(signal.SIGTERM)
             process.wait(120)
-        bo.key(KEYS[kind][-1])  # kept until the server is back
+        bo.type(KEYS[kind] if kind == "rubric" else KEYS[kind][-1])  # kept until the server is back
         bo.wait("!document.getElementById('away').hidden")
         with annotating(data, out, port, people=2) as (process, again):
             assert again == addresses

@@ -60,6 +60,22 @@ def shows(kind, n=8, text="It is %k."):
     return [{"episode": k, **episode} for k in range(n)]
 
 
+def rubric_of(name="answers", text="It answers.", choices=("no", "partly", "yes")):
+    """What the page gets where responses are judged by a rubric."""
+    criteria = [
+        {"name": name, "text": text, "choices": list(choices)}, {"name": "b", "text": text, "choices": ["no", "yes"]},
+        {"name": "c", "text": text, "choices": ["no", "yes"]},
+    ]  # fmt: skip
+    return {"criteria": criteria, "judgements": ["rated", "cannot_tell"]}
+
+
+def page_of(kind, n=8, text="It is %k.", name="answers", **setup):
+    """A server with items of a kind; `rubric`: responses that are judged by one."""
+    if kind == "rubric":
+        return stub("responses", shows("responses", n, text), **rubric_of(name, text), **setup)
+    return stub(kind, shows(kind, n, text), **setup)
+
+
 def press(tab, *names, code=0, **more):
     for name in names:
         tab.key(name, code or CODES.get(name, 0), **more)
@@ -141,6 +157,40 @@ def test_what_is_taken_back_comes_first_also_where_the_next_items_were_chosen_be
         at(tab, 7)
 
 
+def test_what_was_skipped_and_taken_back_is_not_asked_twice(tab):
+    with stub("responses", shows("responses", 3)) as server:
+        tab.open(server.address)
+        at(tab, 0)
+        press(tab, "k")
+        tab.wait("!asking && queue.at(-1).item === '0'")  # asked again at the end
+        press(tab, "z")
+        at(tab, 0)
+        server.may_answer.clear()
+        press(tab, "y", "y", "y")
+        assert tab.js(ITEM) == ""
+        server.may_answer.set()
+        tab.wait("document.getElementById('item').textContent.startsWith('Nothing is left')")
+        assert len(stored(tab, server, 5)) == 3
+
+
+def test_an_answer_that_was_overtaken_by_judgements_does_not_say_what_is_left(tab):
+    with stub("responses", shows("responses", 4)) as server:
+        tab.open(server.address)
+        at(tab, 0)
+        tab.js("window.told = []; new MutationObserver(() => told.push($('item').textContent)).observe($('item'), "
+               "{ childList: true })")  # fmt: skip
+        server.may_answer.clear()
+        press(tab, "y")
+        server.is_chosen.wait(60)
+        press(tab, "y", "y", "y")
+        stored(tab, server, 4)
+        server.is_chosen.clear()
+        server.may_answer.set()
+        tab.wait("told.at(-1).startsWith('Nothing is left')")
+        assert not [one for one in tab.js("told") if one.startswith("Others")]
+        assert tab.js("document.getElementById('progress').textContent") == "4 judged, 0 left"
+
+
 def test_pairs_steps_and_a_scale_have_their_keys(tab):
     with stub("pairs", shows("pairs")) as server:
         tab.open(server.address)
@@ -175,6 +225,55 @@ def test_pairs_steps_and_a_scale_have_their_keys(tab):
         at(tab, 3)
         assert [one["judgement"] for one in stored(tab, server, 3).values()] == ["5", "1", "cannot_tell"]
         assert tab.js("document.querySelector('h2').textContent") == "How good is the response, from 1 to 5?"
+
+
+CRITERION = "document.getElementById('criterion').textContent"
+SCORES = "Array.from(document.querySelectorAll('#steps output'), (one) => one.textContent)"
+
+
+def test_a_rubric_has_a_digit_for_each_criterion_and_z_takes_back_one_after_the_other(tab):
+    with page_of("rubric") as server:
+        tab.open(server.address)
+        at(tab, 0)
+        assert tab.js(CRITERION) == "1 of 3. answers: It is %k."
+        press(tab, "9", "y", "3")
+        press(tab, "2", autoRepeat=True)
+        assert tab.js(SCORES) == ["yes", "", ""]
+        press(tab, "3", "u", "z", "1")  # the second criterion has two choices
+        assert tab.js(SCORES) == ["yes", "no", ""]
+        press(tab, "ArrowUp", "ArrowUp", "2")  # the first one again
+        assert tab.js(SCORES) == ["partly", "no", ""]
+        press(tab, "2")
+        at(tab, 1)
+        press(tab, "u", "u", "u")
+        at(tab, 2)
+        tab.js("document.querySelector('#judgements button:last-child').click()")
+        press(tab, "2", "k", "z")  # a skip taken back keeps what was said
+        at(tab, 2)
+        assert tab.js(SCORES) == ["cannot tell", "yes", ""]
+        press(tab, "1")
+        at(tab, 3)
+        judged = stored(tab, server, 5)
+        assert [one["judgement"] for one in judged.values()] == ["rated", "cannot_tell", "rated"]
+        assert judged[0]["scores"] == {"answers": 2, "b": 1, "c": 2}
+        assert judged[2]["scores"] == {"answers": None, "b": 2, "c": 1}
+        assert "scores" not in judged[1]
+        press(tab, "z")  # of the item before, the last score
+        at(tab, 2)
+        assert tab.js(SCORES) == ["cannot tell", "yes", ""]
+        press(tab, "z", "z", "z")
+        at(tab, 1)
+        assert tab.js(SCORES) == ["cannot tell", "cannot tell", ""]
+        stored(tab, server, 7)
+        tab.open(server.address)
+        at(tab, 1)
+        press(tab, "z")
+        at(tab, 0)
+        assert tab.js(CRITERION).startswith("3 of 3. c: ")
+        assert tab.js(SCORES) == ["partly", "no", ""]
+        press(tab, "1")
+        at(tab, 1)
+        assert stored(tab, server, 9)[0]["scores"] == {"answers": 2, "b": 1, "c": 1}
 
 
 def test_the_row_on_screen_is_the_one_drawn_and_the_one_marked(tab):
@@ -225,6 +324,19 @@ def test_pictures_that_cannot_be_decoded_have_a_reason_and_can_be_discarded(tab)
         assert stored(tab, server, 1)[0]["judgement"] == "discard"
 
 
+def test_seconds_count_only_while_the_page_is_visible(tab):
+    with stub("responses", shows("responses")) as server:
+        tab.open(server.address)
+        at(tab, 0)
+        hide = "Object.defineProperty(document, 'hidden', {{ value: {}, configurable: true }})"
+        for is_hidden in ("true", "false"):
+            tab.js(f"{hide.format(is_hidden)}; document.dispatchEvent(new Event('visibilitychange'))")
+            assert tab.js("clock.since === null") is (is_hidden == "true")
+        tab.js("clock.sum = 61000; document.dispatchEvent(new Event('visibilitychange'))")
+        press(tab, "y")
+        assert stored(tab, server, 1)[0]["seconds"] >= 61
+
+
 def test_judgements_are_kept_while_the_server_is_away_also_over_a_reload(tab):
     with stub("responses", shows("responses")) as server:
         tab.open(server.address)
@@ -244,6 +356,20 @@ def test_judgements_are_kept_while_the_server_is_away_also_over_a_reload(tab):
         assert {k: one["judgement"] for k, one in judged.items()} == {0: "right", 1: "cannot_tell", 2: "wrong"}
         assert tab.js("Object.keys(localStorage).length") == 0
         assert tab.js("document.getElementById('away').hidden")
+
+
+def test_what_was_kept_is_removed_also_after_the_storage_was_full(tab):
+    with stub("responses", shows("responses")) as server:
+        tab.open(server.address)
+        at(tab, 0)
+        server.is_away = True
+        press(tab, "y")
+        tab.js("Storage.prototype.setItem = () => { throw new Error('full'); }")
+        press(tab, "n")
+        assert tab.js("pending.map(({ name }) => name !== null)") == [True, False]
+        server.is_away = False
+        stored(tab, server, 2)
+        assert tab.js("Object.keys(localStorage).length") == 0
 
 
 def test_a_refused_judgement_is_said(tab):
@@ -295,17 +421,19 @@ def test_a_formula_that_takes_long_or_grows_stays_as_it_is(tab, letters, repeats
 
 
 @pytest.mark.hostile("pages")
-@pytest.mark.parametrize("kind", ["responses", "pairs", "steps", "episodes"])
+@pytest.mark.parametrize("kind", ["responses", "rubric", "pairs", "steps", "episodes"])
 def test_hostile_text_is_text_in_every_field(tab, kind):
     def hostile(value):
         if isinstance(value, str):
             return HOSTILE
         return [hostile(one) for one in value] if isinstance(value, list) else value
 
+    setup = {"data": HOSTILE, "person": HOSTILE, "guideline": {"text": HOSTILE, "hash": ""}}
     messages = {"messages": [["user", ""], ["", ""]], "reference": ""} if kind != "episodes" else {"problem": ""}
-    items = [{name: hostile(value) for name, value in (one | messages).items()} for one in shows(kind, 3)]
-    guideline = {"text": HOSTILE, "hash": ""}
-    with stub(kind, items, data=HOSTILE, person=HOSTILE, guideline=guideline) as server:
+    with page_of(kind, 3, **setup) as server:
+        server.shows = [{name: hostile(value) for name, value in (one | messages).items()} for one in server.shows]
+        for one in server.setup.get("criteria", ()):
+            one |= {"name": HOSTILE + one["name"], "text": HOSTILE, "choices": [HOSTILE, f"{HOSTILE}2"]}
         server.tables = [{"title": HOSTILE, "note": HOSTILE, "columns": [HOSTILE], "rows": [[HOSTILE]]}]
         server.frame_error = HOSTILE
         tab.open(server.address)
@@ -327,7 +455,7 @@ def test_hostile_text_is_text_in_every_field(tab, kind):
             "[style]:not(#moment-mark), [onerror]",
         ):
             assert tab.js(f"document.querySelectorAll('{forbidden}').length") == 0, forbidden
-        press(tab, "u")
+        press(tab, *("u" * 3 if kind == "rubric" else "u"))
         at(tab, 1)
 
 
@@ -362,17 +490,18 @@ FOCUSED = """(() => { const one = document.activeElement;
     return one === document.body ? null : [...document.querySelectorAll("*")].indexOf(one); })()"""
 
 
-@pytest.mark.parametrize("kind", ["responses", "pairs", "steps", "episodes"])
+@pytest.mark.parametrize("kind", ["responses", "rubric", "pairs", "steps", "episodes"])
 def test_it_fits_a_narrow_window_is_readable_and_has_every_control_by_tab(tab, kind):
     text = "A long word: " + "x" * 300 + " and $x^2" + "+y_{12}" * 40 + "$ %k"
     guideline = {"text": "Judge the last line. " * 9, "hash": "0"}
-    with stub(kind, shows(kind, text=text), guideline=guideline) as server:
+    with page_of(kind, text=text, name="x" * 90, guideline=guideline) as server:
         server.tables = [{"title": "People", "columns": ["person", "judgements"], "rows": [["ann", "3"]]}]
         for dark in (False, True):
             tab.dark(dark)
             tab.size(420)
             tab.open(server.address)
             at(tab, 0)
+            tab.wait(NO_FORMULA_WAITS)
             assert tab.js("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
             assert tab.js(CONTRAST) == {}
             tab.js("document.getElementById('help').click()")
@@ -390,11 +519,11 @@ def test_it_fits_a_narrow_window_is_readable_and_has_every_control_by_tab(tab, k
             if place in reached:
                 break
             reached.add(place)
-        assert reached.issuperset(tab.js(CONTROLS))
+        assert reached >= {*tab.js(CONTROLS)}
         tab.js("document.querySelector('#judgements button').focus()")
         press(tab, "Enter", autoRepeat=True)  # held since the item before
         assert tab.js(ITEM) == "0"
-        press(tab, "Enter")
+        press(tab, *["Enter"] * (3 if kind == "rubric" else 1))
         tab.wait(f"{ITEM} === '1'")
     tab.size(1300)
     tab.dark(False)

@@ -98,6 +98,7 @@ def test_it_says_findings_then_what_is_clean_and_what_was_not_checked(tmp_path):
     ):  # fmt: skip
         assert said in text, said
     assert 'href="#row=3"' in page
+    assert re.search(rf"guerdon annotate \S*my run&#39; --finding {finding().name}</code>", page)
     assert "trust" not in text
     assert not re.search(r"(?:src|href)=\"https?:", page)
 

@@ -13,6 +13,7 @@ sys.path.append(str(Path(__file__).parent.parent / "labels"))
 from judge_server import DROP, judge_server
 from typer.testing import CliRunner
 
+from guerdon.auditing.logs import read_log
 from guerdon.cli import app
 from guerdon.errors import CheckpointError, ConfigError, DataError, GuerdonError
 from guerdon.evaluation.scoring.score_file import load_any_text_model, score_file
@@ -120,6 +121,43 @@ def test_rows_get_the_values_of_the_rubric(folder, capfd):
         Path("out.jsonl").unlink()
         assert scored(model, dry_run=True).splitlines()[0].startswith("calls: at most 0")
         assert "replies on disk: 6" in scored(model, dry_run=True)
+
+
+TWO = RUBRIC + '[[criteria]]\nname = "twos"\ntext = "It has a two."\nweight = -3\n'
+
+
+def counts(text):
+    """Whether a response has a one and a two; nothing about the two where it has neither."""
+    (response,) = shown(text)
+    found = {name: digit in response for name, digit in (("ones", "1"), ("twos", "2"))}
+    asked = found if any(found.values()) else {"ones": False}
+    return json.dumps({n: {"reason": "seen", "choice": "yes" if has else "no"} for n, has in asked.items()})
+
+
+def test_each_criterion_is_a_column_and_none_of_the_reward_that_is_there(folder):
+    Path("rubric.toml").write_text(TWO)
+    said = ["1", "12", "2", "3"]
+    trl = {"step": 1, "advantage": 0.0, "right": 0.25}
+    trace = {"nodes": [{"message": {"role": "user", "content": "p"}}], "rewards": {"own": {"score": 0.5}}}
+    with judge_server(counts) as server, judge(server, min_measured=0.2) as model:
+        rows([{"prompt": "p", "response": one} for one in said])
+        scored(model)
+        assert [(r["reward"], r["reward.ones"], r.get("reward.twos")) for r in read()] == [
+            (1.0, 1.0, 0.0), (0.25, 1.0, 1.0), (0.0, 0.0, 1.0), (0.0, 0.0, None),
+        ]  # fmt: skip
+        rows([{**trl, "prompt": "p", "completion": one} for one in said])
+        score_file(Path("in.jsonl"), model, Path("trl.jsonl"), name="rubric.toml")
+        log = read_log(Path("trl.jsonl"))
+        assert log.reward_N.tolist() == [0.25] * 4
+        assert log.rewards["guerdon_reward.ones"].tolist() == [1.0, 1.0, 0.0, 0.0]
+        answered = [{"message": {"role": "assistant", "content": said[0]}, "sampled": True, "parent": 0}]
+        rows([{**trace, "nodes": [*trace["nodes"], *answered]}])
+        score_file(Path("in.jsonl"), model, Path("trace.jsonl"), name="rubric.toml")
+        (row,) = read("trace.jsonl")
+        assert row["metrics"] == {"guerdon_reward": 1.0, "guerdon_reward.ones": 1.0, "guerdon_reward.twos": 0.0}
+        Path("in.csv").write_text("prompt,response\np,1\np,12\n")
+        score_file(Path("in.csv"), model, Path("out.csv"), name="rubric.toml")
+        assert Path("out.csv").read_text().splitlines()[0].endswith("reward_failure,reward.ones,reward.twos")
 
 
 def test_an_endpoint_that_dies_half_way_loses_nothing_and_nothing_is_paid_twice(folder):

@@ -9,6 +9,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -19,10 +20,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from guerdon.annotate.figures import figures, tables
-from guerdon.annotate.judgements import SKIP, KeyConflictError, NoSuchItemError, NotHandedError
-from guerdon.annotate.page import page_files
+from guerdon.annotate.judgements import FIELDS, RATED, SKIP, KeyConflictError, NoSuchItemError, NotHandedError
 from guerdon.annotate.session import Session
 from guerdon.errors import DataError, did_you_mean
+from guerdon.models.judges.rubric import Rubric
+from guerdon.pages.formats import TEMPLATES
+from guerdon.pages.html_page import TEXTS
 from guerdon.serve.errors import error_body
 from guerdon.serve.metrics import Metrics
 from guerdon.serve.middleware import PERSON, RequestMiddleware
@@ -40,7 +43,17 @@ _HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }
+STATIC = Path(__file__).parent / "static"
+TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".LICENSE": "text/plain"}
+SHARED = (TEXTS, "style.css")  # with the other pages
 _CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
+def page_files() -> dict[str, tuple[bytes, str]]:
+    """Content and media type of every file of the page, by its path: `/`, `/static/annotate.js`, ..."""
+    files = [*sorted(STATIC.iterdir()), *(TEMPLATES / name for name in SHARED)]
+    found = {f"/static/{path.name}": (path.read_bytes(), f"{TYPES[path.suffix]}; charset=utf-8") for path in files}
+    return {"/": found.pop("/static/index.html"), **found}
 
 
 class AnnotateLoad:
@@ -67,6 +80,11 @@ class RefusedError(Exception):
     def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.status, self.code, self.param = status, code, param
+
+
+def _wrong(message: str, param: str | None = None) -> RefusedError:
+    """The refusal of a request with a wrong field."""
+    return RefusedError(422, "invalid_request", message, param)
 
 
 class _Json(JSONResponse):
@@ -158,7 +176,7 @@ class _Api:
         """The next items of the person."""
         count = request.query_params.get("count", "1")
         if not (count.isascii() and count.isdigit() and 1 <= int(count) <= MOST_ITEMS):
-            raise RefusedError(422, "invalid_request", f"count is a number from 1 to {MOST_ITEMS}", "count")
+            raise _wrong(f"count is a number from 1 to {MOST_ITEMS}", "count")
         person = _person(request)
         async with self._lock:
             tickets = await self._on_disk(self.session.judgements.next, person, int(count))
@@ -233,19 +251,19 @@ async def _content(request: Request) -> dict[str, Any]:
     try:
         content = json.loads(await request.body())
     except (ValueError, RecursionError):
-        raise RefusedError(422, "invalid_request", "the body must be a JSON object") from None
+        raise _wrong("the body must be a JSON object") from None
     if not isinstance(content, dict):
-        raise RefusedError(422, "invalid_request", "the body must be a JSON object")
+        raise _wrong("the body must be a JSON object")
     if not (isinstance(content.get("key"), str) and _KEY.match(content["key"])):
-        raise RefusedError(422, "invalid_request", "key must be 8 to 80 letters, digits, _ or -", "key")
-    known = ("key", "undo") if "undo" in content else ("key", "item", "judgement", "row", "step", "note", "seconds")
+        raise _wrong("key must be 8 to 80 letters, digits, _ or -", "key")
+    known = ("key", "undo") if "undo" in content else ("key", "item", *FIELDS)
     for name in content:
         if name not in known:
             near = did_you_mean(name, known, quoted=True)
-            raise RefusedError(422, "invalid_request", f"there is no field {name[:40]!r}{near}", name[:40])
+            raise _wrong(f"there is no field {name[:40]!r}{near}", name[:40])
     undo = content.get("undo")
     if undo is not None and not isinstance(undo, str):
-        raise RefusedError(422, "invalid_request", "undo must be the key of a judgement, or null", "undo")
+        raise _wrong("undo must be the key of a judgement, or null", "undo")
     return content
 
 
@@ -258,20 +276,48 @@ def _checked(content: dict[str, Any], session: Session) -> dict[str, Any]:
     item, word, note = content.get("item"), content.get("judgement"), content.get("note")
     words = (*session.words, SKIP)
     if not isinstance(item, str):
-        raise RefusedError(422, "invalid_request", "item must be the name of an item", "item")
+        raise _wrong("item must be the name of an item", "item")
     if not isinstance(word, str) or word not in words:
         near = did_you_mean(str(word), words, quoted=True) or f"; there are {', '.join(words)}"
-        raise RefusedError(422, "invalid_request", f"there is no judgement {str(word)[:40]!r}{near}", "judgement")
+        raise _wrong(f"there is no judgement {str(word)[:40]!r}{near}", "judgement")
     if note is not None and not (isinstance(note, str) and len(note) <= MOST_NOTE):
-        raise RefusedError(422, "invalid_request", f"note must be text of at most {MOST_NOTE} characters", "note")
+        raise _wrong(f"note must be text of at most {MOST_NOTE} characters", "note")
     seconds = content.get("seconds")
-    if seconds is not None and not (_is_number(seconds) and 0 <= seconds < 1e7):
-        raise RefusedError(422, "invalid_request", "seconds must be a number, 0 or more", "seconds")
+    if seconds is not None and not (type(seconds) in (int, float) and 0 <= seconds < 1e7):
+        raise _wrong("seconds must be a number, 0 or more", "seconds")
     for name, wanted_for in (("row", "success"), ("step", "wrong")):
         _check_place(name, content.get(name), session.count_of(item, name) if word == wanted_for else None)
     if session.items.kind == "steps" and word == "wrong" and content.get("step") is None:
-        raise RefusedError(422, "invalid_request", "step must be the first wrong one, from 0", "step")
+        raise _wrong("step must be the first wrong one, from 0", "step")
+    _check_scores(content.get("scores"), session.rubric if word == RATED else None)
     return {**content, "note": note or "", "seconds": seconds}
+
+
+def _check_scores(scores: Any, rubric: Rubric | None) -> None:
+    """Refuse scores that are not of the criteria.
+
+    Args:
+        scores: given, or None.
+        rubric: with the criteria; None: this judgement has none.
+
+    Raises:
+        RefusedError: they are not.
+    """
+    if rubric is None:
+        if scores is not None:
+            raise _wrong("this judgement has no scores", "scores")
+        return
+    names = [one.name for one in rubric.criteria]
+    if not isinstance(scores, dict) or {*scores} != {*names}:
+        raise _wrong(f"scores must be an object with every criterion: {', '.join(names)}", "scores")
+    for one in rubric.criteria:
+        score = scores[one.name]
+        is_choice = type(score) is int and 1 <= score <= len(one.choices)
+        if score is not None and not is_choice:
+            why = f"the score of {one.name} must be a whole number from 1 to {len(one.choices)}, or null"
+            raise _wrong(why, "scores")
+    if all(score is None for score in scores.values()):
+        raise _wrong("no criterion has a score: that is cannot_tell", "scores")
 
 
 def _check_place(name: str, value: Any, count: int | None) -> None:
@@ -288,10 +334,6 @@ def _check_place(name: str, value: Any, count: int | None) -> None:
     if value is None:
         return
     if count is None:
-        raise RefusedError(422, "invalid_request", f"this judgement has no {name}", name)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < count:
-        raise RefusedError(422, "invalid_request", f"{name} must be a whole number from 0 to {count - 1}", name)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+        raise _wrong(f"this judgement has no {name}", name)
+    if type(value) is not int or not 0 <= value < count:
+        raise _wrong(f"{name} must be a whole number from 0 to {count - 1}", name)

@@ -53,6 +53,9 @@ def annotate(
     people: Annotated[str | None, typer.Option(help="Names of those who judge: ann,bo; each gets an address.")] = None,
     show: Annotated[str | None, typer.Option(help="reference: show the reference answer, too.")] = None,
     guideline: Annotated[Path | None, typer.Option(help="A text that the page shows to those who judge.")] = None,
+    rubric: Annotated[
+        Path | None, typer.Option(help="Judge responses by the criteria of this file, see docs/judges.md.")
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; another than this machine's needs --people.")] = (
         "127.0.0.1"
     ),
@@ -68,7 +71,7 @@ def annotate(
         raise ConfigError(f"--show {show}: only the reference answer can be shown, --show reference")
     wanted = AnnotateSettings(
         data, output or folder_of(data), kind, columns, choose, random_share, seed, overlap, scale, rows, finding,
-        tuple(model or ()), names_of_people(people), show is not None, guideline,
+        tuple(model or ()), names_of_people(people), show is not None, guideline, rubric,
     )  # fmt: skip
     if only_export and not (wanted.out / "setup.json").is_file():
         raise ConfigError(f"--export: there are no judgements in {wanted.out}; name their folder, -o OUT")

@@ -30,6 +30,7 @@ from guerdon.errors import DataError, boundary
 from guerdon.files import atomic
 from guerdon.files.json_files import json_line
 from guerdon.files.parquet_bounds import BoundedParquet
+from guerdon.statistics.intervals import defined
 
 EPISODES = "labels"
 _WINNERS = {1.0: "model_a", 0.0: "model_b", 0.5: "tie"}  # as PPE names them
@@ -96,9 +97,23 @@ def _responses(session: Session, labels: _Labels) -> Iterator[dict[str, Any]]:
             "prompt": _prompt(items, place, as_messages=chats), "response": show["response"],
             "judge_score": score, "oracle_label": value,
         }  # fmt: skip
-        if session.setup["scale"] is None and value is not None:
+        if session.rubric is not None:
+            row |= _of_criteria(session, place, label)
+        elif session.setup["scale"] is None and value is not None:
             row |= {"completion": show["response"], "label": value == 1.0}
         yield row | _of_draw(session, place, labels)
+
+
+def _of_criteria(session: Session, place: int, label: Label) -> dict[str, Any]:
+    """What people say of each criterion, how many of them agree, and what the first judge of the data says."""
+    judge = next(iter(session.judges.values.values()), {})
+    names = [one.name for one in session.rubric.criteria] if session.rubric else []
+    labels = {name: label.criteria.get(name, Label()) for name in names}
+    return {
+        "criteria": {name: defined(one.value) for name, one in labels.items()},
+        "criteria_agreed": {name: one.agreed for name, one in labels.items()},
+        "judge_criteria": {name: defined(values[place]) for name, values in judge.items()} or None,
+    }
 
 
 def _pairs(session: Session, labels: _Labels) -> Iterator[dict[str, Any]]:
@@ -138,7 +153,9 @@ def _write_episodes(session: Session, labels: Mapping[int, Label]) -> Path:
         for place, entry in enumerate(items.entries)
         if (label := labels.get(place)) is not None and not np.isnan(label.value)
     }
-    before = {entry.index: items.truth[place] for place, entry in enumerate(items.entries)}
+    before = {
+        entry.index: bool(truth) for entry, truth in zip(items.entries, items.truth, strict=True) if not np.isnan(truth)
+    }
 
     def copy(source: str, copied: str) -> str:
         """A file that an earlier copy has is taken from there."""
@@ -224,7 +241,7 @@ def _like(before: Any, value: bool) -> Any:
     return value if before is None or isinstance(before, bool) else type(before)(value)
 
 
-def _add_outcomes(root: Path, given: Mapping[int, NDArray[np.bool_]], before: Mapping[int, float]) -> None:
+def _add_outcomes(root: Path, given: Mapping[int, NDArray[np.bool_]], before: Mapping[int, bool]) -> None:
     """Write `guerdon/outcome` into the index of a data set, and the statistics of `next.success`.
 
     Raises:
@@ -234,9 +251,7 @@ def _add_outcomes(root: Path, given: Mapping[int, NDArray[np.bool_]], before: Ma
         with boundary(DataError, f"{file} cannot be read"):
             table = BoundedParquet(file).table()
         numbers = table["episode_index"].to_pylist()
-        outcomes = [
-            bool(given[number][-1]) if number in given else _known(before.get(number, np.nan)) for number in numbers
-        ]
+        outcomes = [bool(given[number][-1]) if number in given else before.get(number) for number in numbers]
         columns: dict[str, list[Any]] = {index.OUTCOME: outcomes}
         if index.SUCCESS_AT_RESET in table.column_names:
             were = table[index.SUCCESS_AT_RESET].to_pylist()
@@ -254,10 +269,6 @@ def _add_outcomes(root: Path, given: Mapping[int, NDArray[np.bool_]], before: Ma
         known[SUCCESS] = {name: value.tolist() for name, value in merged[SUCCESS].items()}
         text = json.dumps(dict(sorted(known.items())), indent=4, ensure_ascii=False)
         atomic.write_text(stats, text)
-
-
-def _known(outcome: float) -> bool | None:
-    return None if np.isnan(outcome) else bool(outcome)
 
 
 def _has_stats(stats: index.Stats) -> bool:

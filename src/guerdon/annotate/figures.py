@@ -7,7 +7,7 @@ for table in tables(record): print(table["title"])
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import combinations
 from statistics import median
@@ -16,18 +16,46 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from guerdon.annotate.consensus import NO_CONSENSUS, Label, labels_of
+from guerdon.annotate.criteria import shares_of
 from guerdon.annotate.export import judged_by
 from guerdon.annotate.judgements import CANNOT_TELL, DISCARD, Judgement
 from guerdon.annotate.session import Session
 from guerdon.auditing.rows import Numbers
-from guerdon.evaluation.benchmarks.labelled import UNIT, Draws, Level, agreement, chosen_mean, label_figures
+from guerdon.evaluation.benchmarks.labelled import (
+    UNIT,
+    Draws,
+    Level,
+    Scales,
+    agreement,
+    chosen_mean,
+    label_figures,
+)
 from guerdon.evaluation.metrics import aligned
-from guerdon.pages.formats import DASH
+from guerdon.models.judges.rubric import Criterion, Rubric
+from guerdon.pages.formats import DASH, decimal, percent
 from guerdon.statistics.intervals import wilson_interval
 from guerdon.types import Failure
 
 REPS = 300  # of the bootstrap
 _NO_VALUE = Failure("no_value")
+
+
+class Subject(NamedTuple):
+    """What raters agree about: the judgement, or a criterion of a rubric.
+
+    Attributes:
+        criterion: name; None: the judgement.
+        value_of: a judgement as a number; NaN: it has none.
+        others: what else rates the items.
+        level: of measurement.
+        scales: of scores and of the judgements.
+    """
+
+    criterion: str | None
+    value_of: Callable[[Judgement], float]
+    others: Sequence[Rater]
+    level: Level
+    scales: Scales
 
 
 class Rater(NamedTuple):
@@ -59,22 +87,20 @@ def figures(session: Session, person: str | None = None) -> dict[str, Any]:
     ]
     labels = labels_of(session)
     reasons = Counter(label.reason for _, label in labels.values())
+    discarded = [session.items.rows[place] for place, (_, label) in labels.items() if label.reason == DISCARD]
     judgements = session.judgements
     return {
         "data": session.items.data, "kind": session.items.kind, "choose": session.setup["choose"],
         "rows": session.setup["rows"], "finding": session.setup["finding"], "items": len(judgements.asks),
         "judgements": len(given), "labels": reasons[""], "cannot_tell": reasons[CANNOT_TELL],
-        "no_consensus": reasons[NO_CONSENSUS], "discarded": _discarded(session, labels),
+        "no_consensus": reasons[NO_CONSENSUS], "discarded": sorted(discarded),
         "taken_back": judgements.taken_back, "skipped": judgements.skipped, "orphans": judgements.orphans,
         "left_out": dict(session.items.left_out), "people": _people(session, given),
-        "agreement": list(_agreements(session, given)), "order": _order(session, given),
+        "criteria": list(session.judges.notes) if given else [],  # names a judge: not before something was judged
+        "agreement": [row for about in _subjects(session) for row in _agreements(session, given, about)],
+        "order": _order(session, given),
         "mean": None if person else _mean(session, labels),
     }  # fmt: skip
-
-
-def _discarded(session: Session, labels: Mapping[int, tuple[int, Label]]) -> list[int]:
-    """Numbers of the episodes that are discarded."""
-    return sorted(session.items.rows[place] for place, (_, label) in labels.items() if label.reason == DISCARD)
 
 
 def _people(session: Session, given: Sequence[tuple[int, Judgement]]) -> list[dict[str, Any]]:
@@ -89,7 +115,38 @@ def _people(session: Session, given: Sequence[tuple[int, Judgement]]) -> list[di
     return found
 
 
-def _raters(session: Session, given: Sequence[tuple[int, Judgement]]) -> tuple[list[Rater], list[tuple[Rater, Rater]]]:
+def _subjects(session: Session) -> Iterator[Subject]:
+    """The judgement, and each criterion of the rubric."""
+    is_number = session.setup["scale"] or session.rubric
+    yield Subject(
+        None, lambda one: one.value, list(_others(session)), "interval" if is_number else "nominal", _scales(session)
+    )
+    if session.rubric is not None:
+        for criterion in session.rubric.criteria:
+            yield _of_criterion(session, session.rubric, criterion)
+
+
+def _scales(session: Session) -> Scales:
+    """The scales of scores and of judgements; None: not known."""
+    most = session.setup["scale"]
+    return (None, (1.0, float(most)) if most else UNIT)
+
+
+def _of_criterion(session: Session, rubric: Rubric, criterion: Criterion) -> Subject:
+    """A criterion, with the numbers of its choices from 0."""
+    name, last = criterion.name, len(criterion.choices) - 1
+    known = {judge: found[name] for judge, found in session.judges.values.items() if name in found}
+    judges = [Rater(judge, last * values_N, is_score=True) for judge, values_N in known.items()]
+    level: Level = "nominal" if last == 1 else "interval"
+    scale = (0.0, float(last))
+    return Subject(
+        name, lambda one: last * shares_of(rubric, one.scores).get(name, np.nan), judges, level, (scale, scale)
+    )
+
+
+def _raters(
+    session: Session, given: Sequence[tuple[int, Judgement]], value_of: Callable[[Judgement], float]
+) -> tuple[list[Rater], list[tuple[Rater, Rater]]]:
     """The people, with their first judgement on each item; and of each with second ones the first and the second."""
     n = len(session.items)
     people, twice = [], []
@@ -98,7 +155,7 @@ def _raters(session: Session, given: Sequence[tuple[int, Judgement]]) -> tuple[l
         seen: set[int] = set()
         for place, one in given:
             if one.person == person:
-                (second if place in seen else first)[place] = one.value
+                (second if place in seen else first)[place] = value_of(one)
                 seen.add(place)
         name = person or "you"
         people.append(Rater(name, first))
@@ -120,31 +177,31 @@ def _others(session: Session) -> Iterator[Rater]:
             yield Rater(name, values, is_score=True)
 
 
-def _agreements(session: Session, given: Sequence[tuple[int, Judgement]]) -> Iterator[dict[str, Any]]:
+def _agreements(session: Session, given: Sequence[tuple[int, Judgement]], about: Subject) -> Iterator[dict[str, Any]]:
     """Agreement of each two people, of each with themself, of all, and of each with what else rates the items."""
-    people, twice = _raters(session, given)
-    level: Level = "interval" if session.setup["scale"] else "nominal"
+    people, twice = _raters(session, given, about.value_of)
     for one, other in (*combinations(people, 2), *twice):
-        yield from _agreed(one.name, other.name, [one.values_N, other.values_N], level)
+        yield from _agreed(one.name, other.name, [one.values_N, other.values_N], about)
     if len(people) > 2:
-        yield from _agreed("all people", "", [one.values_N for one in people], level)
-    for other in _others(session):
+        yield from _agreed("all people", "", [one.values_N for one in people], about)
+    for other in about.others:
         for one in people:
             if other.is_score:
-                yield from _scored(session, one, other)
+                yield from _scored(session, one, other, about)
             else:
-                yield from _agreed(one.name, other.name, [one.values_N, other.values_N], level)
+                yield from _agreed(one.name, other.name, [one.values_N, other.values_N], about)
 
 
-def _agreed(one: str, other: str, ratings: Sequence[Numbers], level: Level) -> Iterator[dict[str, Any]]:
+def _agreed(one: str, other: str, ratings: Sequence[Numbers], about: Subject) -> Iterator[dict[str, Any]]:
     rated = np.isfinite(ratings).sum(axis=0) >= 2
     if rated.any():
-        found = agreement(np.array(ratings), level=level, reps=REPS, seed=0)
+        found = agreement(np.array(ratings), level=about.level, reps=REPS, seed=0)
         figures_of = {name: None if value is None else asdict(value) for name, value in vars(found).items()}
-        yield {"one": one, "other": other, "items": int(rated.sum()), **figures_of, "rank": None, "why": None}
+        row = {"criterion": about.criterion, "one": one, "other": other, "items": int(rated.sum())}
+        yield {**row, **figures_of, "rank": None, "why": None}
 
 
-def _scored(session: Session, person: Rater, score: Rater) -> Iterator[dict[str, Any]]:
+def _scored(session: Session, person: Rater, score: Rater, about: Subject) -> Iterator[dict[str, Any]]:
     """A person and a score that is a number: as `guerdon evaluate --labels` compares them."""
     values_N = person.values_N
     if session.items.kind == "steps":  # the score of a solution is about whether all of it is right
@@ -152,18 +209,14 @@ def _scored(session: Session, person: Rater, score: Rater) -> Iterator[dict[str,
     both = np.isfinite(values_N) & np.isfinite(score.values_N)
     if not both.any():
         return
-    scale = session.setup["scale"]
     scores = [_NO_VALUE if np.isnan(value) else float(value) for value in score.values_N[both]]
     found = label_figures(
-        scores, values_N[both], list(map(str, np.flatnonzero(both))), reps=REPS, seed=0,
-        scales=(None, (1.0, float(scale)) if scale else UNIT),
-    )  # fmt: skip
+        scores, values_N[both], list(map(str, np.flatnonzero(both))), reps=REPS, seed=0, scales=about.scales
+    )
     rank = next((found["metrics"][name] for name in ("auroc", "spearman") if name in found["metrics"]), None)
     agreed = {name: found["agreement"].get(name) for name in ("percent", "kappa", "alpha")}
-    yield {
-        "one": person.name, "other": score.name, "items": int(both.sum()), **agreed, "rank": rank,
-        "why": found["no_agreement"],
-    }  # fmt: skip
+    row = {"criterion": about.criterion, "one": person.name, "other": score.name, "items": int(both.sum())}
+    yield {**row, **agreed, "rank": rank, "why": found["no_agreement"]}
 
 
 def _order(session: Session, given: Sequence[tuple[int, Judgement]]) -> dict[str, Any] | None:
@@ -193,9 +246,7 @@ def _mean(session: Session, labels: Mapping[int, tuple[int, Label]]) -> dict[str
     prompts = [session.items.shows[place].get("prompt") or str(place) for place in places]
     if judge is not None and session.items.kind != "pairs" and np.isfinite(judge[1][places]).any():
         values = [_NO_VALUE if np.isnan(one) else float(one) for one in judge[1][places]]
-        scale = session.setup["scale"]
-        scales = (None, (1.0, float(scale)) if scale else UNIT)
-        found = label_figures(values, label_M, prompts, draws=draws, scales=scales, reps=REPS, seed=0)
+        found = label_figures(values, label_M, prompts, draws=draws, scales=_scales(session), reps=REPS, seed=0)
         if found["mean"]:
             kept = {name: found["mean"][name] for name in ("corrected", "labelled", "judge")}
             return {"by": judge[0], **kept, "draws": found["draws"]}
@@ -212,15 +263,15 @@ def tables(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The figures as tables whose cells are texts."""
     people = [
         [
-            one["person"] or "you", str(one["judgements"]), _plain(one["median_seconds"], " s"),
-            _share(one["cannot_tell"]),
+            one["person"] or "you", str(one["judgements"]), decimal(one["median_seconds"], 1),
+            percent(one["cannot_tell"]),
         ]
         for one in record["people"]
     ]  # fmt: skip
     found = [
         {
             "title": "Judgements", "note": _counts(record),
-            "columns": ["person", "judgements", "median time", "cannot tell"], "rows": people,
+            "columns": ["person", "judgements", "median seconds", "cannot tell"], "rows": people,
         }
     ]  # fmt: skip
     if record["agreement"]:
@@ -228,17 +279,16 @@ def tables(record: Mapping[str, Any]) -> list[dict[str, Any]]:
         note = "With 95 % intervals. Ranks: AUROC of two labels, else Spearman's correlation."
         if record["choose"] != "random":
             note += " The rows were chosen: agreement is that of chosen rows."
-        found.append(
-            {
-                "title": "Agreement", "note": " ".join([note, *why]),
-                "columns": ["between", "and", "items", "equal", "kappa", "alpha", "ranks"],
-                "rows": [
-                    [one["one"], one["other"], str(one["items"]),
-                     *(_interval(one[name]) for name in ("percent", "kappa", "alpha", "rank"))]
-                    for one in record["agreement"]
-                ],
-            }
-        )  # fmt: skip
+        columns = ["between", "and", "items", "equal", "kappa", "alpha", "ranks"]
+        rows = [
+            [one["one"], one["other"], str(one["items"]),
+             *(_interval(one[name]) for name in ("percent", "kappa", "alpha", "rank"))]
+            for one in record["agreement"]
+        ]  # fmt: skip
+        if any(one["criterion"] is not None for one in record["agreement"]):
+            about = [one["criterion"] or "the whole rubric" for one in record["agreement"]]
+            columns, rows = ["about", *columns], [[name, *row] for name, row in zip(about, rows, strict=True)]
+        found.append({"title": "Agreement", "note": " ".join([note, *why]), "columns": columns, "rows": rows})
     if record["order"] is not None:
         cells = ["preferred as the one shown first", _interval(record["order"]), str(record["order"]["n"])]
         found.append({"title": "Order", "columns": ["", "share", "pairs"], "rows": [cells]})
@@ -267,7 +317,7 @@ def _counts(record: Mapping[str, Any]) -> str:
         "cannot_tell": "could not be told", "no_consensus": "have no majority", "taken_back": "judgements taken back",
         "skipped": "skipped",
     }  # fmt: skip
-    parts += [f"{record[name]} {words}" for name, words in named.items() if record[name]]
+    parts += [f"{record[name]} {words}" for name, words in named.items() if record[name]] + record["criteria"]
     if record["discarded"]:
         parts.append(f"episodes discarded: {', '.join(map(str, record['discarded'][:20]))}")
     if record["orphans"]:
@@ -285,14 +335,6 @@ def lines(record: Mapping[str, Any]) -> list[str]:
         found += [f"== {table['title']}", *aligned([table["columns"], *table["rows"]])]
         found += [table["note"]] if table.get("note") else []
     return found
-
-
-def _plain(value: float | None, unit: str = "") -> str:
-    return DASH if value is None else f"{value:.3g}{unit}"
-
-
-def _share(value: float | None) -> str:
-    return DASH if value is None else f"{value:.0%}"
 
 
 def _interval(one: Mapping[str, Any] | None) -> str:

@@ -20,14 +20,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from guerdon.annotate.criteria import LEAST_JUDGED, shares_of
 from guerdon.annotate.items import Kind
 from guerdon.files.append_log import AppendLog
+from guerdon.models.judges.rubric import Rubric
 
 LOG = "judgements.jsonl"
 HANDED = "handed.jsonl"
 HELD_S = 600.0  # how long an item is kept for the person that it was handed to
 APART = 20  # other items between two judgements of one person on one item
-SKIP, CANNOT_TELL, DISCARD = "skip", "cannot_tell", "discard"
+SKIP, CANNOT_TELL, DISCARD, RATED = "skip", "cannot_tell", "discard", "rated"
+FIELDS = ("judgement", "row", "step", "scores", "note", "seconds")  # of a judgement
 _AGAIN = ".2"  # end of the name under which an item is handed to one person a second time
 _WORDS: Mapping[Kind, Mapping[str, float]] = {
     "episodes": {"success": 1.0, "failure": 0.0, CANNOT_TELL: np.nan, DISCARD: np.nan},
@@ -37,8 +40,10 @@ _WORDS: Mapping[Kind, Mapping[str, float]] = {
 }  # with their numbers; that of a wrong step is its place
 
 
-def words_of(kind: Kind, scale: int | None) -> tuple[str, ...]:
+def words_of(kind: Kind, scale: int | None, rubric: Rubric | None = None) -> tuple[str, ...]:
     """The judgements of a kind of items; of responses on a scale its numbers."""
+    if rubric is not None:
+        return (RATED, CANNOT_TELL)
     if scale is not None:
         return (*map(str, range(1, scale + 1)), CANNOT_TELL)
     return tuple(_WORDS[kind])
@@ -77,6 +82,7 @@ class Judgement:
         value: as a number, see `Items.truth`; NaN: it is none.
         row: of an episode, the moment of success; None: the last one.
         step: the first wrong one.
+        scores: by criterion of a rubric the number of a choice, from 1; None: it cannot be told.
         note: a comment.
         seconds: that it took.
     """
@@ -89,6 +95,7 @@ class Judgement:
     value: float
     row: int | None = None
     step: int | None = None
+    scores: Mapping[str, int | None] | None = None
     note: str = ""
     seconds: float | None = None
 
@@ -117,6 +124,7 @@ class Judgements:
         kind: of the items.
         asks: the items in the order in which they are asked.
         people: names; one empty name where there is only one person.
+        rubric: by which responses are judged.
         stored: what every row of the log has besides.
         clock: seconds, for how long items are held.
 
@@ -137,11 +145,12 @@ class Judgements:
         asks: Sequence[Ask],
         people: Sequence[str],
         *,
+        rubric: Rubric | None = None,
         stored: Mapping[str, Any] | None = None,
         clock: Any = time.monotonic,
     ) -> None:
         self.kind, self.asks, self.people, self.clock = kind, asks, list(people), clock
-        self.stored = dict(stored or {})
+        self.rubric, self.stored = rubric, dict(stored or {})
         self.given: list[list[Judgement]] = [[] for _ in asks]
         self.orphans: dict[str, int] = {}
         self.taken_back = 0
@@ -181,7 +190,8 @@ class Judgements:
     @property
     def skipped(self) -> int:
         """Items that somebody skipped and nobody judged."""
-        later = {self.number_of(ticket) for those in self._later.values() for ticket in those}
+        tickets = [ticket for those in self._later.values() for ticket in list(those)]  # others may skip meanwhile
+        later = {self.number_of(ticket) for ticket in tickets}
         return sum(not self.given[number] for number in later if number is not None)
 
     def number_of(self, ticket: str) -> int | None:
@@ -284,8 +294,7 @@ class Judgements:
 
         Args:
             person: who gives it.
-            content: `key`, `item` (the name under which it was handed out), `judgement`, and `row`, `step`, `note`,
-                `seconds` where they are known.
+            content: `key`, `item` (the name under which it was handed out), and `FIELDS` where they are known.
 
         Returns:
             The name of the item.
@@ -297,7 +306,7 @@ class Judgements:
             DataError: it cannot be written.
         """
         key, ticket = content["key"], content["item"]
-        kept = {name: content.get(name) for name in ("item", "judgement", "row", "step", "note", "seconds")}
+        kept = {name: content.get(name) for name in ("item", *FIELDS)}
         if key in self._answers:
             return str(self._answer(person, key, kept))
         number = self.number_of(ticket)
@@ -369,16 +378,17 @@ class Judgements:
             self._take_back(person, row["undo"])
             return
         ticket = row["item"] + (_AGAIN if row.get("again") else "")
-        kept = {name: row.get(name) for name in ("judgement", "row", "step", "note", "seconds")}
+        kept = {name: row.get(name) for name in FIELDS}
         self._answers[key] = (person, {"item": ticket, **kept}, ticket)
         number = self.number_of(ticket)
         if number is None:
             self.orphans[row["item"]] = self.orphans.get(row["item"], 0) + 1
             return
-        value = self._value(number, row["judgement"], row.get("step"))
+        word, scores = row["judgement"], row.get("scores")
+        value = self._value(number, word, row.get("step"), scores)
         said = Judgement(
-            key, person, ticket, number, row["judgement"], value, row.get("row"), row.get("step"),
-            row.get("note") or "", row.get("seconds"),
+            key, person, ticket, number, word, value, row.get("row"), row.get("step"), scores, row.get("note") or "",
+            row.get("seconds"),
         )  # fmt: skip
         self._history.setdefault(person, []).append(said)
         self._hands.get(person, {}).pop(ticket, None)
@@ -424,8 +434,11 @@ class Judgements:
         for one in self.given[number] if missing else ():
             self._own_open[one.person] = self._own_open.get(one.person, 0) + sign
 
-    def _value(self, number: int, word: str, step: int | None) -> float:
+    def _value(self, number: int, word: str, step: int | None, scores: Mapping[str, int | None] | None) -> float:
         """A judgement as a number; of a pair it is about the response that the data has first."""
+        if self.rubric is not None:
+            total = self.rubric.total(shares_of(self.rubric, scores), LEAST_JUDGED)
+            return np.nan if total is None else total
         if word.isdigit():
             return float(word)
         if self.kind == "steps" and word == "wrong" and step is not None:

@@ -7,7 +7,6 @@ with open_session(AnnotateSettings("rollouts.jsonl", out=Path("rollouts.labels")
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from guerdon.annotate.criteria import NO_JUDGES, JudgeCriteria, read_criteria, take_criteria
 from guerdon.annotate.draws import CHOICES, draw_order, draw_twice, usefulness
 from guerdon.annotate.items import Items, read_items
 from guerdon.annotate.judgements import Ask, Judgement, Judgements, words_of
@@ -28,6 +28,7 @@ from guerdon.auditing.rows import Flags, Numbers
 from guerdon.errors import ConfigError, DataError, GuerdonError, did_you_mean
 from guerdon.files import atomic
 from guerdon.files.json_files import json_line, read_lines
+from guerdon.models.judges.rubric import Rubric
 from guerdon.statistics.intervals import defined
 
 SETUP, ITEMS, TOKENS = "setup.json", "items.jsonl", "tokens.json"
@@ -55,6 +56,7 @@ class AnnotateSettings:
         people: names of those who judge.
         reference: show the reference answer.
         guideline: a file of text that is shown.
+        rubric: a file of criteria by which responses are judged.
     """
 
     data: str
@@ -72,6 +74,7 @@ class AnnotateSettings:
     people: tuple[str, ...] = ()
     reference: bool = False
     guideline: Path | None = None
+    rubric: Path | None = None
 
 
 _DEFAULTS: Mapping[str, Any] = {"choose": "random", "random_share": 0.3, "seed": 0, "overlap": 0.1}
@@ -91,6 +94,8 @@ class Session:
         guideline: text and hash of it.
         reference: the reference answer is shown.
         pictures: of episodes.
+        rubric: by which responses are judged.
+        judges: what the data says of its criteria.
     """
 
     folder: Path
@@ -102,20 +107,23 @@ class Session:
     guideline: Mapping[str, str] | None = None
     reference: bool = False
     pictures: EpisodePictures | None = None
+    rubric: Rubric | None = None
+    judges: JudgeCriteria = NO_JUDGES
     _problems: dict[int, str] = field(default_factory=dict)
 
     @property
     def words(self) -> tuple[str, ...]:
         """The judgements that can be given."""
-        return words_of(self.items.kind, self.setup["scale"])
+        return words_of(self.items.kind, self.setup["scale"], self.rubric)
 
     def setup_for(self, person: str) -> dict[str, Any]:
         """What the page is about."""
+        criteria = self.rubric and [one.model_dump(include={"name", "text", "choices"}) for one in self.rubric.criteria]
         return {
             "id": self.setup["id"], "data": Path(self.items.data).name, "kind": self.items.kind,
             "person": person or None, "people": len(self.judgements.people), "items": len(self.judgements.asks),
             "scale": self.setup["scale"], "judgements": list(self.words), "shows_reference": self.reference,
-            "guideline": self.guideline,
+            "guideline": self.guideline, "criteria": criteria,
             "choose": "rows" if self.setup["rows"] or self.setup["finding"] else self.setup["choose"],
         }  # fmt: skip
 
@@ -132,18 +140,22 @@ class Session:
 
     def undone(self, one: Judgement) -> dict[str, Any]:
         """A judgement that was taken back, with its item."""
-        more = {"note": one.note, "judgement": one.word, "row": one.row, "step": one.step}
+        more = {"note": one.note, "judgement": one.word, "row": one.row, "step": one.step, "scores": one.scores}
         return {**self.shown(one.ticket), **more}
 
     def count_of(self, ticket: str, name: str) -> int | None:
         """How many rows or steps an item has; None: it has none, or there is no such item."""
-        number = self.judgements.number_of(ticket)
-        place = None if number is None else self.judgements.asks[number].place
+        place = self._place(ticket)
         if place is None:
             return None
         if name == "row":
             return self.items.entries[place].length if self.items.kind == "episodes" else None
         return len(self.items.solutions[place].steps) if self.items.kind == "steps" else None
+
+    def _place(self, ticket: str) -> int | None:
+        """Where an item is in the data; None: it is not."""
+        number = self.judgements.number_of(ticket)
+        return None if number is None else self.judgements.asks[number].place
 
     async def picture(self, ticket: str, camera: str, row: int) -> bytes | None:
         """A picture of an episode as JPEG; None: there is no such picture.
@@ -151,8 +163,7 @@ class Session:
         Raises:
             DataError: it cannot be decoded.
         """
-        number = self.judgements.number_of(ticket)
-        place = None if number is None else self.judgements.asks[number].place
+        place = self._place(ticket)
         if place is None or self.pictures is None:
             return None
         try:
@@ -190,20 +201,22 @@ def open_session(wanted: AnnotateSettings) -> Iterator[Session]:
     if Path(wanted.data).is_dir() and wanted.out.resolve().is_relative_to(Path(wanted.data).resolve()):
         raise ConfigError(f"-o {wanted.out} is inside of {wanted.data}: name a folder outside, such as ../NAME.labels")
     setup = _stored_setup(wanted)
+    rubric = _rubric(wanted, setup)
     before = setup or {"kind": None, "columns": None, "seed": _or_default(wanted, "seed")}
     kind, seed = wanted.kind or before["kind"], before["seed"]
     columns = before["columns"] if wanted.columns is None else wanted.columns
     items = read_items(wanted.data, kind, columns=columns, seed=seed)
+    judges = NO_JUDGES if rubric is None else take_criteria(items, rubric)
     if wanted.reference and not any(items.references):
         raise ConfigError(f"--show reference: {wanted.data} has no reference answers; remove it")
     guideline = _guideline(wanted.guideline)
     with ExitStack() as stack:
         stack.enter_context(atomic.held(wanted.out, busy=f"another guerdon annotate works on {wanted.out}; stop it"))
         if setup is None:
-            setup, order = _begun(wanted, items)
+            setup, order = _begun(wanted, items, rubric)
         else:
             order = _stored_order(wanted.out)
-        tokens = _tokens(wanted, setup)
+        tokens = _tokens(wanted)
         asks, models = _asks(wanted.out, setup, items, order)
         stored: dict[str, Any] = {}
         if wanted.reference:
@@ -211,12 +224,14 @@ def open_session(wanted: AnnotateSettings) -> Iterator[Session]:
         if guideline is not None:
             stored["guideline"] = guideline["hash"]
         people = list(tokens.values()) or [""]
-        judgements = Judgements(wanted.out, items.kind, asks, people, stored=stored)
+        judgements = Judgements(wanted.out, items.kind, asks, people, rubric=rubric, stored=stored)
         stack.callback(judgements.close)
         pictures = EpisodePictures(Path(wanted.data)) if items.kind == "episodes" else None
         if pictures is not None:
             stack.callback(pictures.close)
-        yield Session(wanted.out, items, setup, judgements, models, tokens, guideline, wanted.reference, pictures)
+        yield Session(
+            wanted.out, items, setup, judgements, models, tokens, guideline, wanted.reference, pictures, rubric, judges
+        )
 
 
 def _stored_setup(wanted: AnnotateSettings) -> dict[str, Any] | None:
@@ -250,6 +265,24 @@ def _stored_setup(wanted: AnnotateSettings) -> dict[str, Any] | None:
     return setup
 
 
+def _rubric(wanted: AnnotateSettings, setup: Mapping[str, Any] | None) -> Rubric | None:
+    """The rubric that the folder was begun with, or is to be begun with.
+
+    Raises:
+        ConfigError: another one is wanted, or it cannot be read.
+    """
+    given = None if wanted.rubric is None else read_criteria(wanted.rubric)
+    if setup is None:
+        return given
+    known = Rubric.model_validate(setup["rubric"]) if setup.get("rubric") else None
+    if given is not None and given != known:
+        was = "without it" if known is None else "with other criteria"
+        raise ConfigError(
+            f"--rubric {wanted.rubric}: {wanted.out} was begun {was}; leave it out, or name another folder, -o OUT"
+        )
+    return known
+
+
 def _or_default(wanted: AnnotateSettings, name: str) -> Any:
     given = getattr(wanted, name)
     return _DEFAULTS[name] if given is None else given
@@ -258,18 +291,18 @@ def _or_default(wanted: AnnotateSettings, name: str) -> Any:
 _Order = Sequence[Mapping[str, Any]]
 
 
-def _begun(wanted: AnnotateSettings, items: Items) -> tuple[dict[str, Any], _Order]:
+def _begun(wanted: AnnotateSettings, items: Items, rubric: Rubric | None) -> tuple[dict[str, Any], _Order]:
     """Begin a folder; where that is refused, nothing of it stays."""
     is_new = all(one.name == ".lock" for one in wanted.out.iterdir())
     try:
-        return _begin(wanted, items)
+        return _begin(wanted, items, rubric)
     except GuerdonError:
         if is_new:
             shutil.rmtree(wanted.out, ignore_errors=True)
         raise
 
 
-def _begin(wanted: AnnotateSettings, items: Items) -> tuple[dict[str, Any], _Order]:
+def _begin(wanted: AnnotateSettings, items: Items, rubric: Rubric | None) -> tuple[dict[str, Any], _Order]:
     """Draw the order of the items, and write what the folder is begun with.
 
     Returns:
@@ -301,7 +334,7 @@ def _begin(wanted: AnnotateSettings, items: Items) -> tuple[dict[str, Any], _Ord
         "id": secrets.token_hex(8), "data": str(Path(wanted.data).resolve()), "kind": items.kind,
         "columns": wanted.columns, "choose": choose, "random_share": share, "seed": seed, "overlap": overlap,
         "scale": wanted.scale, "rows": wanted.rows, "finding": wanted.finding, "models": list(wanted.models),
-        "pool": len(of_pool),
+        "pool": len(of_pool), "rubric": rubric and rubric.model_dump(mode="json"),
     }  # fmt: skip
     atomic.write_bytes(wanted.out / ITEMS, b"".join(map(json_line, rows)))
     atomic.write_json(wanted.out / SETUP, setup)
@@ -321,8 +354,11 @@ def _check_options(wanted: AnnotateSettings, items: Items, choose: str, shares: 
             raise ConfigError(f"--{option} {value:g}: a share is a number from 0 to 1")
     if wanted.random_share is not None and choose == "random":
         raise ConfigError("--random-share would do nothing with --choose random; remove it")
-    if wanted.scale is not None and items.kind != "responses":
-        raise ConfigError(f"--scale {wanted.scale}: of responses, and these are {items.kind}; remove it")
+    for option, given in (("scale", wanted.scale), ("rubric", wanted.rubric)):
+        if given is not None and items.kind != "responses":
+            raise ConfigError(f"--{option} {given}: of responses, and these are {items.kind}; remove it")
+    if wanted.scale is not None and wanted.rubric is not None:
+        raise ConfigError("--scale and --rubric: each says how responses are judged; leave out one of them")
     if wanted.scale is not None and not 2 <= wanted.scale <= 9:
         raise ConfigError(f"--scale {wanted.scale}: a scale has 2 to 9 numbers, for which there are keys")
 
@@ -398,7 +434,7 @@ def _rows_of(finding: str, wanted: AnnotateSettings, items: Items) -> set[int]:
     return set(map(int, rows))
 
 
-def _tokens(wanted: AnnotateSettings, setup: Mapping[str, Any]) -> dict[str, str]:
+def _tokens(wanted: AnnotateSettings) -> dict[str, str]:
     """Person by token: those of the folder, and new ones of people that are new.
 
     Raises:
@@ -415,8 +451,10 @@ def _tokens(wanted: AnnotateSettings, setup: Mapping[str, Any]) -> dict[str, str
     new = [name for name in wanted.people if name not in known]
     if new:
         known |= {name: secrets.token_urlsafe(24) for name in new}
-        atomic.write_json(file, known)
-        os.chmod(file, 0o600)
+        temporary = file.with_name(f".{TOKENS}.partial")
+        temporary.touch(mode=0o600)  # of its owner alone from the beginning
+        temporary.write_text(json.dumps(known, indent=2), encoding="utf-8")
+        atomic.publish(temporary, file)
     return {token: name for name, token in known.items()}
 
 

@@ -30,7 +30,7 @@ from guerdon.reading.containers import HALF_WRITTEN, Part
 from guerdon.reading.fields import is_beyond_float
 from guerdon.reading.layouts import Row, RowLayout
 from guerdon.reading.log_columns import FLAGS, NUMBERS, REWARDS, TEXTS, LogColumns, Look
-from guerdon.reading.nested import RESCORED
+from guerdon.reading.nested import is_rescored
 from guerdon.reading.reader import rows_in
 from guerdon.reading.roles import ALL_ROLES
 from guerdon.reading.values import MISSING, canonical, is_empty, number_of
@@ -382,7 +382,8 @@ class RowReader:
         """The numbers of a row by kind and name: its further rewards, and those of the roles `NUMBERS`."""
         found = self._further(row, parts, shape)
         if self._is_sum:
-            named = {name: value for (_, name), value in found.items() if name not in (RESCORED, self.of.maybe_reward)}
+            maybe = self.of.maybe_reward
+            named = {name: value for (_, name), value in found.items() if name != maybe and not is_rescored(name)}
             found[_REWARD] = self._sum(named)
         elif self.of.form in ("map", "list"):
             found |= self._composed(row, parts or {})

@@ -67,6 +67,7 @@ class ExplainedScore:
             "steps": None if score.steps is None else score.steps.tolist(),
             "total": None if score.total is None else float(score.total),
             **({} if score.spread is None else {"spread": score.spread}),
+            **({} if score.criteria is None else {"criteria": dict(score.criteria)}),
             "failure": None if failure is None else {"reason": failure.reason, "detail": failure.detail},
             "text": self.text,
             "tokens": self.tokens,
@@ -82,6 +83,7 @@ class ExplainedScore:
             total=record["total"],
             failure=None if record["failure"] is None else Failure(**record["failure"]),
             spread=record.get("spread"),
+            criteria=record.get("criteria"),
         )
         return cls(score, record["text"], record["tokens"], record["truncated"], record["parse_status"])
 

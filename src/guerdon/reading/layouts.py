@@ -33,7 +33,7 @@ class RowLayout(NamedTuple):
         shows: whether a row is like those of the layout, where the names of columns do not tell.
         parts: further columns of numbers that are rewards: those named like one, or all; `sum`: all, and the reward is
             their sum.
-        rescored: a record with new rewards of its rows; None: they are a column of the record.
+        rescored: a record with a new reward of this name of its rows; None: it is a column of the record.
         refused: why it is not read.
         maps: columns of lists or maps that are called like texts; as texts of these they are decoded.
         more: further columns that are read, and have no role.
@@ -48,7 +48,7 @@ class RowLayout(NamedTuple):
     without: tuple[str, ...] = ()
     shows: Callable[[Row], bool] | None = None
     parts: Literal["named", "all", "sum"] = "named"
-    rescored: Callable[[Row, Sequence[float | None]], Row] | None = None
+    rescored: Callable[[Row, str, Sequence[float | None]], Row] | None = None
     refused: str = ""
     maps: tuple[str, ...] = ()
     more: tuple[str, ...] = ()

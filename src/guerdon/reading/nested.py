@@ -22,6 +22,11 @@ RESCORED, FAILURE = "guerdon_reward", "guerdon_failure"
 """Columns that `guerdon score` adds to a log."""
 
 
+def is_rescored(name: str) -> bool:
+    """Whether a column is a reward that `guerdon score` added to a log, or a criterion of that reward."""
+    return name == RESCORED or name.startswith(f"{RESCORED}.")
+
+
 def a_map(value: Any) -> Row:
     """A map, an empty one in the place of anything else."""
     return value if isinstance(value, Mapping) else {}
@@ -30,11 +35,11 @@ def a_map(value: Any) -> Row:
 # inspect_ai's samples.
 
 
-def rescored_sample(record: Row, values: Sequence[float | None]) -> Row:
-    """A sample with the reward among its scores, where it has a value; beside them in a table of text."""
+def rescored_sample(record: Row, name: str, values: Sequence[float | None]) -> Row:
+    """A sample with a reward among its scores, where it has a value; beside them in a table of text."""
     if isinstance(record.get("scores"), str):
-        return {**record, RESCORED: values[0]}
-    new = {} if values[0] is None else {RESCORED: {"value": values[0]}}
+        return {**record, name: values[0]}
+    new = {} if values[0] is None else {name: {"value": values[0]}}
     return {**record, "scores": {**a_map(record.get("scores")), **new}}
 
 
@@ -45,7 +50,7 @@ def inspect_sample(record: Row) -> list[Row]:
     """A sample of inspect_ai; the first score is the reward, the first other one that is a grade is the truth."""
     given = _named_scores(record)
     scores = {name: _graded(value) for name, value in given.items()}
-    first = next((name for name in scores if name != RESCORED), "")
+    first = next((name for name in scores if not is_rescored(name)), "")
     grades = [name for name, value in given.items() if name != first and _graded(value) is not value]
     asked, said = _asked_and_said(record)
     row = {
@@ -176,12 +181,12 @@ def _end_of_trace(trace: Row) -> Any:
     return next((one.get("finish_reason") for one in reversed(calls) if not one.get("error")), None)
 
 
-def rescored_trace(record: Row, values: Sequence[float | None]) -> Row:
-    """An episode whose traces have the reward among their metrics; beside them in a table of text."""
+def rescored_trace(record: Row, name: str, values: Sequence[float | None]) -> Row:
+    """An episode whose traces have a reward among their metrics; beside them in a table of text."""
     if isinstance(record.get("traces", record.get("nodes")), str):
-        return {**record, RESCORED: list(values)}
+        return {**record, name: list(values)}
     pairs = zip(_trained(record), values, strict=True)
-    new = {id(t): {**t, "metrics": {**a_map(t.get("metrics")), RESCORED: v}} for t, v in pairs}
+    new = {id(t): {**t, "metrics": {**a_map(t.get("metrics")), name: v}} for t, v in pairs}
     traces = [new.get(id(t), t) for t in record.get("traces", [record])]
     return {**record, "traces": traces} if "traces" in record else traces[0]
 

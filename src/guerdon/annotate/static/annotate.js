@@ -1,7 +1,7 @@
 "use strict";
 // People judge items. Texts and pictures come from the server and are shown by texts.js; a judgement is kept here until it is confirmed.
 const AHEAD = 6; // items in hand
-const WAIT = 15000, AGAIN = 1000, POLL = 5000; // milliseconds: for an answer, until a server that was away is asked again, until others may be done
+const WAIT = 15000, FIGURES = 120000, AGAIN = 1000, POLL = 5000; // milliseconds: for an answer, for figures, until a server that was away is asked again, until others may be done
 const PARALLEL = 3, NEAR = 2, FORWARD = 400, FIRST = 40, PICTURES = 4000; // pictures: at once, rows beyond the one on screen soon and later, rows of the next items, kept
 const KEYS = { success: "s", failure: "f", cannot_tell: "u", discard: "d", right: "y", wrong: "n", first: "1", second: "2", equal: "e" };
 const QUESTIONS = { responses: "Is the response right?", pairs: "Which response is better?", steps: "Which step is the first wrong one?" };
@@ -12,6 +12,7 @@ const token = location.hash.slice(1);
 window.addEventListener("hashchange", () => location.reload());
 let setup, current = null, queue = [];
 const path = []; // judgements of this page, so that they can be taken back: {key, entry}
+const wordOf = (choices, digit) => (digit ? choices[digit - 1] : "cannot tell"); // of a criterion
 const keyOf = (word) => (setup.kind === "steps" && word === "wrong" ? "x" : KEYS[word] ?? word);
 const labelOf = (word) => word.replaceAll("_", " ");
 const fresh = () => [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
@@ -23,9 +24,9 @@ const AWAY = "The server is away", NO_TOKEN = "This address has no token that is
 class Away extends Error {} // what was asked can be asked again later
 class Refused extends Error {}
 
-async function call(address, body) {
+async function call(address, body, wait = WAIT) {
   const headers = token ? { Authorization: `Bearer ${token}` } : {};
-  const options = { headers, cache: "no-store", signal: AbortSignal.timeout(WAIT) };
+  const options = { headers, cache: "no-store", signal: AbortSignal.timeout(wait) };
   if (body) Object.assign(options, { method: "POST", body: JSON.stringify(body), headers: { ...headers, "Content-Type": "application/json" } });
   const answer = await fetch(address, options).catch(() => { throw new Away(AWAY); });
   if (answer.ok) return answer;
@@ -35,11 +36,15 @@ async function call(address, body) {
   throw new Refused(message);
 }
 
-async function asked(address, body) {
-  const answer = await call(address, body);
+let requests = 0, counted = 0; // sent, and the one whose counts are shown: an answer that was overtaken has old ones
+async function asked(address, body, wait) {
+  const number = ++requests, answer = await call(address, body, wait);
   const found = await answer.json().catch(() => { throw new Away(AWAY); });
   $("away").hidden = true;
-  if ("done" in found) $("progress").textContent = `${found.done.toLocaleString("en")} judged, ${found.left.toLocaleString("en")} left`;
+  if ("done" in found && number > counted) {
+    counted = number;
+    $("progress").textContent = `${found.done.toLocaleString("en")} judged, ${found.left.toLocaleString("en")} left`;
+  }
   return found;
 }
 
@@ -50,16 +55,16 @@ function away(message) {
 }
 
 // ---- judgements that the server has not confirmed: in the browser's storage, and sent in order
-let pending = [], sending = null, last = 0, isStored = true;
+let pending = [], sending = null, last = 0;
 const storage = () => `guerdon annotate ${setup.id} ${setup.person ?? ""} `;
 
 function keep(body) {
   last = Math.max(last + 1, Date.now());
-  const name = `${storage()}${last} ${body.key}`;
+  let name = `${storage()}${last} ${body.key}`;
   try {
     localStorage.setItem(name, JSON.stringify(body));
   } catch {
-    isStored = false; // full, or not allowed: a page that is closed would lose it
+    name = null; // full, or not allowed: a page that is closed would lose it
   }
   pending.push({ name, body });
   deliver();
@@ -91,15 +96,15 @@ async function send() {
       $("refused").firstElementChild.append(said(element("li"), `Not stored: ${labelOf(body.judgement ?? "taking back")}: ${error.message}`));
     }
     pending.shift();
-    if (isStored) localStorage.removeItem(name);
+    if (name) localStorage.removeItem(name);
   }
 }
-window.addEventListener("beforeunload", (event) => { if (pending.length && !isStored) event.preventDefault(); });
+window.addEventListener("beforeunload", (event) => { if (pending.some(({ name }) => !name)) event.preventDefault(); });
 
 // ---- what is asked next
 let asking = false;
 const touched = new Set(); // judged while the next items were asked for
-const entryOf = (one) => ({ at: 0, shown: null, moment: one.row ?? null, loaded: 0, ...one, note: one.note ?? "", step: one.step ?? null });
+const entryOf = (one) => ({ at: 0, shown: null, moment: one.row ?? null, loaded: 0, ...one, note: one.note ?? "", step: one.step ?? (setup.criteria ? 0 : null), scores: new Map(Object.entries(one.scores ?? {})) });
 
 async function ask() {
   if (asking || queue.length > AHEAD / 2) return;
@@ -114,16 +119,21 @@ async function ask() {
     const others = items.filter(({ item }) => item !== current?.item && !touched.has(item) && !first.has(item));
     queue = [...seen, ...others.map((one) => known.get(one.item) ?? entryOf(one))];
     if (!current && queue.length) show(queue.shift());
-    else if (!current) show(null, left > 0 ? "Others are judging what is left. It is asked again every five seconds." : "Nothing is left to judge. The summary has the figures.");
-    if (!current && left > 0) again = POLL;
+    if (!current && touched.size) again = 0; // chosen before the last judgements: it does not say what is left
+    else if (!current) again = waitForOthers(left);
     root.dataset.ready = "true";
   } catch (error) {
     away(error.message);
     again = AGAIN;
   }
   asking = false;
-  if (again) setTimeout(ask, again);
+  if (again !== null) setTimeout(ask, again);
   prepare();
+}
+
+function waitForOthers(left) {
+  show(null, left > 0 ? "Others are judging what is left. It is asked again every five seconds." : "Nothing is left to judge. The summary has the figures.");
+  return left > 0 ? POLL : null;
 }
 
 function show(entry, text = "") {
@@ -133,6 +143,7 @@ function show(entry, text = "") {
   if (entry) entry.wasShown = true;
   $("note").value = entry?.note ?? "";
   for (const button of [...$("judgements").children, $("skip")]) button.disabled = !entry;
+  $("criterion").hidden = !entry || !setup.criteria;
   $("item").replaceChildren(element("p", text, { className: "lead" }));
   if (entry) view(entry);
   tell(entry ? text : "");
@@ -144,7 +155,7 @@ function show(entry, text = "") {
 
 function view(entry) {
   $("item").replaceChildren(...VIEWS[entry.kind](entry));
-  if (entry.kind === "steps") choose(0, entry.step);
+  if (entry.kind === "steps" || setup.criteria) choose(entry.step);
   if (entry.kind !== "episodes") return;
   entry.shown = null;
   readout(entry);
@@ -160,16 +171,18 @@ function judge(word) {
     if (isStep && entry.step === null) return tell("Choose the first wrong step with the arrows, then x.");
     const note = $("note").value.trim();
     Object.assign(body, { row: word === "success" ? entry.moment : null, step: isStep ? entry.step : null, note, seconds: clock.seconds() });
+    if (word === "rated") body.scores = Object.fromEntries(entry.scores);
   }
   path.push({ key: body.key, entry });
   touched.add(entry.item);
   keep(body);
-  const where = body.step ?? body.row;
-  show(queue.shift() ?? null, queue.length ? `${labelOf(word)}${where === null || where === undefined ? "" : ` ${where}`}; z takes it back` : "Waiting for the next item.");
+  const next = queue.shift() ?? null, where = body.step ?? body.row ?? "";
+  show(next, next ? `${labelOf(word)} ${where}; z takes it back`.replace(" ;", ";") : "Waiting for the next item.");
   ask();
 }
 
 function undo() {
+  if (current?.scores.size) return forget(current);
   const before = path.pop();
   keep({ key: fresh(), undo: before ? before.key : null });
   if (before) takenBack(before.entry);
@@ -177,8 +190,41 @@ function undo() {
 
 function takenBack(one) {
   if (!one) return tell("There is nothing to take back.");
-  if (current) queue.unshift(current);
-  show("shown" in one ? one : entryOf(one), "Taken back: judge it again.");
+  const entry = "shown" in one ? one : entryOf(one);
+  queue = [current, ...queue].filter((other) => other && other.item !== entry.item); // it may have been asked again meanwhile
+  show(entry, "Taken back: judge it again.");
+  if (setup.criteria?.length === entry.scores.size) forget(entry);
+}
+
+// ---- rubrics: a score for one criterion after the other; with the last of them the item is judged
+function rate(digit) { // null: it cannot be told
+  if (!current) return;
+  const { step, scores } = current, { name, choices } = setup.criteria[step];
+  if (digit > choices.length) return;
+  scores.delete(name); // so that the score that was given last is the last one
+  scores.set(name, digit);
+  const left = setup.criteria.flatMap((one, i) => (scores.has(one.name) ? [] : [i]));
+  if (!left.length) return judge([...scores.values()].some((one) => one !== null) ? "rated" : "cannot_tell");
+  choose(left.find((i) => i > step) ?? left[0]);
+  tell(`${name}: ${wordOf(choices, digit)}; z takes it back`);
+}
+
+function forget({ scores }) { // the last score of an item
+  const name = [...scores.keys()].at(-1);
+  scores.delete(name);
+  choose(setup.criteria.findIndex((one) => one.name === name));
+  tell(`${name}: taken back.`);
+}
+
+function showCriterion({ step, scores }) {
+  const { name, text, choices } = setup.criteria[step], focused = [...$("judgements").children].indexOf(document.activeElement);
+  said($("criterion"), `${step + 1} of ${setup.criteria.length}. ${name}: ${text}`, $("criterion").replaceChildren());
+  $("judgements").replaceChildren(...choices.map((choice, i) => keyButton(i + 1, choice, () => rate(i + 1))), keyButton("u", "cannot tell", () => rate(null)));
+  $("judgements").children[focused]?.focus();
+  setup.criteria.forEach((one, i) => {
+    const place = $(`step-${i}`).lastChild;
+    said(place, scores.has(one.name) ? wordOf(one.choices, scores.get(one.name)) : "", place.replaceChildren());
+  });
 }
 
 const clock = { // seconds during which the page was visible
@@ -195,7 +241,7 @@ const put = (into, text) => ($("formulas").checked ? withFormulas(into, text) : 
 const heading = (text) => said(element("h2"), text);
 const asTexts = ({ messages, prompt, response, reference }) => texts({ messages, prompt, response, truth: reference }, put);
 const VIEWS = {
-  responses: ({ show: shown }) => [heading(setup.scale ? `How good is the response, from 1 to ${setup.scale}?` : QUESTIONS.responses), ...asTexts(shown)],
+  responses: ({ show: shown }) => [heading(questionOf()), ...asTexts(shown), ...(setup.criteria ? [element("h4", "Criteria"), linesOf("Criteria", setup.criteria.map(({ name, text }) => `${name}: ${text}`), 1)] : [])],
   pairs({ show: shown }) {
     const sides = element("div", "", { className: "sides" });
     for (const name of ["first", "second"]) {
@@ -205,15 +251,7 @@ const VIEWS = {
     }
     return [heading(QUESTIONS.pairs), ...asTexts({ ...shown, response: undefined }), sides];
   },
-  steps({ show: shown }) {
-    const list = element("ol", "", { className: "steps", id: "steps", tabIndex: 0, role: "listbox", ariaLabel: "Steps, from 0" });
-    shown.steps.forEach((text, i) => {
-      const line = element("li", "", { id: `step-${i}`, role: "option", onclick: () => choose(0, i) });
-      line.append(element("span", String(i)), put(element("div", "", { className: "said" }), text));
-      list.append(line);
-    });
-    return [heading(QUESTIONS.steps), ...asTexts({ ...shown, response: undefined }), element("h4", "Steps"), list];
-  },
+  steps: ({ show: shown }) => [heading(QUESTIONS.steps), ...asTexts({ ...shown, response: undefined }), element("h4", "Steps"), linesOf("Steps, from 0", shown.steps, 0)],
   episodes(entry) {
     const { episode, task, rows, cameras, problem } = entry.show;
     const views = element("div", "", { className: "cameras" });
@@ -233,13 +271,31 @@ const VIEWS = {
     return [heading(`Episode ${episode}: ${task}`), reason, ...(cameras.length ? [] : [element("p", "It has no pictures.", { className: "lead" })]), views, line];
   },
 };
+function questionOf() {
+  if (setup.criteria) return "What is true of the response?";
+  return setup.scale ? `How good is the response, from 1 to ${setup.scale}?` : QUESTIONS.responses;
+}
+function linesOf(ariaLabel, lines, first) { // that arrows choose
+  const list = element("ol", "", { className: setup.criteria ? "steps criteria" : "steps", id: "steps", tabIndex: 0, role: "listbox", ariaLabel });
+  lines.forEach((text, i) => {
+    const line = element("li", "", { id: `step-${i}`, role: "option", onclick: () => choose(i) });
+    line.append(element("span", String(first + i)), put(element("div", "", { className: "said" }), text.replace(/\n+$/, "")), ...(setup.criteria ? [element("output")] : []));
+    list.append(line);
+  });
+  return list;
+}
 const problemOf = (reason) => `The pictures cannot be shown: ${reason}`;
 
-function choose(by, to = current.step === null ? (by > 0 ? 0 : current.show.steps.length - 1) : current.step + by) {
-  current.step = to === null ? null : Math.min(Math.max(to, 0), current.show.steps.length - 1);
-  [...$("steps").children].forEach((line, i) => line.setAttribute("aria-selected", i === current.step));
-  if (current.step === null) return;
-  $("steps").setAttribute("aria-activedescendant", `step-${current.step}`);
+function choose(to) { // a step or a criterion; null: none
+  const lines = [...$("steps").children];
+  current.step = to === null ? null : Math.min(Math.max(to, 0), lines.length - 1);
+  lines.forEach((line, i) => line.setAttribute("aria-selected", i === current.step));
+  if (current.step !== null) $("steps").setAttribute("aria-activedescendant", `step-${current.step}`);
+  if (setup.criteria) showCriterion(current);
+}
+
+function chooseNext(by) {
+  choose(current.step === null ? (by > 0 ? 0 : Infinity) : current.step + by);
   $(`step-${current.step}`).scrollIntoView({ block: "nearest" });
 }
 
@@ -458,28 +514,38 @@ const acts = { // what a key does once
   z: undo, k: () => judge("skip"), c: () => $("note").focus(), "?": help,
 };
 const moves = {}; // what a held key does again
+function keyButton(key, text, onclick) {
+  const button = element("button", "", { type: "button", onclick });
+  button.append(element("kbd", String(key)), said(element("span"), text));
+  return button;
+}
+
 function start() {
   $("title").textContent = "";
   said($("title"), `${setup.data}${setup.person ? `, ${setup.person}` : ""}`);
   document.title = `${$("title").textContent} · guerdon annotate`;
-  for (const word of setup.judgements) {
+  for (const word of setup.criteria ? [] : setup.judgements) {
     acts[keyOf(word)] = () => judge(word);
-    const button = element("button", "", { type: "button", onclick: () => judge(word), title: ASIDE[word] ?? "", disabled: true });
-    button.append(element("kbd", keyOf(word)), labelOf(word));
-    $("judgements").append(button);
+    $("judgements").append(Object.assign(keyButton(keyOf(word), labelOf(word), acts[keyOf(word)]), { title: ASIDE[word] ?? "", disabled: true }));
+  }
+  if (setup.criteria) {
+    for (const digit of "123456789") acts[digit] = () => rate(Number(digit));
+    acts.u = () => rate(null);
   }
   if (setup.kind === "episodes") {
     Object.assign(acts, { m: () => current && mark(), " ": () => current && play() });
     Object.assign(moves, { ArrowLeft: (by) => go(current.at - by), ArrowRight: (by) => go(current.at + by) });
   }
-  if (setup.kind === "steps") for (const [name, by] of [["ArrowUp", -1], ["ArrowLeft", -1], ["ArrowDown", 1], ["ArrowRight", 1]]) moves[name] = () => choose(by);
+  if (setup.kind === "steps" || setup.criteria) for (const [name, by] of [["ArrowUp", -1], ["ArrowLeft", -1], ["ArrowDown", 1], ["ArrowRight", 1]]) moves[name] = () => chooseNext(by);
 }
 
 function help() {
-  const lines = setup.judgements.map((word) => [keyOf(word), labelOf(word) + (word in ASIDE ? ` (${ASIDE[word]})` : "") + (keyOf(word) === "x" ? ": the chosen step is the first wrong one" : "")]);
+  const words = setup.criteria ? [] : setup.judgements;
+  const lines = words.map((word) => [keyOf(word), labelOf(word) + (word in ASIDE ? ` (${ASIDE[word]})` : "") + (keyOf(word) === "x" ? ": the chosen step is the first wrong one" : "")]);
   if (setup.kind === "steps") lines.push(["↑ ↓", "choose a step"]);
+  if (setup.criteria) lines.push(["1 to 9", "a choice of the criterion; the next one follows, and with the last one the item is judged"], ["u", "this criterion cannot be told"], ["↑ ↓", "choose a criterion"]);
   if (setup.kind === "episodes") lines.push(["← →", "one row; with Shift ten"], ["Space", "play, pause"], ["m", "the row on screen is the moment of success; again: it is not"]);
-  lines.push(["z", "take back the last judgement, again the one before"], ["k", "skip: asked again at the end"], ["c", "write a note, Esc leaves it"], ["?", "this page"]);
+  lines.push(["z", `take back the last ${setup.criteria ? "score" : "judgement"}, again the one before`], ["k", "skip: asked again at the end"], ["c", "write a note, Esc leaves it"], ["?", "this page"]);
   const list = element("dl"), into = $("help-view").querySelector("div");
   for (const [name, text] of lines) { const term = element("dt"); term.append(element("kbd", name)); list.append(term, element("dd", text)); }
   into.replaceChildren(list);
@@ -491,7 +557,7 @@ async function summary() {
   const into = $("summary-view").querySelector("div");
   into.replaceChildren(element("p", "Waiting for the server."));
   $("summary-view").showModal();
-  const found = await asked("api/summary").catch((error) => ({ tables: [], reason: error.message }));
+  const found = await asked("api/summary", null, FIGURES).catch((error) => ({ tables: [], reason: error.message }));
   into.replaceChildren(...(found.reason ? [said(element("p"), found.reason)] : []));
   for (const { title, note, columns, rows } of found.tables) {
     const table = element("table", "", { className: "text" }), box = element("div", "", { className: "scroll" });

@@ -2,7 +2,8 @@
 
 What a column is for is decided by `guerdon.reading` over the whole file. A row with one response gets `reward`; one
 with a better and a worse response `reward_chosen` and `reward_rejected`; one with several `rewards`, in their order;
-that of a log `guerdon_reward`. A value that is missing is null, and `reward_failure` says why.
+that of a log `guerdon_reward`. A value that is missing is null, and `reward_failure` says why. A judge with a rubric
+also gives each criterion, as `reward.NAME`.
 
     model = load_any_text_model("runs/rm")
     print(score_file(Path("answers.jsonl"), model, Path("scored.jsonl"), name="runs/rm"))
@@ -30,11 +31,11 @@ from guerdon.processes.progress import ProgressBar, log_line
 from guerdon.reading.containers import endings, parts_of
 from guerdon.reading.data_sets import held_part
 from guerdon.reading.layouts import RowLayout
-from guerdon.reading.nested import FAILURE, RESCORED
+from guerdon.reading.nested import FAILURE, RESCORED, is_rescored
 from guerdon.reading.reader import DataReading, read
 from guerdon.reading.shown import shown_lines
 from guerdon.settings.evaluate import Aggregation
-from guerdon.types import Failure, RewardModel
+from guerdon.types import Failure, RewardModel, Score
 
 _COLUMNS = ("reward", "reward_chosen", "reward_rejected", "rewards", "reward_failure", RESCORED, FAILURE)
 _Row = Mapping[str, Any]
@@ -140,7 +141,9 @@ def score_file(
     whole = [_rescored(row, found.get(k, {}), reading.plan.layout) for k, (_, row) in enumerate(rows)]
     written = set[str]().union(*whole)
     counts = [len(part) for part in parts]
-    write_rows(out, given, whole, counts, [column for column in _COLUMNS if column in written])
+    criteria = dict.fromkeys(name for values in found.values() for name in values if "." in name)
+    new = [column for column in (*_COLUMNS, *criteria) if column in written]
+    write_rows(out, given, whole, counts, new)
     unfinished.unlink()
     return _summary(f"wrote {out}: {len(asked)} of {len(rows)} rows scored", found.values())
 
@@ -320,18 +323,27 @@ def _scored(model: RewardModel, items: Sequence[RowResponses], aggregation: Aggr
     scores = iter(score_solutions(model, solutions, batch_size=max(len(solutions), 1)))
     found = []
     for item in items:
-        values = [one if isinstance(one, Failure) else solution_value(next(scores), aggregation) for one in item.found]
+        each = [Score(failure=one) if isinstance(one, Failure) else next(scores) for one in item.found]
+        values = [solution_value(score, aggregation) for score in each]
         why = next((str(v) for v in values if isinstance(v, Failure)), None)
-        rewards = iter(None if isinstance(v, Failure) else v for v in values)
-        row: dict[str, Any] = {}
-        for column, n in zip(item.columns, item.counts, strict=True):
-            row[column] = next(rewards) if n is None else [next(rewards) for _ in range(n)]
+        row = _in_columns(item, "", [None if isinstance(v, Failure) else v for v in values])
+        for name in dict.fromkeys(name for score in each for name in score.criteria or ()):
+            row |= _in_columns(item, f".{name}", [(score.criteria or {}).get(name) for score in each])
         found.append({**row, FAILURE if RESCORED in row else "reward_failure": why})
     return found
+
+
+def _in_columns(item: RowResponses, end: str, values: Sequence[float | None]) -> dict[str, Any]:
+    """A value of each response of an item by column, whose name has this end."""
+    rest, columns = iter(values), [f"{column}{end}" for column in item.columns]
+    counts = zip(columns, item.counts, strict=True)
+    return {column: next(rest) if n is None else [next(rest) for _ in range(n)] for column, n in counts}
 
 
 def _rescored(row: _Row, new: _Row, layout: RowLayout) -> _Row:
     """A row with its new rewards, where its layout has a place for them."""
     if layout.rescored is None or RESCORED not in new:
         return {**row, **new}
-    return {**layout.rescored(row, new[RESCORED]), FAILURE: new[FAILURE]}
+    for name in filter(is_rescored, new):
+        row = layout.rescored(row, name, new[name])
+    return {**row, FAILURE: new[FAILURE]}

@@ -264,6 +264,7 @@ class JudgeModel:
         """The explained score of each episode that was judged."""
         judgements: dict[int, list[float | Failure]] = defaultdict(list)
         reasons: dict[int, list[str]] = defaultdict(list)
+        shares: dict[int, list[dict[str, float]]] = defaultdict(list)
         pairs: dict[tuple[int, ...], list[tuple[_Item, Judgement | Failure]]] = defaultdict(list)
         for item, answer in zip(items, answers, strict=True):
             if self._plan.mode == "pairwise":
@@ -272,13 +273,16 @@ class JudgeModel:
             for place, owner in enumerate(item.owners):
                 judgements[owner].append(self._value(item, answer, place))
                 reasons[owner] += _reasons(answer, place if len(item.owners) > 1 else None)
+                has_own = self._plan.mode == "criteria" and self._plan.rubric is not None
+                if has_own and not isinstance(answer, Failure):
+                    shares[owner].append(_shares(answer))
         for both in pairs.values():
             for owner, value in _compared(both).items():
                 judgements[owner].append(value)
             for item, answer in both:
                 for owner in item.owners:
                     reasons[owner] += _reasons(answer, None)
-        return {k: self._explained(judgements[k], "\n".join(reasons[k])) for k in judgements}
+        return {k: self._explained(judgements[k], "\n".join(reasons[k]), _means(shares[k])) for k in judgements}
 
     def _value(self, item: _Item, answer: Judgement | Failure, place: int) -> float | Failure:
         """What a judgement says of the response at a place of its request."""
@@ -286,12 +290,14 @@ class JudgeModel:
             return answer
         if self._plan.mode == "criteria":
             assert item.rubric is not None
-            value, _ = item.rubric.value({name: one for name, (one, _) in answer.items()})
+            value, _ = item.rubric.value(_shares(answer))
             assert value is not None  # _of_criteria
             return value
         return answer[str(place)][0]
 
-    def _explained(self, judgements: Sequence[float | Failure], text: str) -> ExplainedScore:
+    def _explained(
+        self, judgements: Sequence[float | Failure], text: str, criteria: Mapping[str, float] | None
+    ) -> ExplainedScore:
         values = [v for v in judgements if not isinstance(v, Failure)]
         if len(values) < max(self._plan.min_measured * len(judgements), 1):
             failures = [v for v in judgements if isinstance(v, Failure)]
@@ -300,7 +306,7 @@ class JudgeModel:
             if len(judgements) > 1:
                 detail = f"{len(failures)} of {len(judgements)} judgements failed: {detail}"
             return ExplainedScore(Score(failure=Failure(reason, detail)), text)
-        return ExplainedScore(Score(total=float(np.mean(values))), text)
+        return ExplainedScore(Score(total=float(np.mean(values)), criteria=criteria), text)
 
 
 def load_judge(settings: JudgeModelSettings) -> JudgeModel:
@@ -440,8 +446,7 @@ def _of_criteria(rubric: Rubric, least: float, reply: Mapping[str, Any]) -> Judg
     if not found:
         return Failure("bad_schema", f"no criterion has a judgement: {str(reply)[:80]!r}")
     missing = [criterion.name for criterion in rubric.criteria if criterion.name not in found]
-    value, share = rubric.value({name: one for name, (one, _) in found.items()})
-    if value is None or share < least:
+    if rubric.total(_shares(found), least) is None:
         return Failure("criterion_missing", f"no judgement on {', '.join(missing)}")
     return found
 
@@ -516,6 +521,20 @@ def _compared(both: Sequence[tuple[_Item, Judgement | Failure]]) -> dict[int, fl
         changed = Failure("order_effect", "each response wins where it is shown " + ("first" if wins[0] else "second"))
         return {a: changed, b: changed}
     return {a: float(np.mean(wins)), b: 1 - float(np.mean(wins))}
+
+
+def _shares(answer: Judgement) -> dict[str, float]:
+    """The values of a judgement, without their reasons."""
+    return {name: value for name, (value, _) in answer.items()}
+
+
+def _means(votes: Sequence[Mapping[str, float]]) -> dict[str, float] | None:
+    """The mean value of each criterion over the votes that have one; None where there is no vote."""
+    named: dict[str, list[float]] = {}
+    for vote in votes:
+        for name, value in vote.items():
+            named.setdefault(name, []).append(value)
+    return {name: float(np.mean(values)) for name, values in named.items()} or None
 
 
 def _reasons(answer: Judgement | Failure, place: int | None) -> list[str]:

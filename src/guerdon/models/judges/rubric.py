@@ -109,6 +109,11 @@ class Rubric(BaseModel):
         met = sum(abs(weights[name]) * (v if weights[name] > 0 else 1 - v) for name, v in shares.items())
         return (met / judged if judged else 0.0), share
 
+    def total(self, shares: Mapping[str, float], least: float) -> float | None:
+        """The value of judgements that have at least this share of the weight; None of fewer."""
+        value, share = self.value(shares)
+        return value if share >= least else None
+
 
 def read_rubric(path: Path) -> Rubric:
     """A rubric file.
