@@ -25,6 +25,7 @@ SUITES = {  # name: patterns of its test files
     "maniskill": ("tests/worlds/test_maniskill.py",),
     "vla": ("tests/**/test_vla*.py", "tests/**/test_*_vla.py"),
     "ray": ("tests/**/test_ray*.py", "tests/**/test_*_on_ray.py"),
+    "worlds": ("tests/worlds/test_textworld.py", "tests/worlds/test_bfcl.py"),
 }
 SITE = "site"  # the documentation site: pages, the modules that pages name, and what those import when they are loaded
 PAGES = ("docs/", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")

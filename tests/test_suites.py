@@ -68,7 +68,7 @@ CHANGES = {  # a changed file: the suites that it selects
     ".ci/run": ALL,
     "tests/conftest.py": ALL,
     "tests/corridor.py": ALL,
-    "src/guerdon/gone.py": ["libero", "maniskill", "vla", "ray"],
+    "src/guerdon/gone.py": ["libero", "maniskill", "vla", "ray", "worlds"],
 }
 
 
@@ -111,7 +111,7 @@ def test_every_suite_of_this_project_has_tests_and_reaches_what_it_is_about():
     about = {
         "libero": "src/guerdon/worlds/libero.py", "maniskill": "src/guerdon/worlds/maniskill.py",
         "vla": "src/guerdon/policies/vla/build.py", "ray": "src/guerdon/engines/ray_jobs.py",
-        "site": "src/guerdon/integrations/trl.py",
+        "worlds": "src/guerdon/worlds/bfcl.py", "site": "src/guerdon/integrations/trl.py",
     }  # fmt: skip
     for suite, name in about.items():
         assert suites.ROOT / name in suites.suite_reaches(suites.ROOT, suite), suite

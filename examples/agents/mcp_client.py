@@ -27,7 +27,10 @@ async def answer_of(messages: list[dict]) -> str:
     model, command = AsyncOpenAI(), StdioServerParameters(command=sys.executable, args=[__file__, "serve"])
     async with Client(stdio_client(command)) as client:
         tools = [
-            {"type": "function", "function": {"name": t.name, "description": t.description, "parameters": t.input_schema}}
+            {
+                "type": "function",
+                "function": {"name": t.name, "description": t.description, "parameters": t.input_schema},
+            }
             for t in (await client.list_tools()).tools
         ]
         while True:

@@ -30,7 +30,9 @@ class ProductTaskset(vf.Taskset[ProductTask, vf.TasksetConfig]):
         """All tasks."""
         rows = map(json.loads, ROWS.read_text().splitlines())
         return [
-            ProductTask(ProductData(name=row["question"], prompt=row["question"], answer=row["answer"]), self.config.task)
+            ProductTask(
+                ProductData(name=row["question"], prompt=row["question"], answer=row["answer"]), self.config.task
+            )
             for row in rows
         ]
 

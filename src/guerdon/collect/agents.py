@@ -245,12 +245,18 @@ def row_of(prompt: Prompt) -> dict[str, Any]:
 
 
 def check_agent_here(settings: AgentSettings | None) -> None:
-    """Refuse an agent whose program is not on this machine, or whose tools are no functions with types and a docstring.
+    """Refuse an agent whose program or world is not on this machine, or whose tools are no described functions.
 
     Raises:
-        ConfigError: the program or the tool.
-        MissingDependencyError: programs of the tool `python` cannot be isolated on this machine.
+        ConfigError: the program, the tool or the world.
+        MissingDependencyError: a package of the world is not installed; or programs of the tool `python` cannot be
+            isolated on this machine.
     """
+    if isinstance(settings, OwnAgentSettings):
+        world = AGENTS.build(settings.type, settings.params, object)
+        absent = [name for name in ("reset", "step") if not callable(getattr(world, name, None))]
+        if absent:
+            raise ConfigError(f"agent.type: {settings.type} makes no world: it has no {absent[0]}", key="agent.type")
     if isinstance(settings, ToolAgentSettings):
         schemas_of(settings.tools)
     if isinstance(settings, CommandAgentSettings) and which(settings.command[0]) is None:
