@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LIBERO_VENV ?= .venv-libero
 MANISKILL_VENV ?= .venv-maniskill
+AGENTS_VENV ?= .venv-agents
 CORE_VENV ?= .venv-core
 EXTRA_VENV ?= .venv-extra
 STUDY ?= studies/demo.yaml
@@ -19,7 +20,7 @@ PARALLEL ?= -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 export MUJOCO_GL ?= egl
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-libero test-libero test-ray libero-table env-maniskill test-maniskill demo demo-text demo-prm demo-smollm demo-vla prm-exact prm-continued quickstart doctor test test-slow test-all test-device test-families env-gpu gpu-check soak lint format check bench docs docs-images test-core test-wheel clean
+.PHONY: help env env-worlds env-agents test-agents env-libero test-libero test-ray libero-table env-maniskill test-maniskill demo demo-text demo-prm demo-smollm demo-vla prm-exact prm-continued quickstart doctor test test-slow test-all test-device test-families env-gpu gpu-check soak lint format check bench docs docs-images test-core test-wheel clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -167,6 +168,37 @@ $(MANISKILL_VENV)/.mesa: $(MANISKILL_VENV)/.installed
 
 test-maniskill: env-maniskill  ## the tests on the real ManiSkill simulator
 	$(MANISKILL_VENV)/bin/python -m pytest $(SLOW) tests/worlds/test_maniskill.py
+
+# textworld and bfcl without the requirements of their packages (spaCy, faiss, ...), which nothing here imports.
+WORLDS = textworld==1.7.0 jericho==3.3.1 tatsu==5.8.3 hashids==1.3.1 mementos==1.3.1 more-itertools networkx \
+	prompt-toolkit wcwidth termcolor bfcl-eval==2026.3.23 mpmath
+env-worlds: env  ## what the worlds textworld and bfcl need
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps $(WORLDS)
+
+# Programs that lead conversations (examples/agents), an environment each.
+PACKAGES_openai = openai==3.57.0
+PACKAGES_langgraph = langgraph==1.2.24 langchain-openai==1.7.4
+PACKAGES_smolagents = smolagents[openai]==1.26.0
+PACKAGES_mini-swe-agent = mini-swe-agent==2.4.6
+PACKAGES_mcp = mcp==2.3.0 openai==3.57.0
+PACKAGES_verifiers = verifiers==0.4.0 uv
+PACKAGES_openenv = openenv==0.10.0
+PROGRAMS = openai langgraph smolagents mini-swe-agent mcp verifiers openenv
+env-agents: $(PROGRAMS:%=$(AGENTS_VENV)/%/.installed)  ## an environment for each program of examples/agents (2 GB)
+
+$(AGENTS_VENV)/%/.installed: Makefile
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet $(PACKAGES_$*)
+	@touch $@
+
+# The world of OpenEnv runs in guerdon's process: its environment finds guerdon's packages behind its own.
+PURELIB = -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+test-agents: env-worlds env-agents  ## programs of other packages as agents, and the worlds textworld, bfcl and OpenEnv
+	GUERDON_AGENTS=$(abspath $(AGENTS_VENV)) $(BIN)/python -m pytest \
+		tests/collect/test_agent_programs.py tests/worlds/test_textworld.py tests/worlds/test_bfcl.py
+	$(BIN)/python $(PURELIB) > $$($(AGENTS_VENV)/openenv/bin/python $(PURELIB))/guerdon.pth
+	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/tests:$(CURDIR) $(AGENTS_VENV)/openenv/bin/python -m pytest \
+		tests/worlds/test_openenv_world.py
 
 lint: env  ## style, formatting and types
 	$(BIN)/ruff check .

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from guerdon.collect.agents import WorldStep
 from guerdon.policies.batches.tokens import response_ids, token_batch
 from guerdon.policies.language.generate import Generation
 from guerdon.types import Failure
+from guerdon.worlds.messages import WorldStep
 
 
 class Counting:

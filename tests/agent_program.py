@@ -28,11 +28,12 @@ def program(how):
     if how == "hang":
         time.sleep(600)
     said = []
-    turns = {"two": 2, "many": 9}.get(how, 1)
+    turns = {"two": 2, "many": 9, "complains": 9}.get(how, 1)
     for _ in range(turns):
         time.sleep(float(row["id"][-1]) / 100 if how == "two" else 0.0)
         choice = ask()
         if "code" in choice:
+            print(json.dumps({"error": choice["code"]}) if how == "complains" else "")
             sys.exit(choice["code"])
         said.append(choice["message"]["content"])
         messages += [choice["message"], {"role": "user", "content": "b"}]

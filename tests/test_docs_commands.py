@@ -77,6 +77,7 @@ FILLED_IN = {
     "my_package:MyRobot-v0": "Pendulum-v1",
     "questions=questions.jsonl": "questions=tests/questions.jsonl",
     "mine.parquet": "src/guerdon/evaluation/gate/gate.parquet",
+    ".venv-agents/langgraph/bin/python": sys.executable,
 }  # by a reader
 MADE = {  # instead of files that a script makes before
     "configs/preference.yaml": ("data.path=tests/questions.jsonl", "data.val_size=1", "data.train_batch_size=1"),

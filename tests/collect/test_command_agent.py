@@ -1,7 +1,6 @@
 """Programs that lead conversations, and the endpoint that they call."""
 
 import json
-import os
 import sys
 import threading
 from http.client import HTTPConnection
@@ -55,7 +54,7 @@ def test_programs_are_answered_in_rounds_whatever_they_take():
 
 ENDS = [
     ("exit", {}, "agent_exit", False), ("hang", {"episode_timeout": 1.5}, "agent_timeout", False),
-    ("many", {"max_turns": 2}, None, True), ("one", {}, None, False),
+    ("many", {"max_turns": 2}, None, True), ("complains", {"max_turns": 2}, None, True), ("one", {}, None, False),
 ]  # fmt: skip
 
 
@@ -191,44 +190,3 @@ def test_many_clients_connect_at_once(line):
     for k, (thread, found) in enumerate(jobs):
         thread.join()
         assert json.loads(found[0][1])["choices"][0]["message"]["content"] == str(k)
-
-
-OPENAI = os.environ.get("GUERDON_OPENAI")  # an interpreter with the package openai
-
-
-@pytest.mark.skipif(OPENAI is None, reason="GUERDON_OPENAI names no interpreter with the package openai")
-def test_the_client_of_openai(tmp_path):
-    program = tmp_path / "agent.py"
-    program.write_text(
-        "import json, os, sys\nfrom openai import OpenAI, BadRequestError\nrow = json.loads(sys.stdin.readline())\n"
-        "client, messages = OpenAI(), row['messages']\n"
-        "schema = {'type': 'object', 'properties': {}}\n"
-        "tools = [{'type': 'function', 'function': {'name': 'f', 'parameters': schema}}]\n"
-        "model = os.environ['OPENAI_MODEL']\n"
-        "assert [m.id for m in client.models.list()] == [model]\n"
-        "one = client.chat.completions.create(model=model, messages=messages, tools=tools).choices[0]\n"
-        "assert one.finish_reason == 'tool_calls', one\n"
-        "messages += [one.message.model_dump(exclude_none=True),\n"
-        "    {'role': 'tool', 'tool_call_id': one.message.tool_calls[0].id, 'content': '7'}]\n"
-        "with client.chat.completions.create(model=model, messages=messages, tools=tools, stream=True,\n"
-        "        stream_options={'include_usage': True}) as stream:\n"
-        "    said = ''.join(c.choices[0].delta.content or '' for c in stream if c.choices)\n"
-        "assert said == '7', said\n"
-        "try:\n    client.chat.completions.create(model=model, messages=messages, n=2)\n"
-        "except BadRequestError as error:\n    refused = 'n above 1' in str(error)\n"
-        "print(json.dumps({'reward': 1.0, 'success': refused}))\n"
-    )
-
-    def write(prompt, u):
-        return "7" if "<tool_response>\n7" in prompt else '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-
-    chosen = CommandAgentSettings(command=(OPENAI, str(program)))
-    agent = agent_of(chosen, temperature=1.0)
-    engine = Says(TOKENIZER, write)
-    data = DATA.model_copy(update={"max_response_length": 200})
-    loop = ConversationLoop(TOKENIZER, engine, agent, chosen, data, stops=stop_ids(TOKENIZER), room=None)
-    try:
-        (one,) = loop.lead(PROMPTS[:1], root=1)
-    finally:
-        agent.close()
-    assert (one.failure, one.outcome, one.success, len(one.calls), one.contexts) == (None, 1.0, True, 2, 1)

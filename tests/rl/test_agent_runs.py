@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from agent_parts import Counting
+from called import called
 from guerdon.comparison.report import write_single_report
 from guerdon.config.loading import load
 from guerdon.errors import ConfigError, TooManyFailuresError
@@ -116,11 +117,8 @@ REFUSED = [
     ({"algorithm": {"adv_estimator": "rloo", "kl_coef": 0.1}}, "reward pays every turn"),
     ({"algorithm": {"adv_estimator": "rloo", "by_state": True}}, "by_state would do nothing"),
     ({"data": {"n_samples": 1, "filter_accuracy": False}}, "must be at least 2"),
-    ({"agent": {"type": "tools", "tools": ["calculator"], "max_turns": 0}}, r"agent\.max_turns is 0"),
     ({"agent": {"type": "tool"}}, "unknown agent 'tool'.*did you mean 'tools'"),
     ({"agent": {"params": {"lives": 3}}}, "lives"),
-    ({"agent": {"max_turn": 3}}, "max_turn"),
-    ({"agent": {"type": "tools", "tools": []}}, "tools"),
 ]
 
 
@@ -154,3 +152,45 @@ def test_turn_rloo_and_agent_belong_together(tmp_path):
     with pytest.raises(ConfigError, match="there is no program 'no-such-program'"):
         run(study)
     assert not run_folder(study).exists()
+
+
+TOOL = {"type": "tools"}
+BAD = [  # what is given in place of keys of a study, and what the line says
+    ({"agent": {**TOOL, "tools": ["agent_functions:untyped"]}}, "has no types"),
+    ({"agent": {**TOOL, "tools": ["agent_functions:silent"]}}, "has no docstring"),
+    ({"agent": {**TOOL, "tools": ["agent_functions:nothing"]}}, "there is no nothing in agent_functions"),
+    ({"agent": {**TOOL, "tools": ["agent_functions:number"]}}, "cannot be called"),
+    ({"agent": {**TOOL, "tools": ["agent_parts:Counting"]}}, "not a function"),
+    ({"agent": {**TOOL, "tools": ["calculator", "calculator"]}}, "named twice"),
+    ({"agent": {**TOOL, "tools": []}}, "there is no tool"),
+    ({"agent": {**TOOL, "tools": ["calculator"], "max_turns": 0}}, "agent.max_turns is 0"),
+    ({"agent": {"type": "command", "command": ["no-such-program"]}}, "there is no program 'no-such-program'"),
+    ({"agent": {"type": "textwrold"}}, "did you mean 'textworld'"),
+    ({"agent": {"type": "agent_functions:add", "params": {"a": 1, "b": 2}}}, "makes no world: it has no reset"),
+    ({"agent": {**TOOL, "tools": ["calculator"], "max_turn": 3}}, "did you mean agent.max_turns"),
+    ({"data": {"n_samples": 1, "filter_accuracy": False}}, "must be at least 2"),
+    ({"agent": None}, "there is no agent"),
+    ({"policy": {"type": "mlp"}, "data": None, "algorithm": None}, "agent would do nothing with policy.type mlp"),
+]
+
+
+def test_bad_input_is_one_line_and_nothing_is_written(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"question": "{k}", "answer": "1"}}\n' for k in range(8)))
+    base = {
+        "policy": {"type": "text", "tiny": {"hidden_size": 16, "layers": 1, "heads": 2}},
+        "data": {"type": "files", "train_files": str(rows), "n_samples": 4},
+        "agent": WORLD, "algorithm": {"adv_estimator": "turn_rloo"},
+    }  # fmt: skip
+    before = {*tmp_path.iterdir(), tmp_path / "study.yaml"}
+    found = []
+    for given, words in BAD:
+        study = dict(base)
+        for key, value in given.items():
+            study[key] = {**base["data"], **value} if key == "data" and value else value
+        (tmp_path / "study.yaml").write_text(json.dumps({key: value for key, value in study.items() if value}))
+        done = called("run", "study.yaml", folder=tmp_path)
+        said = done.stderr.strip()
+        if done.returncode != 2 or words not in said or "\n" in said or set(tmp_path.iterdir()) != before:
+            found.append((given, done.returncode, said, words))
+    assert not found

@@ -23,6 +23,7 @@ from guerdon.settings.agent import AGENTS, AgentSettings, CommandAgentSettings, 
 from guerdon.tasks.prompts import Prompt
 from guerdon.tasks.tools import ToolResult, Tools, schemas_of
 from guerdon.types import Failure, Message, Tool
+from guerdon.worlds.messages import MessageWorld, WorldStep, calls_of, result_of
 
 
 class Request(NamedTuple):
@@ -120,7 +121,7 @@ class ToolAgent:
         threads = self._threads
         running = []
         for number, (reply,) in replies.items():
-            calls = self._calls_of(reply) if reply is not None and reply.finished else []
+            calls = calls_of(reply.message, reply.bad) if reply is not None and reply.finished else []
             running.append((number, reply, [(call, threads.submit(self._timed, call)) for call in calls]))
         moments = {}
         for number, reply, jobs in running:
@@ -138,13 +139,6 @@ class ToolAgent:
     def _moment(self, number: int, counts: Mapping[str, int] | None = None) -> Moment:
         return Moment((Request(self._said[number], self.schemas),), counts=counts or {})
 
-    @staticmethod
-    def _calls_of(reply: Reply) -> list[Mapping[str, Any]]:
-        """The calls of a reply in order, with those that cannot be read."""
-        good = list(reply.message.get("tool_calls") or ())
-        total = len(good) + len(reply.bad)
-        return [{"bad": reply.bad[k]} if k in reply.bad else good.pop(0) for k in range(total)]
-
     def _timed(self, call: Mapping[str, Any]) -> tuple[ToolResult, float]:
         """The result of a call, and the seconds that it took."""
         if "bad" in call:
@@ -161,48 +155,13 @@ class ToolAgent:
             failure = Failure("agent_timeout", f"tools took more than {self._limit:g} s")
         if failure is not None:
             return Moment(outcome=failure, counts=counts)
-        results: list[Message] = []
-        for call, result in found:
-            named = {} if "bad" in call else {"tool_call_id": call["id"], "name": call["function"]["name"]}
-            results.append({"role": "tool", "content": result.text, **named})
+        results = [result_of(call, result.text) for call, result in found]
         self._said[number] = (*self._said[number], reply.message, *results)
         return self._moment(number, counts)
 
 
-class WorldStep(NamedTuple):
-    """What a world of messages says after it was reset, and after a reply.
-
-    Attributes:
-        messages: that follow in the conversation.
-        reward: of the reply; None in worlds that give outcomes alone.
-        done: the episode has ended.
-        outcome: of the whole episode, where it is known: 1 is success. A `Failure` where the world broke.
-        state: a name of the state, by which `algorithm.by_state` compares turns.
-        tools: functions that can be called from now on, as JSON schemas; None: those of before.
-    """
-
-    messages: tuple[Message, ...] = ()
-    reward: float | None = None
-    done: bool = False
-    outcome: float | Failure | None = None
-    state: str | None = None
-    tools: tuple[Tool, ...] | None = None
-
-
-class MessageWorld(Protocol):
-    """An environment that says messages and is answered by the assistant's; one for each conversation."""
-
-    def reset(self, row: Mapping[str, Any]) -> WorldStep:
-        """Begin the episode of a row: `id`, `messages`, `ground_truth`, `extra_info`."""
-        ...
-
-    def step(self, message: Message) -> WorldStep:
-        """Go on after the assistant's message."""
-        ...
-
-
 class WorldAgent:
-    """Worlds of messages of a user, one after another in this process.
+    """Worlds of messages, one after another in this process.
 
     Args:
         settings: the `agent` section.
@@ -235,12 +194,21 @@ class WorldAgent:
                 moments[number] = Moment(outcome=0.0 if last.outcome is None else last.outcome)
                 continue
             self._said[number] = (*self._said[number], reply.message)
-            moments[number] = self._after(number, "step", reply.message)
+            given = {**reply.message, "bad_calls": dict(reply.bad)} if reply.bad else reply.message
+            counts = self._counts(number, reply)
+            moments[number] = self._after(number, "step", given)._replace(counts=counts)
         return moments
 
     def close(self) -> None:
         """Let go of the worlds."""
         self._worlds = {}
+
+    def _counts(self, number: int, reply: Reply) -> dict[str, int]:
+        """Calls of tools in a reply, and those that cannot be read or name none."""
+        calls = calls_of(reply.message, reply.bad)
+        known = {tool["function"]["name"] for tool in self._tools[number]}
+        good = [call for call in calls if "bad" not in call and call["function"]["name"] in known]
+        return {"calls": len(calls), "bad_calls": len(calls) - len(good)}
 
     def _after(self, number: int, method: str, given: Any) -> Moment:
         begun = time.monotonic()
@@ -277,12 +245,18 @@ def row_of(prompt: Prompt) -> dict[str, Any]:
 
 
 def check_agent_here(settings: AgentSettings | None) -> None:
-    """Refuse an agent whose program is not on this machine, or whose tools are no functions with types and a docstring.
+    """Refuse an agent whose program or world is not on this machine, or whose tools are no described functions.
 
     Raises:
-        ConfigError: the program or the tool.
-        MissingDependencyError: programs of the tool `python` cannot be isolated on this machine.
+        ConfigError: the program, the tool or the world.
+        MissingDependencyError: a package of the world is not installed; or programs of the tool `python` cannot be
+            isolated on this machine.
     """
+    if isinstance(settings, OwnAgentSettings):
+        world = AGENTS.build(settings.type, settings.params, object)
+        absent = [name for name in ("reset", "step") if not callable(getattr(world, name, None))]
+        if absent:
+            raise ConfigError(f"agent.type: {settings.type} makes no world: it has no {absent[0]}", key="agent.type")
     if isinstance(settings, ToolAgentSettings):
         schemas_of(settings.tools)
     if isinstance(settings, CommandAgentSettings) and which(settings.command[0]) is None:

@@ -194,7 +194,7 @@ class CommandAgent:
         program.errors.seek(max(0, program.errors.seek(0, os.SEEK_END) - 4096))
         said = " ".join(program.errors.read().decode("utf-8", "replace").split())[-_SAID:]
         program.errors.close()
-        if result is not None:
+        if result is not None and not (program.refused and result.get("error") is not None):
             return result_of(result, program.calls)
         status = program.process.returncode
         if status == 0 or program.refused:  # a limit, which the model reached, is no failure of the program

@@ -27,7 +27,12 @@ TOOLS = Registry(
 AGENTS = Registry(
     "agent",
     "guerdon.agents",
-    {"tools": "guerdon.collect.agents:ToolAgent", "command": "guerdon.collect.command_agent:CommandAgent"},
+    {
+        "tools": "guerdon.collect.agents:ToolAgent",
+        "command": "guerdon.collect.command_agent:CommandAgent",
+        "textworld": "guerdon.worlds.textworld:TextWorld",
+        "bfcl": "guerdon.worlds.bfcl:BFCL",
+    },
 )
 
 
@@ -90,9 +95,11 @@ class CommandAgentSettings(_AgentSettings):
 
 
 class OwnAgentSettings(_AgentSettings):
-    """A world of messages that a user brings."""
+    """A world of messages, guerdon's or one that a user brings."""
 
-    type: Annotated[str, Named(AGENTS)] = Field(description="a factory of your own: a world of messages")
+    type: Annotated[str, Named(AGENTS)] = Field(
+        description="a world of messages: textworld, bfcl, or a factory of your own, package.module:factory"
+    )
     params: dict[str, Any] = PARAMS
 
     @model_validator(mode="after")
