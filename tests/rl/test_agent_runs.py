@@ -1,6 +1,7 @@
 """Whole runs of an agent: a world of messages under a tiny policy, killed and resumed, in shards, with a KL."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,9 +14,10 @@ from guerdon.config.loading import load
 from guerdon.errors import ConfigError, TooManyFailuresError
 from guerdon.rl import episode_stats
 from guerdon.rl.run import run, run_folder
+from guerdon.settings.algorithm import _INFO
 from guerdon.settings.study import Study
 from tables import cases
-from text_rl import interrupted, letter_study, lines, result, start
+from text_rl import bare_rollout, interrupted, letter_study, lines, result, start
 
 WORLD = {"type": "agent_parts:Counting", "max_turns": 3}
 
@@ -68,6 +70,62 @@ def test_settings_that_reach_into_the_update(tmp_path):
         assert all(np.isfinite(row["policy_loss"]) and not row["skipped_updates"] for row in train), name
 
 
+OF_TURNS, OF_OUTCOMES = ("gae", "reinforce", "reinforce_pp"), ("rloo", "grpo", "dr_grpo", "gdpo", "remax")
+"""Estimators beside turn_rloo: those that take rewards of turns, and those that take outcomes."""
+
+
+def test_every_estimator_takes_conversations_or_refuses_rewards_of_turns(tmp_path):
+    assert {*OF_TURNS, *OF_OUTCOMES, "turn_rloo"} == {*_INFO}
+    runner = {"total_steps": 16, "eval_every": 16, "checkpoint_every": 16}
+    for name in (*OF_TURNS, *OF_OUTCOMES):
+        agent = {"params": {"paid": name in OF_TURNS}}
+        study = world_study(tmp_path, name=name, algorithm={"adv_estimator": name}, agent=agent, runner=runner)
+        start(study).run()
+        (train,) = (row for row in lines(study) if row["kind"] == "train")
+        assert np.isfinite(train["policy_loss"]), name
+        assert train["grad_norm"] > 0, name
+    for name in OF_OUTCOMES:
+        study = world_study(tmp_path, name=f"{name}_turns", algorithm={"adv_estimator": name}, runner=runner)
+        with pytest.raises(ConfigError, match=f"paid at turns before the last one, for which {name} is biased"):
+            start(study).run()
+
+
+def test_a_critic_values_the_beginnings_of_turns(tmp_path):
+    algorithm = {"adv_estimator": "gae", "gamma": 0.5}
+    study = world_study(tmp_path, algorithm=algorithm, runner={"total_steps": 16, "checkpoint_every": 16})
+    start(study).run()
+    returns = []
+    for row in lines(study, "conversations"):
+        to_go = 0.0
+        for call in reversed(row["calls"]):
+            to_go = call["reward"] + 0.5 * to_go
+            returns.append(to_go)
+    (train,) = (row for row in lines(study) if row["kind"] == "train")
+    assert len(returns) > 16
+    assert train["value_loss"] == pytest.approx(0.5 * np.mean(np.square(returns)))  # the critic begins at 0
+
+
+def test_greedy_conversations_are_about_the_same_prompts_and_no_baseline_where_they_fail(tmp_path, monkeypatch):
+    study = world_study(
+        tmp_path, algorithm={"adv_estimator": "remax"}, agent={"params": {"paid": False}},
+        runner={"total_steps": 16, "checkpoint_every": 16, "eval_every": 16},
+    )  # fmt: skip
+    loop = start(study)
+    collect = loop.collector.collect
+
+    def fail_greedy(*given, **how):
+        rollout = collect(*given, **how)
+        sampled, greedy = rollout.inputs.conversations, rollout.greedy
+        assert [one.prompt.id for one in sampled[::4]] == [one.prompt.id for one in greedy.inputs.conversations]
+        assert greedy.mask.any(axis=1).all()
+        return replace(rollout, greedy=bare_rollout(greedy.mask[:, :0], greedy.group_ids))
+
+    monkeypatch.setattr(loop.collector, "collect", fail_greedy)
+    loop.run()
+    (train,) = (row for row in lines(study) if row["kind"] == "train")
+    assert train["grad_norm"] == 0
+
+
 def test_failures_are_left_out_counted_and_stop_the_run(tmp_path):
     study = world_study(tmp_path, agent={"params": {"broken": "outcome"}}, reward={"max_failure_rate": 0.2})
     with pytest.raises(TooManyFailuresError, match=r"'env'.*game_lost"):
@@ -111,9 +169,9 @@ def test_it_learns_to_win(tmp_path):
 REFUSED = [
     ({"reward_model": {"rm_type": "prime"}}, "does not score conversations of an agent yet"),
     ({"generation": {"engine": "vllm"}}, "must be local with an agent"),
-    ({"algorithm": {"adv_estimator": "gae"}}, "gae is not supported with an agent yet"),
-    ({"algorithm": {"adv_estimator": "remax"}}, "remax is not supported with an agent yet"),
     ({"algorithm": {"adv_estimator": "rloo", "kl_coef": 0.1}}, "reward pays every turn"),
+    ({"algorithm": {"adv_estimator": "remax", "kl_coef": 0.1}}, "reward pays every turn, for which remax is biased"),
+    ({"algorithm": {"adv_estimator": "gdpo", "kl_coef": 0.1, "kl_in": "reward"}}, "for which gdpo is biased"),
     ({"algorithm": {"adv_estimator": "rloo", "by_state": True}}, "by_state would do nothing"),
     ({"data": {"n_samples": 1, "filter_accuracy": False}}, "must be at least 2"),
     ({"agent": {"type": "tools", "tools": ["calculator"], "max_turns": 0}}, r"agent\.max_turns is 0"),

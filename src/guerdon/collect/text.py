@@ -628,7 +628,8 @@ class TextCollector:
         greedy = None
         if self.greedy and not warm_up:
             _, firsts = np.unique(rollout.groups_B, return_index=True)
-            prompts = [rollout.inputs.prompts[i] for i in firsts]
+            led = rollout.inputs.conversations
+            prompts = [rollout.inputs.prompts[i] if led is None else led[i].prompt for i in firsts]
             greedy = self.sampler.answer(prompts, 1, greedy=True, seconds=seconds)
         self.sampler.engine.rest()
         wrote = rollout.inputs.versions_B

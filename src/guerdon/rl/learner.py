@@ -583,7 +583,8 @@ def _greedy(rewards: Rewards | None, rollout: Rollout[Collected]) -> tuple[np.nd
         return None, None
     paid = rollout.greedy.mask if rewards.paid is None else rewards.paid
     _, place = np.unique(rollout.group_ids, return_inverse=True)
-    return paid_means(rewards.values, paid)[place], rewards.failed_B[place]
+    failed = rewards.failed_B | ~rollout.greedy.mask.any(axis=1)
+    return paid_means(rewards.values, paid)[place], failed[place]
 
 
 # Targets of auxiliary heads.
