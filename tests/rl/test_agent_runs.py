@@ -167,7 +167,12 @@ def test_it_learns_to_win(tmp_path):
 
 
 REFUSED = [
-    ({"reward_model": {"rm_type": "prime"}}, "does not score conversations of an agent yet"),
+    ({"reward_model": {"rm_type": "prime", "prime_granularity": "step"}}, "step does nothing with an agent"),
+    ({"reward_model": {"rm_type": "prime", "prime_model": {"replay_size": 8}}}, "replay_size is of single responses"),
+    (
+        {"reward_model": {"rm_type": "prime"}, "algorithm": {"adv_estimator": "rloo"}},
+        "every turn is paid, for which rloo is biased",
+    ),
     ({"generation": {"engine": "vllm"}}, "must be local with an agent"),
     ({"algorithm": {"adv_estimator": "rloo", "kl_coef": 0.1}}, "reward pays every turn"),
     ({"algorithm": {"adv_estimator": "remax", "kl_coef": 0.1}}, "reward pays every turn, for which remax is biased"),

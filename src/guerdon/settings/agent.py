@@ -150,9 +150,12 @@ def _check_source(key: str, source: Any, estimator: str, *, per_turn: bool, veri
         ConfigError: with the key and the reason.
     """
     kind = source.model.model_type
-    if source.side == "run" and kind != "exact":
-        why = f": model_type {kind} does not score conversations of an agent yet; remove it, or the section agent"
-        raise ConfigError.about(key, why)
+    if kind == "prime" and source.model.prime_granularity == "step":
+        raise ConfigError.about(
+            key, ": prime_granularity step does nothing with an agent, which pays turns: take token"
+        )
+    if kind == "prime" and source.model.prime_model.replay_size:
+        raise ConfigError.about(key, ": replay_size is of single responses; set it to 0 with an agent")
     if kind == "exact" and not verified:
         raise ConfigError.about(key, "asks the verifier, and data.type prompts has no answers: remove it")
     if source.model.compares:
