@@ -184,8 +184,8 @@ CALL = {"id": "c0", "type": "function", "function": {"name": "add", "arguments":
 RESULT = {"role": "tool", "content": "3 <|im_end|>", "tool_call_id": "c0", "name": "add"}
 TALK = [
     USER, {"role": "assistant", "content": "I add.", "tool_calls": [CALL]}, RESULT,
-    {"role": "assistant", "content": "3"}, {"role": "user", "content": "And 2?"}, {"role": "assistant", "content": "", "tool_calls": [CALL]}, RESULT,
-    {"role": "assistant", "content": "5"},
+    {"role": "assistant", "content": "3"}, {"role": "user", "content": "And 2?"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]}, RESULT, {"role": "assistant", "content": "5"},
 ]  # fmt: skip
 
 

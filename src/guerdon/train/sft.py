@@ -198,7 +198,7 @@ def turns_of(messages: Sequence[Message], answer: str, tools: Sequence[Tool], *,
         messages: up to the answer.
         answer: the last turn.
         tools: that can be called.
-        own: how many of the messages, at their end, are of the conversation; those before are worked examples. None: all.
+        own: how many messages, at the end, are of the conversation; those before are worked examples. None: all.
     """
     whole: list[Message] = [*messages, {"role": "assistant", "content": answer}]
     first = 0 if own is None else len(messages) - own
