@@ -162,7 +162,7 @@ class PrimeReward(RewardSource[Responses]):
         if rollout.chunks is not None:
             of_calls = rollout.chunks.streams
             streams = torch.from_numpy(of_calls)
-            success: np.ndarray = rollout.success.any(axis=1).astype(np.float32)
+            success = np.asarray(rollout.success.any(axis=1), dtype=np.float32)
             outcomes, known, groups = success[of_calls], known[of_calls], groups[of_calls]
         labels = torch.from_numpy(outcomes), torch.from_numpy(known), torch.from_numpy(groups)
         found = LabelledBatch(batch, *labels, torch.from_numpy(rollout.log_probs), streams)
