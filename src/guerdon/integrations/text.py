@@ -297,7 +297,7 @@ def rollout_of(
     )
 
 
-class Turn(NamedTuple):
+class AnsweredTurn(NamedTuple):
     """An answer of a language model in a conversation.
 
     Attributes:
@@ -314,7 +314,7 @@ class Turn(NamedTuple):
 
 
 def conversations_of(
-    conversations: Sequence[Sequence[Turn]],
+    conversations: Sequence[Sequence[AnsweredTurn]],
     tokenizer: Any,
     *,
     groups_B: IntArray,
@@ -357,7 +357,7 @@ def conversations_of(
     )
 
 
-def _call(turn: Turn, prompt: Prompt, tokenizer: Any) -> Call:
+def _call(turn: AnsweredTurn, prompt: Prompt, tokenizer: Any) -> Call:
     ids = np.asarray(turn.ids, dtype=np.int64)
     with cutting():
         messages = chat_messages([*plain(turn.messages), plain(turn.reply)])

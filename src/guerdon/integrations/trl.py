@@ -22,8 +22,8 @@ from trl import GRPOTrainer, RLOOTrainer
 from guerdon.collect.text import Responses, TextRollout
 from guerdon.errors import ConfigError
 from guerdon.integrations.text import (
+    AnsweredTurn,
     TextScorer,
-    Turn,
     checked_algorithm,
     conversations_of,
     or_none,
@@ -236,12 +236,12 @@ class TokenAdvantageTrainer(_TokenAdvantages, GRPOTrainer):  # type: ignore[misc
 
 def _turns(
     prompt: Sequence[Any], completion: Sequence[Any], before: IntArray, ids: IntArray, mask: IntArray
-) -> list[Turn]:
+) -> list[AnsweredTurn]:
     """The answers in a completion with calls of tools, whose tokens are runs of ones in the mask."""
     edges = np.flatnonzero(np.diff(mask, prepend=0, append=0))
     replies = [k for k, message in enumerate(completion) if message["role"] == "assistant"]
     return [
-        Turn([*prompt, *completion[:k]], completion[k], np.concatenate([before, ids[:start]]), ids[start:end])
+        AnsweredTurn([*prompt, *completion[:k]], completion[k], np.concatenate([before, ids[:start]]), ids[start:end])
         for k, start, end in zip(replies, edges[::2], edges[1::2], strict=False)
     ]
 

@@ -21,8 +21,8 @@ from verifiers.v1 import Trace
 from guerdon.collect.text import Responses
 from guerdon.errors import ConfigError, DataError
 from guerdon.integrations.text import (
+    AnsweredTurn,
     TextScorer,
-    Turn,
     conversations_of,
     outcome_rewards,
     rollout_of,
@@ -117,7 +117,7 @@ def _own_rewards(traces: Sequence[Trace], mask_B_T: BoolArray) -> dict[str, tupl
     return measured
 
 
-def _turns(trace: Trace) -> list[tuple[Any, Turn]]:
+def _turns(trace: Trace) -> list[tuple[Any, AnsweredTurn]]:
     """The answers of a trace in order: their nodes, and what was said before each on its branch.
 
     Raises:
@@ -133,7 +133,7 @@ def _turns(trace: Trace) -> list[tuple[Any, Turn]]:
             path.insert(0, trace.nodes[path[0].parent])
         *messages, reply = _plain([one.message for one in path])
         before = np.concatenate([*(np.array(one.token_ids, dtype=np.int64) for one in path[:-1]), ids[~sampled]])
-        found.append((node, Turn(messages, reply, before, ids[sampled])))
+        found.append((node, AnsweredTurn(messages, reply, before, ids[sampled])))
     if not found or not all(len(turn.ids) for _, turn in found):
         raise DataError(f"trace {trace.id}: advantages of tokens need answers with their tokens")
     return found

@@ -98,7 +98,7 @@ def believed(family: TaskFamily[Any], line: str, mistakes: MistakesSettings) -> 
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-class Turn(NamedTuple):
+class TurnPair(NamedTuple):
     """A turn of the assistant in a conversation with calls of tools.
 
     Attributes:
@@ -114,7 +114,7 @@ class Turn(NamedTuple):
     begun: Sequence[Message]
 
 
-Pair = tuple[Sequence[Message], str] | tuple[Sequence[Message], str, Sequence[Tool]] | Turn
+Pair = tuple[Sequence[Message], str] | tuple[Sequence[Message], str, Sequence[Tool]] | TurnPair
 _FREE = FREE | {"eval_every"}  # may be others on resume
 
 
@@ -191,7 +191,9 @@ def _pairs_of(study: Study, settings: SFTSettings, read_as: list[ReadAs]) -> lis
     return pairs
 
 
-def turns_of(messages: Sequence[Message], answer: str, tools: Sequence[Tool], *, own: int | None = None) -> list[Turn]:
+def turns_of(
+    messages: Sequence[Message], answer: str, tools: Sequence[Tool], *, own: int | None = None
+) -> list[TurnPair]:
     """The turns of the assistant in a conversation with its answer.
 
     Args:
@@ -203,7 +205,7 @@ def turns_of(messages: Sequence[Message], answer: str, tools: Sequence[Tool], *,
     whole: list[Message] = [*messages, {"role": "assistant", "content": answer}]
     first = 0 if own is None else len(messages) - own
     places = [k for k, message in enumerate(whole) if k >= first and message["role"] == "assistant"]
-    return [Turn(whole[:k], whole[k], tools, whole[: places[0]]) for k in places]
+    return [TurnPair(whole[:k], whole[k], tools, whole[: places[0]]) for k in places]
 
 
 def _tokens_to_learn(
@@ -312,9 +314,9 @@ def tokenize_pairs(tokenizer: Any, pairs: Sequence[Pair], max_length: int | None
         DataError: nothing is left.
     """
     prompts, responses, names = [], [], list[str]()
-    form = tool_form(tokenizer) if any(isinstance(pair, Turn) for pair in pairs) else None
+    form = tool_form(tokenizer) if any(isinstance(pair, TurnPair) for pair in pairs) else None
     for pair in pairs:
-        if isinstance(pair, Turn):
+        if isinstance(pair, TurnPair):
             assert form is not None
             prompt, response = turn_ids(tokenizer, form, pair.messages, pair.reply, pair.tools)
             begun = prompt_ids(tokenizer, *form.shown(pair.begun, pair.tools))
