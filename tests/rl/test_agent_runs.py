@@ -1,6 +1,8 @@
 """Whole runs of an agent: a world of messages under a tiny policy, killed and resumed, in shards, with a KL."""
 
 import json
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -8,9 +10,12 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 
-from agent_parts import Counting
+from agent_parts import Counting, Says
+from forked import forked
+from guerdon.collect import text
+from guerdon.collect.conversations import ConversationLoop
 from guerdon.comparison.report import write_single_report
-from guerdon.config.loading import load
+from guerdon.config.loading import load, to_yaml
 from guerdon.errors import ConfigError, TooManyFailuresError
 from guerdon.rl import episode_stats
 from guerdon.rl.run import run, run_folder
@@ -50,6 +55,58 @@ def test_a_run_repeats_is_resumed_and_says_what_happened(tmp_path):
     assert {"return/env", "success"} <= train[0].keys()
     assert lines(study)[-1]["kind"] == "eval"
     assert abs(train[0]["rollout_gap_max"]) < 1e-4  # what was sampled with kept keys is what training computes
+
+
+def die_in_the_second_round():
+    """Kill this process at the second call of the model in the conversations of the third rollout."""
+    answered, rollouts = ConversationLoop._answered, []
+
+    def answer(self, live, root):
+        if not any(one.calls for one in live.values()):
+            rollouts.append(None)
+        elif len(rollouts) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return answered(self, live, root)
+
+    ConversationLoop._answered = answer
+
+
+def calls_twice(prompt, u):
+    """A call of `add` at first, for some a second one, then an answer that is right for some."""
+    calls = prompt.count("<tool_response>") - 1  # the system turn names it once
+    if calls == 0 or (calls == 1 and u < 0.5):
+        call = {"name": "add", "arguments": {"a": 1, "b": int(10 * u)}}
+        return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+    return "1" if u < 0.5 else "0"
+
+
+def tools_study(folder, **given):
+    policy = {"type": "text", "tiny": {"hidden_size": 16, "layers": 1, "heads": 2, "tokenizer": "bytes"}}
+    data = {"max_response_length": 80, "max_prompt_length": 2048}
+    return letter_study(
+        folder, agent={"type": "tools", "tools": ["agent_functions:add"]}, policy=policy, data=data,
+        algorithm={"adv_estimator": "rloo"}, **given,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["world", "shards", pytest.param("tools", marks=pytest.mark.slow)])
+def test_a_run_that_is_killed_in_a_second_round_goes_on_to_the_same_bytes(kind, tmp_path, monkeypatch):
+    make = tools_study if kind == "tools" else world_study
+    if kind == "tools":
+        monkeypatch.setattr(text, "build_engine", lambda policy, *_, **__: Says(policy.tokenizer, calls_twice))
+    given = {"runner": {"rollout_shards": 2}} if kind == "shards" else {}
+    undisturbed, killed = (make(tmp_path, name=name, **given) for name in ("undisturbed", "killed"))
+    start(undisturbed).run()
+    file = tmp_path / "killed.yaml"
+    file.write_text(to_yaml(killed))
+    assert forked("run", file, folder=tmp_path, before=die_in_the_second_round).status == -signal.SIGKILL
+    assert list((run_folder(killed) / "checkpoints").glob("step_*"))
+    assert not (run_folder(killed) / "COMPLETE").exists()
+    start(killed, resume=True).run()
+    assert result(undisturbed) == result(killed)
+    rows = lines(undisturbed, "conversations")
+    assert rows == lines(killed, "conversations")
+    assert {len(row["calls"]) for row in rows} == ({2, 3} if kind == "tools" else {1, 2})
 
 
 def test_settings_that_reach_into_the_update(tmp_path):
