@@ -14,6 +14,7 @@ from agent_parts import Counting, Says
 from forked import forked
 from guerdon.collect import text
 from guerdon.collect.conversations import ConversationLoop
+from guerdon.collect.evaluated import evaluation
 from guerdon.comparison.report import write_single_report
 from guerdon.config.loading import load, to_yaml
 from guerdon.errors import ConfigError, TooManyFailuresError
@@ -55,6 +56,17 @@ def test_a_run_repeats_is_resumed_and_says_what_happened(tmp_path):
     assert {"return/env", "success"} <= train[0].keys()
     assert lines(study)[-1]["kind"] == "eval"
     assert abs(train[0]["rollout_gap_max"]) < 1e-4  # what was sampled with kept keys is what training computes
+
+
+def test_rewards_of_turns_are_no_success(tmp_path):
+    loop = start(world_study(tmp_path, agent={"params": {"early": 1.0}}))
+    collector, policy = loop.collector, loop.learner.policy
+    collector.sampler.agent._engine = Says(policy.tokenizer, lambda prompt, u: "0" if "1" in prompt else "1")
+    found = collector.show(policy, prompts=2, samples=1, greedy=True)
+    assert found.outcomes_B.tolist() == [1.0, 1.0]  # of the first turn; the game was lost
+    assert evaluation(found)["success"] == 0
+    drawn = collector.sampler.draw()
+    assert drawn.metrics["accuracy_before_filter"] == 0
 
 
 def die_in_the_second_round():
