@@ -105,4 +105,4 @@ def evaluation(found: Rollout[Any] | None) -> dict[str, float]:
         "episodes": float(len(known)),
         "success_known": float(known.sum()),
     }
-    return {"success": float(found.success.any(axis=1)[known].mean()), **result} if known.any() else result
+    return {"success": float(found.success[known].any(axis=1).mean()), **result} if known.any() else result
