@@ -177,6 +177,9 @@ def test_turns_of_conversations_are_scored_as_by_the_command(folder):
     assert scored.table["rewards"] == [[0.01, 0.01]]
     called("score", "talk.jsonl", "--model", "test_front_door:Length", "-o", "same.jsonl", "--turns", folder=".")
     assert Path("same.jsonl").read_text() == Path("turns.jsonl").read_text()
+    Path("known.jsonl").write_text(json.dumps({"messages": said, "step_labels": [0, 1]}))
+    found = guerdon.evaluate(Length(), "known.jsonl", "evaluate.reps=100", turns=True)
+    assert found.record["turns"]["metrics"]["auroc"]["estimate"] == 0.5  # both turns are as long
     with pytest.raises(ConfigError, match="turns is for the conversations of a file"):
         guerdon.score(Length(), [], turns=True)
 
