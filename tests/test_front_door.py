@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import guerdon
+from called import called
 from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.pages.table import ResultTable
 
@@ -167,6 +168,20 @@ def test_a_model_of_texts_is_evaluated_and_scores_a_file(folder):
     scored = guerdon.score(Length(), "pairs.jsonl", output="scored.jsonl")
     assert scored.table["reward_chosen"][0] == pytest.approx(0.21)
     assert scored.path == Path("scored.jsonl")
+
+
+def test_turns_of_conversations_are_scored_as_by_the_command(folder):
+    said = [{"role": role, "content": text} for role, text in zip(("user", "assistant") * 2, "abcdef", strict=False)]
+    Path("talk.jsonl").write_text(json.dumps({"messages": said}))
+    scored = guerdon.score(Length(), "talk.jsonl", output="turns.jsonl", turns=True)
+    assert scored.table["rewards"] == [[0.01, 0.01]]
+    called("score", "talk.jsonl", "--model", "test_front_door:Length", "-o", "same.jsonl", "--turns", folder=".")
+    assert Path("same.jsonl").read_text() == Path("turns.jsonl").read_text()
+    Path("known.jsonl").write_text(json.dumps({"messages": said, "step_labels": [0, 1]}))
+    found = guerdon.evaluate(Length(), "known.jsonl", "evaluate.reps=100", turns=True)
+    assert found.record["turns"]["metrics"]["auroc"]["estimate"] == 0.5  # both turns are as long
+    with pytest.raises(ConfigError, match="turns is for the conversations of a file"):
+        guerdon.score(Length(), [], turns=True)
 
 
 def test_a_judge_marks_a_sample_of_an_audit(folder):

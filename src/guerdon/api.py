@@ -203,6 +203,7 @@ def evaluate(
     *overrides: str,
     labels: str | Path | None = None,
     columns: str | Mapping[str, str] | None = None,
+    turns: bool = False,
     output: str | Path | None = None,
 ) -> EvaluatedCard:
     """Evaluate a reward model on a file or a data set, as `guerdon evaluate --model MODEL --data DATA`.
@@ -213,6 +214,7 @@ def evaluate(
         overrides: dotted, of the section `evaluate`: `"evaluate.reps=200"`.
         labels: responses with labels of people, of a model of texts.
         columns: what columns are for, where it is not recognised: `{"winner": "vote:1/2"}`.
+        turns: the data are conversations with a true reward for each turn of the assistant.
         output: folder of the card; None: nothing is kept.
 
     Raises:
@@ -224,7 +226,8 @@ def evaluate(
     from guerdon.evaluation.stages import EvaluateStage
 
     path = model if isinstance(model, str) else f"{type(model).__module__}:{type(model).__qualname__}"
-    study = study_of(path, str(data), overrides, None if labels is None else str(labels), columns)
+    people = None if labels is None else str(labels)
+    study = study_of(path, str(data), overrides, people, columns, turns=turns)
     folder = None if output is None else Path(output)
     return EvaluateStage(model=model, output=folder).work(study)[0]
 
@@ -237,6 +240,7 @@ def score(
     aggregation: Aggregation = "min",
     only_failed: bool = False,
     columns: str | Mapping[str, str] | None = None,
+    turns: bool = False,
     **options: Any,
 ) -> ScoringResult:
     """Score the rows of a file or a log, as `guerdon score`, or episodes.
@@ -251,6 +255,7 @@ def score(
         aggregation: how the values of steps become one.
         only_failed: score again only rows of the copy that have no reward.
         columns: what columns of a file are for, where it is not recognised: `{"response": "answer"}`.
+        turns: score each turn of the assistant in a file of conversations.
         options: of a model that is given by its path.
 
     Raises:
@@ -265,13 +270,15 @@ def score(
             raise ConfigError("output is for the copy of a file; the scores of episodes are returned")
         if columns is not None:
             raise ConfigError("columns is for the rows of a file; remove it")
+        if turns:
+            raise ConfigError("turns is for the conversations of a file; remove it")
         return _score_episodes(model, data, aggregation, options)
     if output is None:
         raise ConfigError(f"name the copy of {data} that gets the rewards: score(model, data, output=...)")
     from guerdon.evaluation.scoring.score_logs import ScoreSettings, ScoreStage
 
     copy = Path(output)
-    settings = ScoreSettings(Path(data), model, copy, options, only_failed, aggregation, columns)
+    settings = ScoreSettings(Path(data), model, copy, options, only_failed, aggregation, columns, turns)
     summary = ScoreStage().work(settings)
     return ScoringResult(summary, copy, table=_rows_of(copy))
 

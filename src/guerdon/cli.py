@@ -259,6 +259,9 @@ def evaluate(
         str | None, typer.Option("--data", help="Without a study: preferences, steps, labels, or a LeRobot data set.")
     ] = None,
     labels: Annotated[str | None, typer.Option("--labels", help="Responses with labels of people.")] = None,
+    turns: Annotated[
+        bool, typer.Option("--turns", help="The data are conversations with a true reward for each turn.")
+    ] = False,
     columns: Columns = None,
     outcomes: Outcomes = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Without a study: folder of the card.")] = None,
@@ -267,13 +270,15 @@ def evaluate(
     from guerdon.evaluation.by_path import check_words, evaluate_judged, study_of
 
     words = [*([] if study is None else [study]), *(overrides or [])]
+    if turns and model is None:
+        raise ConfigError("--turns is for --model and --data; in a study set evaluate.turns")
     file = check_words(words, model, data, labels, output, columns=columns, of_study=bool(only or attack))
     if file is not None:
         more = _as_overrides("evaluate", labels=labels, columns=columns)
         more += _outcome_words(_expanded(Path(file)), only, outcomes, evaluates=True)
         config = _load(_expanded(Path(file)), [*words[1:], *more])
     elif model is not None:
-        config = study_of(model, data, words, labels, columns, outcomes)
+        config = study_of(model, data, words, labels, columns, outcomes, turns=turns)
     elif outcomes is not None:
         raise ConfigError(f"--outcomes {outcomes} is for a LeRobot data set; remove it")
     else:

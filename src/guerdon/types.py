@@ -383,6 +383,18 @@ class Chunks:
     size: int
     tokens: int = 1
 
+    @property
+    def streams(self) -> IntArray:
+        """(R,) the stream of each decision."""
+        return np.nonzero(self.slot == 0)[0]
+
+    def on_steps(self, values_R_C: np.ndarray) -> np.ndarray:
+        """(B, T) numbers of steps that stand with the decisions they executed (one part each); 0 where none was."""
+        taken = self.decision >= 0
+        found = np.zeros(taken.shape, values_R_C.dtype)
+        found[taken] = values_R_C[self.decision[taken], self.slot[taken]]
+        return found
+
 
 @dataclass(frozen=True, eq=False)
 class Rollout(Generic[Inputs]):

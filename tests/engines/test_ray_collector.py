@@ -13,7 +13,8 @@ import mortal_corridor
 from guerdon.episodes.read import read_episodes
 from guerdon.errors import ClusterError, ConfigError
 from guerdon.rl.loop import Loop
-from guerdon.rl.run import run
+from guerdon.rl.run import run, run_folder
+from text_rl import letter_study, lines
 
 ray = pytest.importorskip("ray", reason="needs guerdon[ray]")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -130,3 +131,26 @@ def test_what_a_user_did_wrong_is_said_as_in_one_process(tmp_path):
             run(robots(tmp_path, Path(tmp_path).name + str(len(messages)), env=env, **more))
         messages.append(str(found.value))
     assert messages[0] == messages[1]
+
+
+AGENTS = {
+    "turns": ({}, {"adv_estimator": "turn_rloo", "by_state": True}),
+    "critic": ({}, {"adv_estimator": "gae"}),
+    "greedy": ({"params": {"paid": False}}, {"adv_estimator": "remax"}),
+}
+
+
+@pytest.mark.parametrize("kind", AGENTS)
+def test_conversations_of_an_agent_are_those_of_one_process(kind, tmp_path):
+    agent, algorithm = AGENTS[kind]
+    given = {
+        "agent": {"type": "agent_parts:Counting", "max_turns": 3, **agent},
+        "algorithm": {"learning_rate": 1e-2, **algorithm}, "runner": {"rollout_shards": 2, "total_steps": 48},
+    }  # fmt: skip
+    expected = letter_study(tmp_path, name="local", **given)
+    run(expected)
+    for collectors in (1, 2):
+        placed = letter_study(tmp_path, name=f"ray{collectors}", **given, **on_ray(collectors))
+        run(placed)
+        assert recorded(run_folder(placed)) == recorded(run_folder(expected))
+        assert lines(placed, "conversations") == lines(expected, "conversations")

@@ -10,6 +10,7 @@ import torch
 import yaml
 from text_models import Scripted
 
+import guerdon
 from guerdon import cli
 from guerdon.episodes.solution_files import write_solutions
 from guerdon.episodes.write import EpisodeWriter
@@ -118,6 +119,64 @@ def test_steps_and_published_benchmarks_are_recognised(call):
     status, out, err = call("--model", "test_by_path:even", "--data", "prm.jsonl")
     assert status == 0, err
     assert "== PRMBench" in out
+
+
+def talk(*said):
+    turns = [{"role": role, "content": text} for text in said for role, text in (("assistant", text), ("user", "on"))]
+    return [{"role": "user", "content": said[0]}, *turns[:-1]]
+
+
+def led(texts, rewards, step=1):
+    """A row of conversations.jsonl."""
+    calls = [{"tokens": 1, "finished": True, "reward": reward} for reward in rewards]
+    return {"step": step, "id": "a", "group": 0, "messages": talk(*texts), "calls": calls, "reward": 1.0,
+            "success": True, "failure": None, "truncated": False}  # fmt: skip
+
+
+def test_rewards_of_turns_are_compared_with_those_of_a_world(call):
+    rows = [led(["a" * n, "b" * 9], [0.0, 1.0], step=n) for n in range(1, 9)]
+    rows += [led(["a", "b" * 2], [1.0, None]), led(["x"], [None])]  # one turn that the model ranks too low
+    written("conversations.jsonl", rows)
+    given = ("--model", "test_by_path:length", "--data", "conversations.jsonl", "--turns", "evaluate.reps=100")
+    status, out, err = call(*given, "-o", "card")
+    assert status == 0, err
+    assert "== turns with a known reward: 17 of 19 turns" in out
+    found = json.loads(Path("card/evaluation.json").read_text())["turns"]
+    assert found["metrics"]["auroc"]["estimate"] == pytest.approx((8 * 8 + 0.5) / (9 * 8))
+    of_python = guerdon.evaluate("test_by_path:length", "conversations.jsonl", "evaluate.reps=100", turns=True)
+    assert json.loads(json.dumps(of_python.record["turns"])) == found
+    assert out.startswith(f"test_by_path:length\n{of_python.card}\n")
+
+
+def test_labels_of_turns_may_stand_in_a_column(call):
+    rows = [{"messages": talk("a", "b" * 4), "step_labels": [0, 3]}, {"messages": talk("a" * 2), "step_labels": [1]}]
+    written("turns.jsonl", [*rows, {"messages": talk("a"), "step_labels": [1, 2]}])
+    status, out, err = call("--model", "test_by_path:length", "--data", "turns.jsonl", "--turns", "evaluate.reps=100")
+    assert status == 0, err
+    assert "== turns with a known reward: 3 of 3 turns" in out
+    assert "not a label for each turn" in out
+    assert "spearman" in out
+
+
+@pytest.mark.parametrize(
+    ("rows", "words", "said"),
+    [
+        ([{"messages": talk("a")}], (), "no column has a label for each turn"),
+        ([led(["a"], [None])], (), "no turn of the assistant has a label (all labels are null, or no numbers)"),
+        ([{"prompt": "p", "chosen": "a", "rejected": "b"}], (), "nothing to score"),
+        ([led(["a"], [1.0])], ("evaluate.aggregation=",), "aggregation"),
+    ],
+)
+def test_turns_without_a_truth_cost_one_line(call, rows, words, said):
+    written("turns.jsonl", rows)
+    status, out, err = call("--model", "test_by_path:length", "--data", "turns.jsonl", "--turns", *words)
+    assert (status, out) == (2, "")
+    assert said in err
+
+
+def test_turns_are_of_data_and_a_model(call):
+    written("pairs.jsonl", PAIRS)
+    assert "--turns is for --model and --data" in call("--data", "pairs.jsonl", "--turns")[2]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import asyncio
 import runpy
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from text_episodes import FAILED, QUESTIONS, RESPONSES, Scripted, expected
 
 from guerdon.errors import ConfigError
 from guerdon.integrations.text import TextScorer, step_source
-from guerdon.policies.language.tiny_text import build_model, build_tokenizer
+from guerdon.policies.language.tiny_text import build_model, build_tokenizer, byte_tokenizer
 from guerdon.settings.text_policy import TinyModelSettings
 from guerdon.types import Failure, RewardInfo, Score
 
@@ -375,3 +376,122 @@ def test_the_example_learns(monkeypatch):
     found = runpy.run_path(str(ROOT / "examples" / "trl_grpo.py"))["main"]()
     assert np.mean(found[:5]) <= 0.3
     assert np.mean(found[-5:]) >= 0.6
+
+
+# Conversations: `tools` and `environment_factory`.
+
+
+def add(a: int, b: int) -> str:
+    """Add two numbers.
+
+    Args:
+        a: the first
+        b: the second
+    """
+    return f"={a + b}"
+
+
+class Sums:
+    """An environment with one tool; its first message is part of the prompt."""
+
+    def reset(self, **_):
+        return " 1+2?"
+
+    def add(self, a: int, b: int) -> str:
+        """Add two numbers.
+
+        Args:
+            a: the first
+            b: the second
+        """
+        return add(a, b)
+
+
+class TurnsBefore:
+    """Half for each turn of the assistant before this one."""
+
+    info = RewardInfo("turns", (0.0, 10.0), granularity="total", modality="text", frames_needed=0)
+    seen = None
+
+    def score(self, episodes):
+        self.seen = episodes
+        return [Score(total=0.5 * sum(m["role"] == "assistant" for m in one.context)) for one in episodes]
+
+
+CALLS = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+
+
+def led(folder, algorithm, sources, *, cut=False, **more):
+    """A trainer whose model calls `add` in every other conversation and then answers, and what it gave for a batch."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.eos_token = "<|im_end|>"
+    templates = Path(next(iter(find_spec("trl").submodule_search_locations))) / "chat_templates"
+    tokenizer.chat_template = (templates / "qwen2_5.jinja").read_text()
+    bytes_of = TinyModelSettings(tokenizer="bytes", hidden_size=16, layers=1, heads=2)
+    seen = {}
+
+    class Recorder(integration.TokenAdvantageTrainer):
+        def _generate_single_turn(self, prompt_ids, *_, **__):
+            first = len(prompt_ids) == 4
+            said = [CALLS if first and k % 2 == 0 else "3" for k in range(len(prompt_ids))]
+            ends = [[] if cut and text == "3" else [tokenizer.eos_token_id] for text in said]
+            return [[*tokenizer(text)["input_ids"], *end] for text, end in zip(said, ends, strict=True)], None
+
+        def _generate_and_score_completions(self, inputs):
+            seen["output"] = super()._generate_and_score_completions(inputs)
+            return seen["output"]
+
+    def called(completions, **_):
+        return [float(len(one) > 1) for one in completions]
+
+    data = Dataset.from_dict({"prompt": [[{"role": "user", "content": "Sum"}]] * 4})
+    keys = config(folder, GRPOConfig, per_device_train_batch_size=4, max_completion_length=400, **more.pop("keys", {}))
+    trainer = Recorder(
+        build_model(bytes_of, tokenizer, seed=0), args=keys, train_dataset=data, processing_class=tokenizer,
+        reward_funcs=[called], sources=sources, algorithm=algorithm, **more,
+    )  # fmt: skip
+    trainer.train()
+    return tokenizer, seen["output"]
+
+
+@pytest.mark.parametrize("more", [{"tools": [add]}, {"environment_factory": Sums}])
+def test_answers_of_a_completion_with_tools_get_advantages_of_turns(more, tmp_path):
+    model = TurnsBefore()
+    source = step_source("turns", model, reward_mode="per_turn")
+    tokenizer, output = led(tmp_path, {"adv_estimator": "turn_rloo"}, [source], **more)
+    advantages, wrote = output["advantages"].numpy(), output["tool_mask"].bool().numpy()
+    there = output["completion_mask"].bool().numpy()
+    assert (advantages[~(wrote & there)] == 0).all()
+    assert (there & ~wrote).sum(axis=1).tolist() == [(~wrote[0]).sum(), 0, (~wrote[2]).sum(), 0]
+    for row in range(4):
+        ids = output["completion_ids"][row][torch.from_numpy(wrote[row] & there[row])]
+        said = tokenizer.decode(ids)
+        own = advantages[row][wrote[row] & there[row]]
+        if row % 2:
+            assert said == "3<|im_end|>"
+            # outcome 0 against 1, 0, 1; the source: 0 against 0.5, 0, 0.5
+            np.testing.assert_allclose(own, (0 - 2 / 3) + (0 - 1 / 3), atol=1e-6)
+        else:
+            assert said == f"{CALLS}<|im_end|>3<|im_end|>"
+            # outcome 1 against 0, 1, 0; the source: 0.5 to go in both turns, against 0, 0.5, 0
+            np.testing.assert_allclose(own, (1 - 1 / 3) + (0.5 - 0.5 / 3), atol=1e-6)
+    (answer,) = [one for one in model.seen if len(one.context) > 1]  # equal ones of a group are scored once
+    assert [m["role"] for m in answer.context][-3:] == ["user", "assistant", "tool"]
+    assert answer.context[-3]["content"] == ("Sum" if "tools" in more else "Sum 1+2?")
+    assert (answer.context[-1]["content"], "".join(answer.texts)) == ("=3", "3")
+    assert answer.tools[0]["function"]["name"] == "add"
+
+
+def test_conversations_that_trl_masks_belong_to_their_group(tmp_path):
+    keys = {"mask_truncated_completions": True, "scale_rewards": "none"}
+    _, output = led(tmp_path, {"adv_estimator": "rloo"}, [], tools=[add], keys=keys, cut=True)
+    assert not output["completion_mask"].any()
+    first = output["advantages"][:, 0]
+    torch.testing.assert_close(first, torch.tensor([2 / 3, -2 / 3, 2 / 3, -2 / 3]))
+
+
+def test_sources_of_single_responses_are_refused_with_tools(tmp_path):
+    source = step_source("prm", Says(), splitter="newline")
+    with pytest.raises(ConfigError, match="per_step scores steps of one response"):
+        led(tmp_path, {"adv_estimator": "turn_rloo"}, [source], tools=[add])

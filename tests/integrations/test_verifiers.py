@@ -11,7 +11,7 @@ from text_episodes import FAILED, QUESTIONS, RESPONSES, Scripted, expected
 from guerdon.errors import ConfigError, DataError, RewardFailure
 from guerdon.integrations.text import TextScorer, step_source
 from guerdon.policies.language.tiny_text import byte_tokenizer
-from guerdon.types import RewardInfo, Score
+from guerdon.types import Failure, RewardInfo, Score
 
 pytest.importorskip("verifiers.v1", reason="verifiers is not installed: pip install guerdon[verifiers]")
 import verifiers.v1 as vf
@@ -86,7 +86,7 @@ def test_what_has_no_meaning_is_refused():
     with pytest.raises(ConfigError, match="several weights"):
         assign_advantages(found, [], {"adv_estimator": "rloo"}, tokenizer)
     found[0].nodes[0].sampled = True
-    with pytest.raises(DataError, match="one answer with its tokens"):
+    with pytest.raises(DataError, match="answers with their tokens"):
         assign_advantages(found, [], {"adv_estimator": "rloo"}, tokenizer)
 
 
@@ -147,3 +147,89 @@ def test_calls_before_an_answer_are_part_of_the_conversation():
         {"role": "assistant", "content": "", "reasoning_content": "I count", "tool_calls": [call]},
         {"role": "tool", "content": "24", "tool_call_id": "c1"},
     ], "24.")]  # fmt: skip
+
+
+class Turns:
+    """Half for each turn of the assistant before this one; fails where the reply is `late`."""
+
+    info = RewardInfo("turns", (0.0, 10.0), granularity="total", modality="text", frames_needed=0)
+
+    def score(self, episodes):
+        self.seen = [(episode.context, "".join(episode.texts)) for episode in episodes]
+        return [
+            Score(failure=Failure("late"))
+            if "late" in said
+            else Score(total=0.5 * sum(m["role"] == "assistant" for m in context))
+            for context, said in self.seen
+        ]
+
+
+def talk(tokenizer, *said, reward):
+    """A trace whose assistant says these texts, with a result of a tool after each but the last."""
+
+    def ids(text):
+        return tokenizer(text)["input_ids"]
+
+    trace = trace_of("q", "", key="task")
+    trace.nodes = [MessageNode(message=vf.UserMessage(content="q"), token_ids=ids("q"), mask=[False])]
+    for k, text in enumerate(said):
+        last = k + 1 == len(said)
+        message = vf.AssistantMessage(content=text, tool_calls=None if last else [CALL])
+        own = [*ids(">"), *ids(text), tokenizer.eos_token_id]  # the opening of the turn is not sampled
+        trace.nodes.append(MessageNode(parent=len(trace.nodes) - 1, message=message, sampled=True, token_ids=own,
+                                       mask=[False] + [True] * (len(own) - 1)))  # fmt: skip
+        if not last:
+            result = vf.ToolMessage(tool_call_id="c1", content="24")
+            trace.nodes.append(MessageNode(parent=len(trace.nodes) - 1, message=result, token_ids=ids("24"),
+                                           mask=[False] * 2))  # fmt: skip
+    trace.record_reward("right", reward, weight=1.0)
+    return trace
+
+
+def of_answers(trace):
+    return [node.advantages for node in trace.nodes if node.sampled]
+
+
+def test_traces_with_several_answers_get_advantages_of_turns():
+    tokenizer = byte_tokenizer()
+    made = [talk(tokenizer, "ab", "c", reward=1.0), talk(tokenizer, "d", reward=0.0)]
+    assign_advantages(made, [], {"adv_estimator": "rloo"}, tokenizer)
+    assert of_answers(made[0]) == [[1.0] * 3, [1.0] * 2]
+    assert of_answers(made[1]) == [[-1.0] * 2]
+    assert made[0].branches[0].advantages == [0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 1.0]
+    model = Turns()
+    source = step_source("turns", model, reward_mode="per_turn")
+    assign_advantages(made, [source], {"adv_estimator": "turn_rloo"}, tokenizer)
+    # outcomes: 1 from each turn on, against 0; the source: 0 + 0.5 and 0.5 to go, against 0
+    np.testing.assert_allclose(of_answers(made[0])[0], [1.5] * 3)
+    np.testing.assert_allclose(of_answers(made[0])[1], [1.5] * 2)
+    np.testing.assert_allclose(of_answers(made[1])[0], [-1.0 - 0.5] * 2)
+    (context, said) = next(one for one in model.seen if len(one[0]) > 1)
+    assert [m["role"] for m in context] == ["user", "assistant", "tool"]
+    assert context[1]["tool_calls"][0]["function"] == {"name": "count", "arguments": {"of": "eggs"}}
+    assert said == "c"
+
+
+def test_a_turn_that_was_not_measured_leaves_its_trace_out_of_that_source():
+    tokenizer = byte_tokenizer()
+    made = [talk(tokenizer, "ab", "late", reward=1.0), talk(tokenizer, "d", reward=0.0)]
+    made.append(talk(tokenizer, "e", "f", reward=0.0))
+    source = step_source("turns", Turns(), reward_mode="per_turn")
+    assign_advantages(made, [source], {"adv_estimator": "turn_rloo"}, tokenizer)
+    np.testing.assert_allclose([own[0] for own in of_answers(made[0])], [1.0, 1.0])  # of its outcome alone
+    np.testing.assert_allclose([own[0] for own in of_answers(made[2])], [-0.5 + 0.5, -0.5 + 0.5])
+
+
+def test_what_does_not_go_with_conversations_is_refused():
+    tokenizer = byte_tokenizer()
+    made = [talk(tokenizer, "ab", "c", reward=1.0), talk(tokenizer, "d", reward=0.0)]
+    refused = (
+        ([step_source("lines", Lines())], "turn_rloo", "per_step scores steps of one response"),
+        ([step_source("turns", Turns(), reward_mode="per_turn")], "rloo", "the source 'turns' pays every turn"),
+    )
+    for sources, estimator, said in refused:
+        with pytest.raises(ConfigError, match=said):
+            assign_advantages(made, sources, {"adv_estimator": estimator}, tokenizer)
+    single, tokenizer = traces([("a", "1"), ("a", "0")], [1.0, 0.0])
+    with pytest.raises(ConfigError, match="these are single responses"):
+        assign_advantages(single, [], {"adv_estimator": "turn_rloo"}, tokenizer)

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from guerdon.policies.batches.dialogues import Transcript, read_reply, same_message, tool_form
+from guerdon.errors import DataError
+from guerdon.policies.batches.dialogues import Transcript, read_reply, same_message, tool_form, turn_ids
 from guerdon.policies.batches.tokens import prompt_ids, response_ids
 from guerdon.policies.language.tiny_text import byte_tokenizer
 from tables import cases
@@ -168,3 +169,77 @@ def test_templates_of_models(name, grammar, own, appends):
     template = (folder / f"{name}.jinja").read_text()
     form = tool_form(tokenizer_with(template, "<|eot_id|>" if "llama" in name else "<|im_end|>"))
     assert (form.grammar, form.own, form.appends) == (grammar, own, appends)
+
+
+MASKED = (
+    "{% if tools %}{{ '<|im_start|>system\n' + (tools | tojson) + '<|im_end|>\n' }}{% endif %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+    "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ '<tool_call>' + (c.function | tojson) + '</tool_call>' }}{% endfor %}"
+    "{{ '<|im_end|>' }}{% endgeneration %}{{ '\n' }}"
+    "{% else %}{{ m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+CALL = {"id": "c0", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+RESULT = {"role": "tool", "content": "3 <|im_end|>", "tool_call_id": "c0", "name": "add"}
+TALK = [
+    USER, {"role": "assistant", "content": "I add.", "tool_calls": [CALL]}, RESULT,
+    {"role": "assistant", "content": "3"}, {"role": "user", "content": "And 2?"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]}, RESULT, {"role": "assistant", "content": "5"},
+]  # fmt: skip
+
+
+def spans(tokenizer, talk):
+    """Ids of a conversation, which of them the turns of the assistant have, and the mask of transformers."""
+    form = tool_form(tokenizer)
+    shown, tools = form.shown(talk, [TOOL])
+    found = tokenizer.apply_chat_template(
+        [dict(m) for m in shown], tools=list(tools) or None, return_dict=True, return_assistant_tokens_mask=True
+    )
+    ids, own = np.array(found["input_ids"]), np.zeros(len(found["input_ids"]), dtype=bool)
+    for k, message in enumerate(talk):
+        if message["role"] == "assistant":
+            prompt, said = turn_ids(tokenizer, form, talk[:k], message, [TOOL])
+            np.testing.assert_array_equal(ids[: len(prompt) + len(said)], np.concatenate([prompt, said]))
+            own[len(prompt) : len(prompt) + len(said)] = True
+    return ids, own, np.array(found["assistant_masks"]) == 1
+
+
+def plain(talk):
+    """Without a control token, which transformers reads as one."""
+    return [{**m, "content": m["content"].replace(" <|im_end|>", "")} for m in talk]
+
+
+def test_turns_are_the_tokens_that_transformers_marks_as_the_assistants():
+    ids, own, masked = spans(tokenizer_with(MASKED), plain(TALK))
+    np.testing.assert_array_equal(own, masked)
+    assert own.sum() < len(ids) / 2
+
+
+def test_a_control_token_in_a_result_is_no_end_of_a_turn():
+    tokenizer = tokenizer_with(MASKED)
+    form = tool_form(tokenizer)
+    prompt, said = turn_ids(tokenizer, form, TALK[:3], TALK[3], [TOOL])
+    assert tokenizer.decode(said.tolist()) == "3<|im_end|>"
+    assert (prompt == tokenizer.convert_tokens_to_ids("<|im_end|>")).sum() == 4  # tools, user, call, result
+    np.testing.assert_array_equal(prompt, prompt_ids(tokenizer, TALK[:3], [TOOL]))
+
+
+def test_a_turn_that_the_template_does_not_open_has_no_tokens():
+    tokenizer = tokenizer_with(MASKED.replace("assistant\n' }}{% endif %}", "assistant\n[' }}{% endif %}"))
+    with pytest.raises(DataError, match="otherwise than it opens it"):
+        turn_ids(tokenizer, tool_form(tokenizer), [USER], TALK[3], [TOOL])
+
+
+MARKING = ("qwen2_5_training", "qwen3_training", "qwen3_instruct_2507_training", "llama3_training")
+
+
+@pytest.mark.skipif(find_spec("trl") is None, reason="TRL, whose chat templates these are, is not installed")
+@cases("name", MARKING)
+def test_turns_are_those_that_templates_of_trl_mark_but_for_the_new_lines_around_them(name):
+    folder = Path(next(iter(find_spec("trl").submodule_search_locations))) / "chat_templates"
+    end = "<|eot_id|>" if "llama" in name else "<|im_end|>"
+    tokenizer = tokenizer_with((folder / f"{name}.jinja").read_text(), end)
+    ids, own, masked = spans(tokenizer, plain(TALK))
+    assert not (own & ~masked).any()
+    assert tokenizer.decode(ids[masked & ~own].tolist()).strip("\n") == ""

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from guerdon.collect.conversations import Call, Conversation, arrays_of
 from guerdon.collect.text import Responses, take
 from guerdon.compute import distributed
 from guerdon.errors import ConfigError
@@ -594,3 +595,78 @@ def test_a_warm_up_goes_on_from_a_checkpoint(tmp_path):
     again.learn(parts[1])
     assert again.ready
     assert all(torch.equal(v, again.phi.tensors()[k]) for k, v in whole.phi.tensors().items())
+
+
+# Conversations with an agent: rows are calls, and q is summed over those of a conversation.
+
+
+PIECES = (((3, 9), ((8, 9, 7), (8, 8))), ((4, 9), ((9, 7, 8, 9),)), ((5,), ((9,), (8, 8), (7, 7))))
+
+
+def talks(prompts, acc):
+    """Conversations of calls that go on from each other, and the same tokens as single responses."""
+    made = []
+    for ids, calls in PIECES:
+        before, own = list(ids), []
+        for said in calls:
+            own.append(Call(np.array(before), np.array(said), np.zeros(len(said), np.float32), True))
+            before += said
+        made.append(Conversation(prompts[0], (), tuple(own)))
+    arrays = arrays_of(made, TOKENIZER)
+    single = token_batch(
+        [np.array(ids) for ids, _ in PIECES], [np.concatenate(calls) for _, calls in PIECES], np.ones(3, bool), pad_id=0
+    )
+    alone = rollout_of(single, np.array(acc, np.float32), np.arange(3) // 2)
+    inputs = Responses(arrays.batch, tuple(prompts * len(arrays.batch)), ("",) * len(arrays.batch), TOKENIZER, None,
+                       tuple(made))  # fmt: skip
+    led = replace(alone, inputs=inputs, log_probs=arrays.log_probs, mask=arrays.mask, chunks=arrays.chunks,
+                  conversations=True)  # fmt: skip
+    return led, alone
+
+
+@pytest.mark.parametrize(
+    ("given", "mini", "micro"),
+    [({}, 1, 1), ({"prime_granularity": "whole", "prime_norm": "none"}, 4, 2),
+     ({"prime_model": {"update": "before"}}, 4, 4), ({"prime_model": {"loss_type": "dpo"}}, 2, 2)],
+)  # fmt: skip
+def test_a_conversation_is_scored_and_learned_as_its_tokens_in_one_response(given, mini, micro, tmp_path):
+    prompt = Prompt("p", ({"role": "user", "content": "a"},), "1", "letters")
+    led, alone = talks([prompt], [1, 0, 1])
+    data = {"n_samples": 2}
+    found = []
+    for rollout in (led, alone):
+        model = moved(built(tmp_path, mini=mini, micro=micro, data=data, **given)[0])
+        rewards, metrics = scored(model, rollout)
+        found.append((rewards, metrics, model.phi.tensors()))
+    (own, metrics, weights), (wanted, of_responses, learned) = found
+    np.testing.assert_allclose(own.values, wanted.values, atol=1e-5)
+    assert own.values.any()
+    assert own.measured == 3
+    for name in ("prm_loss", "dpo_acc", "verifier_correlation", "q_mean"):
+        assert metrics.get(name) == pytest.approx(of_responses.get(name), abs=1e-5), name
+    assert metrics["prm_loss"] is not None
+    for name, tensor in learned.items():
+        torch.testing.assert_close(weights[name], tensor, atol=2e-5, rtol=1e-4, msg=name)
+
+
+def test_a_model_that_equals_its_reference_pays_a_conversation_nothing(tmp_path):
+    led, _ = talks([Prompt("p", ({"role": "user", "content": "a"},), "1", "letters")], [1, 0, 1])
+    model, _ = built(tmp_path, mini=2, micro=2, prime_model={"optim": {"lr": 0.0}})
+    assert not model.measure(led).values.any()  # exactly: batch_norm divides by the largest return
+
+
+def test_warm_up_on_conversations_is_stored_and_restored(tmp_path):
+    led, _ = talks([Prompt("p", ({"role": "user", "content": "a"},), "1", "letters")], [1, 0, 1])
+    given = {"mini": 2, "micro": 2, "prime_model": {"warm_up": {"rollouts": 6}}}
+    led = replace(led, steps=3)
+    whole, half = built(tmp_path, **given)[0], built(tmp_path, **given)[0]
+    for _ in range(2):
+        whole.learn(led)
+    half.learn(led)
+    resumed = built(tmp_path, **given)[0]
+    resumed.restore(*half.state())
+    resumed.learn(led)
+    assert whole.ready
+    assert resumed.ready
+    for name, tensor in whole.phi.tensors().items():
+        assert torch.equal(tensor, resumed.phi.tensors()[name]), name

@@ -11,7 +11,7 @@ from guerdon.rl import build_text
 from guerdon.rl.run import run_folder
 from guerdon.settings.study import Study
 from guerdon.types import Failure, RewardInfo, Score
-from text_rl import letter_study, lines, start
+from text_rl import letter_study, lines, prime, start
 
 WHOLE = RewardInfo("whole", (0.0, 1.0), granularity="total", modality="text", frames_needed=0)
 STEPS = replace(WHOLE, granularity="step")
@@ -136,6 +136,32 @@ def test_turn_rewards_train(tmp_path, monkeypatch):
     start(study).run()
     paid = [row["return/judge"] for row in lines(study) if row["kind"] == "train"]
     assert paid[-1] > paid[0] + 0.5
+
+
+def test_prime_learns_from_conversations(tmp_path):
+    for name, agent, algorithm, given in (
+        ("turns", {}, "turn_rloo", {}),
+        ("whole", {"params": {"paid": False}}, "rloo", {"prime_granularity": "whole"}),
+        ("greedy", {"params": {"paid": False}}, "remax", {"prime_granularity": "whole"}),
+        ("policy", {}, "gae", {"prime_model": {"ref_type": "policy", "warm_up": {"rollouts": 16}}}),
+    ):
+        study = letter_study(
+            tmp_path, name=name, agent={"type": "agent_parts:Counting", "max_turns": 3, **agent},
+            algorithm={"adv_estimator": algorithm}, reward_model=prime(mini=8, micro=4, **given),
+            runner={"total_steps": 48, "checkpoint_every": 48, "eval_every": 48},
+        )  # fmt: skip
+        start(study).run()
+        train = [row for row in lines(study) if row["kind"] == "train"]
+        assert train, name
+        assert all(
+            np.isfinite(row["policy_loss"]) and row["reward_model/prime/prm_loss"] is not None for row in train
+        ), name
+        rows = [row for row in lines(study, "conversations") if "prime" in row["returns"]]
+        for row in rows[-4:]:
+            paid = [call["rewards"]["prime"] for call in row["calls"]]
+            assert row["returns"]["prime"] == pytest.approx(sum(paid), abs=1e-4), name
+            if name == "whole":
+                assert not any(paid[:-1])
 
 
 REFUSED = [

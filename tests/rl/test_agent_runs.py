@@ -1,22 +1,30 @@
 """Whole runs of an agent: a world of messages under a tiny policy, killed and resumed, in shards, with a KL."""
 
 import json
+import os
+import signal
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 
-from agent_parts import Counting
+from agent_parts import Counting, Says
 from called import called
+from forked import forked
+from guerdon.collect import text
+from guerdon.collect.conversations import ConversationLoop
+from guerdon.collect.evaluated import evaluation
 from guerdon.comparison.report import write_single_report
-from guerdon.config.loading import load
+from guerdon.config.loading import load, to_yaml
 from guerdon.errors import ConfigError, TooManyFailuresError
 from guerdon.rl import episode_stats
 from guerdon.rl.run import run, run_folder
+from guerdon.settings.algorithm import _INFO
 from guerdon.settings.study import Study
 from tables import cases
-from text_rl import interrupted, letter_study, lines, result, start
+from text_rl import bare_rollout, interrupted, letter_study, lines, result, start
 
 WORLD = {"type": "agent_parts:Counting", "max_turns": 3}
 
@@ -51,6 +59,69 @@ def test_a_run_repeats_is_resumed_and_says_what_happened(tmp_path):
     assert abs(train[0]["rollout_gap_max"]) < 1e-4  # what was sampled with kept keys is what training computes
 
 
+def test_rewards_of_turns_are_no_success(tmp_path):
+    loop = start(world_study(tmp_path, agent={"params": {"early": 1.0}}))
+    collector, policy = loop.collector, loop.learner.policy
+    collector.sampler.agent._engine = Says(policy.tokenizer, lambda prompt, u: "0" if "1" in prompt else "1")
+    found = collector.show(policy, prompts=2, samples=1, greedy=True)
+    assert found.outcomes_B.tolist() == [1.0, 1.0]  # of the first turn; the game was lost
+    assert evaluation(found)["success"] == 0
+    drawn = collector.sampler.draw()
+    assert drawn.metrics["accuracy_before_filter"] == 0
+
+
+def die_in_the_second_round():
+    """Kill this process at the second call of the model in the conversations of the third rollout."""
+    answered, rollouts = ConversationLoop._answered, []
+
+    def answer(self, live, root):
+        if not any(one.calls for one in live.values()):
+            rollouts.append(None)
+        elif len(rollouts) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return answered(self, live, root)
+
+    ConversationLoop._answered = answer
+
+
+def calls_twice(prompt, u):
+    """A call of `add` at first, for some a second one, then an answer that is right for some."""
+    calls = prompt.count("<tool_response>") - 1  # the system turn names it once
+    if calls == 0 or (calls == 1 and u < 0.5):
+        call = {"name": "add", "arguments": {"a": 1, "b": int(10 * u)}}
+        return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+    return "1" if u < 0.5 else "0"
+
+
+def tools_study(folder, **given):
+    policy = {"type": "text", "tiny": {"hidden_size": 16, "layers": 1, "heads": 2, "tokenizer": "bytes"}}
+    data = {"max_response_length": 80, "max_prompt_length": 2048}
+    return letter_study(
+        folder, agent={"type": "tools", "tools": ["agent_functions:add"]}, policy=policy, data=data,
+        algorithm={"adv_estimator": "rloo"}, **given,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["world", "shards", pytest.param("tools", marks=pytest.mark.slow)])
+def test_a_run_that_is_killed_in_a_second_round_goes_on_to_the_same_bytes(kind, tmp_path, monkeypatch):
+    make = tools_study if kind == "tools" else world_study
+    if kind == "tools":
+        monkeypatch.setattr(text, "build_engine", lambda policy, *_, **__: Says(policy.tokenizer, calls_twice))
+    given = {"runner": {"rollout_shards": 2}} if kind == "shards" else {}
+    undisturbed, killed = (make(tmp_path, name=name, **given) for name in ("undisturbed", "killed"))
+    start(undisturbed).run()
+    file = tmp_path / "killed.yaml"
+    file.write_text(to_yaml(killed))
+    assert forked("run", file, folder=tmp_path, before=die_in_the_second_round).status == -signal.SIGKILL
+    assert list((run_folder(killed) / "checkpoints").glob("step_*"))
+    assert not (run_folder(killed) / "COMPLETE").exists()
+    start(killed, resume=True).run()
+    assert result(undisturbed) == result(killed)
+    rows = lines(undisturbed, "conversations")
+    assert rows == lines(killed, "conversations")
+    assert {len(row["calls"]) for row in rows} == ({2, 3} if kind == "tools" else {1, 2})
+
+
 def test_settings_that_reach_into_the_update(tmp_path):
     for name, algorithm, runner in (
         ("kl", {"kl_coef": 0.1, "num_epochs": 2, "minibatch_size": 8, "micro_batch_size": 4}, {}),
@@ -67,6 +138,62 @@ def test_settings_that_reach_into_the_update(tmp_path):
         train = [row for row in lines(study) if row["kind"] == "train"]
         assert len(train) == 2, name
         assert all(np.isfinite(row["policy_loss"]) and not row["skipped_updates"] for row in train), name
+
+
+OF_TURNS, OF_OUTCOMES = ("gae", "reinforce", "reinforce_pp"), ("rloo", "grpo", "dr_grpo", "gdpo", "remax")
+"""Estimators beside turn_rloo: those that take rewards of turns, and those that take outcomes."""
+
+
+def test_every_estimator_takes_conversations_or_refuses_rewards_of_turns(tmp_path):
+    assert {*OF_TURNS, *OF_OUTCOMES, "turn_rloo"} == {*_INFO}
+    runner = {"total_steps": 16, "eval_every": 16, "checkpoint_every": 16}
+    for name in (*OF_TURNS, *OF_OUTCOMES):
+        agent = {"params": {"paid": name in OF_TURNS}}
+        study = world_study(tmp_path, name=name, algorithm={"adv_estimator": name}, agent=agent, runner=runner)
+        start(study).run()
+        (train,) = (row for row in lines(study) if row["kind"] == "train")
+        assert np.isfinite(train["policy_loss"]), name
+        assert train["grad_norm"] > 0, name
+    for name in OF_OUTCOMES:
+        study = world_study(tmp_path, name=f"{name}_turns", algorithm={"adv_estimator": name}, runner=runner)
+        with pytest.raises(ConfigError, match=f"paid at turns before the last one, for which {name} is biased"):
+            start(study).run()
+
+
+def test_a_critic_values_the_beginnings_of_turns(tmp_path):
+    algorithm = {"adv_estimator": "gae", "gamma": 0.5}
+    study = world_study(tmp_path, algorithm=algorithm, runner={"total_steps": 16, "checkpoint_every": 16})
+    start(study).run()
+    returns = []
+    for row in lines(study, "conversations"):
+        to_go = 0.0
+        for call in reversed(row["calls"]):
+            to_go = call["reward"] + 0.5 * to_go
+            returns.append(to_go)
+    (train,) = (row for row in lines(study) if row["kind"] == "train")
+    assert len(returns) > 16
+    assert train["value_loss"] == pytest.approx(0.5 * np.mean(np.square(returns)))  # the critic begins at 0
+
+
+def test_greedy_conversations_are_about_the_same_prompts_and_no_baseline_where_they_fail(tmp_path, monkeypatch):
+    study = world_study(
+        tmp_path, algorithm={"adv_estimator": "remax"}, agent={"params": {"paid": False}},
+        runner={"total_steps": 16, "checkpoint_every": 16, "eval_every": 16},
+    )  # fmt: skip
+    loop = start(study)
+    collect = loop.collector.collect
+
+    def fail_greedy(*given, **how):
+        rollout = collect(*given, **how)
+        sampled, greedy = rollout.inputs.conversations, rollout.greedy
+        assert [one.prompt.id for one in sampled[::4]] == [one.prompt.id for one in greedy.inputs.conversations]
+        assert greedy.mask.any(axis=1).all()
+        return replace(rollout, greedy=bare_rollout(greedy.mask[:, :0], greedy.group_ids))
+
+    monkeypatch.setattr(loop.collector, "collect", fail_greedy)
+    loop.run()
+    (train,) = (row for row in lines(study) if row["kind"] == "train")
+    assert train["grad_norm"] == 0
 
 
 def test_failures_are_left_out_counted_and_stop_the_run(tmp_path):
@@ -110,11 +237,16 @@ def test_it_learns_to_win(tmp_path):
 
 
 REFUSED = [
-    ({"reward_model": {"rm_type": "prime"}}, "does not score conversations of an agent yet"),
+    ({"reward_model": {"rm_type": "prime", "prime_granularity": "step"}}, "step does nothing with an agent"),
+    ({"reward_model": {"rm_type": "prime", "prime_model": {"replay_size": 8}}}, "replay_size is of single responses"),
+    (
+        {"reward_model": {"rm_type": "prime"}, "algorithm": {"adv_estimator": "rloo"}},
+        "every turn is paid, for which rloo is biased",
+    ),
     ({"generation": {"engine": "vllm"}}, "must be local with an agent"),
-    ({"algorithm": {"adv_estimator": "gae"}}, "gae is not supported with an agent yet"),
-    ({"algorithm": {"adv_estimator": "remax"}}, "remax is not supported with an agent yet"),
     ({"algorithm": {"adv_estimator": "rloo", "kl_coef": 0.1}}, "reward pays every turn"),
+    ({"algorithm": {"adv_estimator": "remax", "kl_coef": 0.1}}, "reward pays every turn, for which remax is biased"),
+    ({"algorithm": {"adv_estimator": "gdpo", "kl_coef": 0.1, "kl_in": "reward"}}, "for which gdpo is biased"),
     ({"algorithm": {"adv_estimator": "rloo", "by_state": True}}, "by_state would do nothing"),
     ({"data": {"n_samples": 1, "filter_accuracy": False}}, "must be at least 2"),
     ({"agent": {"type": "tool"}}, "unknown agent 'tool'.*did you mean 'tools'"),

@@ -25,6 +25,7 @@ UNEVEN = {
     "minibatch_size": 6,
     "micro_batch_size": 2,
 }  # 16 rows: three parts for two processes, and a last mini-batch of 4
+WORLD = {"type": "agent_parts:Counting", "max_turns": 3}
 TEXT = {
     "prime": {"reward_model": prime(mini=8, micro=4), "algorithm": SMALL_PARTS},
     "full": {"algorithm": {**UNEVEN, "kl_coef": 0.1}},
@@ -35,6 +36,10 @@ TEXT = {
     },
     "critic": {"algorithm": {**SMALL_PARTS, "adv_estimator": "gae"}},
     "critic_lora": {"policy": {"lora": LORA}, "algorithm": {**SMALL_PARTS, "adv_estimator": "gae"}},
+    "agent": {"agent": WORLD, "algorithm": {**UNEVEN, "adv_estimator": "turn_rloo", "kl_coef": 0.1}},
+    "agent_critic_prime": {
+        "agent": WORLD, "algorithm": {**SMALL_PARTS, "adv_estimator": "gae"}, "reward_model": prime(mini=8, micro=2),
+    },
 }  # fmt: skip
 RUN_KILLED = Path(__file__).parent / "run_killed.py"
 
@@ -73,7 +78,7 @@ def test_two_learners_of_a_control_policy(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["prime", "prime_lora"])
+@pytest.mark.parametrize("kind", ["prime", "prime_lora", "agent"])
 def test_a_run_goes_on_with_another_number_of_processes(kind, tmp_path):
     """Two processes, of which one is killed; then one, which is killed; then two, to the end."""
     alone, changing = (letter_study(tmp_path, name=name, **TEXT[kind]) for name in ("alone", "changing"))

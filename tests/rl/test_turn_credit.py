@@ -1,15 +1,21 @@
 """Credit of turns, by enumeration: a bandit of two turns whose first action may end the episode."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from guerdon.errors import ConfigError
+from guerdon.rewards.source import SourceTerms
 from guerdon.rl.advantages import SourceRewards, Steps, estimate_advantages, rloo, turn_rloo
+from guerdon.rl.learner import decision_rows, source_advantages
 from guerdon.rl.losses import aggregation_weights
+from guerdon.settings.algorithm import TextAlgorithmSettings
+from guerdon.types import Chunks, Rewards
 from tables import cases
+from text_rl import bare_rollout
 
 A, B = 0.4, -0.7  # logits of going on in the first turn, and of action 1 in the second
 EPISODES = (((0,), (0.3,)), ((1, 0), (0.5, -0.4)), ((1, 1), (0.5, 1.0)))  # actions, rewards
@@ -123,13 +129,34 @@ def test_unknown_members_stay_out():
     np.testing.assert_allclose(found.advantages_B_T, [[3 - 5, 2 - 5], [5 - 2.5, 0], [0, 0], [0, 0]])
 
 
-@cases("estimator", ["rloo", "grpo", "dr_grpo"])
+def test_gae_is_of_turns_and_each_token_has_its_turns_advantage():
+    mask = np.array([[True] * 5, [True, True, False, False, False]])
+    decision = np.array([[0, 0, 0, 1, 1], [2, 2, -1, -1, -1]])
+    slot = np.array([[0, 1, 2, 0, 1], [0, 1, -1, -1, -1]])
+    happened = replace(
+        bare_rollout(mask, np.zeros(2, dtype=np.int64)),
+        inputs=range(3), chunks=Chunks(decision, slot, 3), conversations=True, log_probs=np.zeros((3, 3), np.float32),
+        values={"env": np.array([0.5, 0.25, 1.0], np.float32)},
+    )  # fmt: skip
+    paid = np.array([[0, 0, 1, 0, 2], [0, 3, 0, 0, 0]], np.float32)
+    settings = TextAlgorithmSettings(adv_estimator="gae", gae_lambda=0.5, gamma=0.9, normalize_advantages=False)
+    given = {"env": Rewards(paid, np.zeros(mask.shape, bool))}, {"env": SourceTerms("env", 0.9)}, {"env": 1.0}
+    found = source_advantages(happened, *given, settings)
+    second = 2 - 0.25
+    first = 1 + 0.9 * 0.25 - 0.5 + 0.9 * 0.5 * second
+    np.testing.assert_allclose(found.advantages, [[first, second], [3 - 1, 0]], rtol=1e-6)
+    np.testing.assert_allclose(found.value_targets["env"], [[first + 0.5, 2], [3, 0]], rtol=1e-6)
+    rows = decision_rows(happened, found, settings)
+    np.testing.assert_allclose(rows.found.advantages, [[first] * 3, [second] * 2 + [0], [2, 2, 0]], rtol=1e-6)
+
+
+@cases("estimator", ["rloo", "grpo", "dr_grpo", "gdpo", "remax"])
 def test_estimators_of_outcomes_refuse_rewards_at_turns(estimator):
     mask = np.ones((2, 2), dtype=bool)
     steps = Steps(mask, groups_B=np.zeros(2, dtype=np.int64), turns=True)
-    sources = {"env": SourceRewards(np.array([[0.5, 1.0], [0.0, 0.0]]))}
+    sources = {"env": SourceRewards(np.array([[0.5, 1.0], [0.0, 0.0]]), greedy_B=np.zeros(2))}
     with pytest.raises(ConfigError, match="1 conversations are paid at turns before the last one"):
-        estimate_advantages(sources, steps, estimator=estimator)
+        estimate_advantages(sources, steps, estimator=estimator, whitened=estimator == "gdpo")
 
 
 def test_weights_of_conversations_by_hand():

@@ -21,7 +21,16 @@ from guerdon.policies.language.tiny_text import build_tokenizer
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import LocalGenerationSettings, LoraSettings, TextPolicySettings, TinyModelSettings
 from guerdon.settings.train import SFTSettings
-from guerdon.train.sft import ResponseTrainer, split_by_prompt, tokenize_pairs, train_sft, train_sft_study
+from guerdon.train import sft
+from guerdon.train.sft import (
+    ResponseTrainer,
+    check_sft,
+    split_by_prompt,
+    tokenize_pairs,
+    train_sft,
+    train_sft_study,
+    turns_of,
+)
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "policies"))
 from architectures import build
@@ -286,3 +295,68 @@ def test_what_the_columns_were_taken_for_is_kept(tmp_path):
     assert [one["used"] for one in kept["read_as"]] == [8]
     sources = {one["column"]: one["from"] for one in kept["read_as"][0]["columns"]}
     assert sources == {"frage": "given", "antwort": "given"}
+
+
+CALL = {"id": "c0", "type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
+
+
+def called(k):
+    """A row whose problem is solved by one call."""
+    return {
+        "messages": [
+            {"role": "user", "content": f"{k}+2=?"}, {"role": "assistant", "content": "", "tool_calls": [CALL]},
+            {"role": "tool", "content": "3", "tool_call_id": "c0", "name": "add"},
+            {"role": "assistant", "content": f"It is {k}"},
+        ],
+        "reference": f"{k}",
+    }  # fmt: skip
+
+
+def call_study(folder, rows, **given):
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return Study.model_validate(
+        {
+            "policy": {"type": "text", "tiny": {"hidden_size": 16, "layers": 1, "heads": 2, "tokenizer": "bytes"},
+                       "bf16": False},
+            "data": {"type": "files", "train_files": str(folder / "rows.jsonl"), "val_size": 1, "verifier": "exact"},
+            "agent": {"type": "tools", "tools": ["agent_functions:add"]}, "algorithm": {"adv_estimator": "rloo"},
+            "sft": {"save_dir": str(folder / "sft"), "max_steps": 2, "batch_size": 4, "val_split": 0.4, **given},
+        }
+    )  # fmt: skip
+
+
+def test_each_turn_of_a_conversation_with_calls_is_a_row(tmp_path, monkeypatch):
+    monkeypatch.setattr(sft, "train_sft", lambda pairs, *rest, **more: pairs)
+    rows = [called(k) for k in range(4)] + [{"prompt": "9", "reference": "9", "solution": "9"}]
+    pairs = train_sft_study(call_study(tmp_path, rows), resume=False)
+    roles = [[m["role"] for m in pair.messages] for pair in pairs]
+    assert (roles.count(["user"]), roles.count(["user", "assistant", "tool"])) == (4, 3)
+    tokenizer = load_policy(call_study(tmp_path, rows).text_policy, seed=0).tokenizer
+    tokens = tokenize_pairs(tokenizer, pairs, None)
+    prompts = [tokenizer.decode(ids.tolist()) for ids in tokens.prompts]
+    assert all('"name": "add"' in text for text in prompts)  # the tools of the agent, as in the run
+    said = {tokenizer.decode(ids.tolist()).removesuffix(tokenizer.eos_token).strip() for ids in tokens.responses}
+    assert '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>' in said
+    assert "It is 1" in said
+    train, val = split_by_prompt(tokens, 0.4, 0)
+    assert len(val)
+    assert not {tokens.names[i] for i in train} & {tokens.names[i] for i in val}
+    asked = [pair.messages[0]["content"] for pair in pairs]
+    assert not {asked[i] for i in train} & {asked[i] for i in val}
+
+
+def test_a_policy_learns_to_call(tmp_path):
+    study = call_study(tmp_path, [called(k) for k in range(4)], max_steps=30, val_split=0.0, learning_rate=0.02)
+    check_sft(study)
+    _, metrics = train_sft_study(study, resume=False)
+    assert metrics["pairs"] == 6
+    assert metrics["train_loss"] < 1.0  # nats per token; at the start that of a uniform choice, above 5
+
+
+def test_worked_examples_before_a_conversation_are_not_learned():
+    shown = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "one"}]
+    own = called(3)["messages"][:3]
+    turns = turns_of([*shown, *own], "three", (), own=3)
+    assert [turn.reply["content"] for turn in turns] == ["", "three"]
+    assert all(len(turn.begun) == 3 for turn in turns)
+    assert [turn.reply["content"] for turn in turns_of(shown, "two", ())] == ["one", "two"]

@@ -46,7 +46,10 @@ def evaluated(
     if log_probs:
         rollout = replace(rollout, log_probs=found.log_probs.numpy(), sampled_log_probs=rollout.log_probs)
     if heads and found.values is not None:
-        rollout = replace(rollout, values={name: found.values[..., k].numpy() for k, name in enumerate(heads)})
+        values = found.values.numpy()
+        if rollout.conversations:  # of a call: before its first token
+            values = values[:, :1].reshape(len(values), -1)
+        rollout = replace(rollout, values={name: values[..., k] for k, name in enumerate(heads)})
     return rollout
 
 
@@ -102,4 +105,4 @@ def evaluation(found: Rollout[Any] | None) -> dict[str, float]:
         "episodes": float(len(known)),
         "success_known": float(known.sum()),
     }
-    return {"success": float((found.outcomes_B >= 1)[known].mean()), **result} if known.any() else result
+    return {"success": float(found.success[known].any(axis=1).mean()), **result} if known.any() else result

@@ -501,7 +501,7 @@ class Sampler:
         data, n = self.data, self.data.n_samples
         shape = (-1, n)
         known = fresh.known_B.reshape(shape)
-        right = np.where(known, fresh.outcomes_B.reshape(shape), 0.0).sum(axis=1)
+        right = np.where(known, _right(fresh).reshape(shape), 0.0).sum(axis=1)
         keep = known.any(axis=1)
         if self.verifier is None:
             led = fresh.inputs.conversations
@@ -628,7 +628,8 @@ class TextCollector:
         greedy = None
         if self.greedy and not warm_up:
             _, firsts = np.unique(rollout.groups_B, return_index=True)
-            prompts = [rollout.inputs.prompts[i] for i in firsts]
+            led = rollout.inputs.conversations
+            prompts = [rollout.inputs.prompts[i] if led is None else led[i].prompt for i in firsts]
             greedy = self.sampler.answer(prompts, 1, greedy=True, seconds=seconds)
         self.sampler.engine.rest()
         wrote = rollout.inputs.versions_B
@@ -804,13 +805,21 @@ def _unpaid(conversation: Conversation) -> float | Failure:
     return 0.0 if conversation.truncated else Failure("no_reward", "the agent gave no reward, and data has no answers")
 
 
+def _right(drawn: TextRollout) -> FloatArray:
+    """(B,) how right each response is; of conversations whose turns are paid, whether they succeeded."""
+    led = drawn.inputs.conversations or ()
+    if not any(one.paid for one in led):
+        return drawn.outcomes_B
+    return np.where([one.paid for one in led], drawn.success.any(axis=1), drawn.outcomes_B)
+
+
 def _shares(drawn: TextRollout, kept_B: BoolArray) -> tuple[Metrics, dict[str, float]]:
     """Shares of right and of truncated responses, before and after the filters, and of how many each is."""
     known, finished = drawn.known_B, drawn.inputs.ended_B
     shares: Metrics = {}
     of = {"accuracy_before_filter": known, "accuracy_after_filter": known & kept_B}
     for name, rows in of.items():
-        shares[name] = float(drawn.outcomes_B[rows].sum()) / int(rows.sum()) if rows.any() else None
+        shares[name] = float(_right(drawn)[rows].sum()) / int(rows.sum()) if rows.any() else None
     shares["truncated"] = float((~finished).sum()) / len(finished)
     return shares, {**{name: float(rows.sum()) for name, rows in of.items()}, "truncated": float(len(finished))}
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 NAME = "model"  # of the model in the study
 FIRST_ROWS = 1000
 """Rows by which it is seen what a file holds."""
-Kind = Literal["episodes", "labels", "pairs", "process_bench", "prm_bench"]
+Kind = Literal["episodes", "labels", "pairs", "process_bench", "prm_bench", "turns"]
 
 
 def kind_of(data: str, columns: str | Mapping[str, str] | None = None) -> Kind:
@@ -108,6 +108,8 @@ def study_of(
     labels: str | None = None,
     columns: str | Mapping[str, str] | None = None,
     outcomes: str | None = None,
+    *,
+    turns: bool = False,
 ) -> Study:
     """The study that evaluates one model on one set.
 
@@ -118,6 +120,7 @@ def study_of(
         labels: responses with labels of people.
         columns: what the columns of the data are for, see `read`.
         outcomes: file with the outcomes of a LeRobot data set.
+        turns: the data are conversations with a true reward for each turn.
 
     Raises:
         ConfigError: the model is of another side than the data, an override is wrong, or columns are not of one file.
@@ -127,7 +130,11 @@ def study_of(
 
     if columns and data is not None and labels is not None:
         raise ConfigError("--columns is for one file; with --data and --labels name a study with evaluate.columns")
-    kind = "labels" if data is None else kind_of(data, columns)
+    if turns and data is None:
+        raise ConfigError("--turns is for the conversations of --data; name them, or remove it")
+    kind: Kind = "turns" if turns else "labels"
+    if data is not None and not turns:
+        kind = kind_of(data, columns)
     of_robots = kind == "episodes"
     _check_side(model, f"{data or labels}", of_robots=of_robots)
     if of_robots:

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from guerdon.collect.conversations import Call, Conversation, arrays_of
 from guerdon.collect.text import Responses, TextRollout
 from guerdon.config.loading import validate
 from guerdon.errors import ConfigError, DataError, RewardFailure
@@ -26,7 +27,7 @@ from guerdon.reading.chats import NoResponseError, answer_text, chat_messages, q
 from guerdon.rewards.failures import refuse_failures
 from guerdon.rewards.source import SourceTerms, response_rewards
 from guerdon.rewards.text_sources import TextReward, whole_value
-from guerdon.rl.learner import source_advantages
+from guerdon.rl.learner import decision_mask, source_advantages
 from guerdon.serve.wires.wire_text import CutError, as_conversation, cutting, without_end
 from guerdon.settings.algorithm import TextAlgorithmSettings
 from guerdon.settings.evaluate import Aggregation
@@ -39,6 +40,7 @@ from guerdon.tasks.quantities import same_number
 from guerdon.types import (
     Advantages,
     BoolArray,
+    Chunks,
     Episode,
     Failure,
     IntArray,
@@ -295,6 +297,75 @@ def rollout_of(
     )
 
 
+class AnsweredTurn(NamedTuple):
+    """An answer of a language model in a conversation.
+
+    Attributes:
+        messages: before it.
+        reply: the answer, with its calls of tools.
+        before: ids of the prompt.
+        ids: that were sampled.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    reply: Mapping[str, Any]
+    before: IntArray
+    ids: IntArray
+
+
+def conversations_of(
+    conversations: Sequence[Sequence[AnsweredTurn]],
+    tokenizer: Any,
+    *,
+    groups_B: IntArray,
+    tools: Sequence[Any] | None = None,
+) -> TextRollout:
+    """Conversations of several answers that another library led, as `rollout_of` gives responses.
+
+    Args:
+        conversations: the answers of each, in order; at least one.
+        tokenizer: of the policy that wrote.
+        groups_B: conversations with the same prompt share an id.
+        tools: of each conversation, as JSON schemas; None: none has any.
+
+    Raises:
+        CutError: messages cannot be read, or there is no turn of a user.
+    """
+    made = []
+    for n, turns in enumerate(conversations):
+        prompt = as_prompt(turns[0].messages, id=str(n), tools=None if tools is None else tools[n])
+        calls = tuple(_call(turn, prompt, tokenizer) for turn in turns)
+        made.append(Conversation(prompt, calls[-1].messages, calls))
+    arrays = arrays_of(made, tokenizer)
+    asked = tuple(made[b].prompt for b in arrays.stream_R)
+    texts = tuple(response_texts(tokenizer, arrays.batch))
+    zeros, no = np.zeros(arrays.mask.shape, dtype=np.float32), np.zeros(arrays.mask.shape, dtype=np.bool_)
+    return Rollout(
+        inputs=Responses(arrays.batch, asked, texts, tokenizer, conversations=tuple(made)),
+        log_probs=arrays.log_probs,
+        mask=arrays.mask,
+        terminated=last_valid(arrays.mask),
+        truncated=no,
+        success=no,
+        success_known=no,
+        rewards=zeros,
+        failed=no,
+        group_ids=groups_B,
+        steps=len(made),
+        chunks=arrays.chunks,
+        conversations=True,
+    )
+
+
+def _call(turn: AnsweredTurn, prompt: Prompt, tokenizer: Any) -> Call:
+    ids = np.asarray(turn.ids, dtype=np.int64)
+    with cutting():
+        messages = chat_messages([*plain(turn.messages), plain(turn.reply)])
+    finished = int(ids[-1]) == tokenizer.eos_token_id
+    before, log_probs = np.asarray(turn.before, dtype=np.int64), np.zeros(len(ids), dtype=np.float32)
+    return Call(before, ids, log_probs, finished, messages=messages, tools=prompt.tools)
+
+
 def token_advantages(
     rollout: TextRollout,
     sources: Mapping[str, tuple[Rewards, SourceTerms]],
@@ -305,10 +376,11 @@ def token_advantages(
     """Advantages of tokens from the rewards of several sources, as `guerdon run` computes them.
 
     Args:
-        rollout: responses, with groups.
+        rollout: responses or conversations, with groups; the tokens of an answer in a conversation share its advantage.
         sources: name to rewards and how they count.
-        algorithm: `adv_estimator` (`rloo`, `grpo`, `dr_grpo`, `reinforce`, `reinforce_pp`, or
-            `package.module:factory`) and those of `rloo_form`, `normalize_advantages`, `estimator_params` that it has.
+        algorithm: `adv_estimator` (`rloo`, `grpo`, `dr_grpo`, `reinforce`, `reinforce_pp`, `turn_rloo` of
+            conversations, or `package.module:factory`) and those of `rloo_form`, `normalize_advantages`,
+            `estimator_params` that it has.
         progress: how much of the training is over, from 0 to 1, for weights that change.
 
     Raises:
@@ -318,10 +390,38 @@ def token_advantages(
     """
     settings = checked_algorithm(algorithm)
     rewards = {name: found for name, (found, _) in sources.items()}
+    _check_turns(rewards, settings, conversations=rollout.conversations)
     terms = {name: own for name, (_, own) in sources.items()}
     refuse_failures({name: own.on_failure for name, own in terms.items()}, rewards)
     weights = {name: own.weight(progress) for name, own in terms.items()}
-    return source_advantages(rollout, rewards, terms, weights, settings)
+    found = source_advantages(rollout, rewards, terms, weights, settings)
+    return found if rollout.chunks is None else _of_tokens(found, rollout.chunks)
+
+
+def _check_turns(rewards: Mapping[str, Rewards], settings: TextAlgorithmSettings, *, conversations: bool) -> None:
+    """Refuse an estimator of turns for single responses, and one of outcomes where turns are paid."""
+    estimator = settings.adv_estimator
+    if estimator == "turn_rloo" and not conversations:
+        raise ConfigError("adv_estimator turn_rloo compares turns of conversations, and these are single responses")
+    dense = next((name for name, found in rewards.items() if found.paid is None), None)
+    if conversations and settings.needs.groups and estimator != "turn_rloo" and dense is not None:
+        raise ConfigError(f"the source {dense!r} pays every turn, for which {estimator} is biased: take turn_rloo")
+
+
+def _of_tokens(found: Advantages, chunks: Chunks) -> Advantages:
+    """Advantages of turns as those of their tokens."""
+    turns = decision_mask(chunks)
+
+    def spread(array_B_K: Any) -> Any:
+        return chunks.on_steps(np.repeat(array_B_K[turns][:, None], chunks.size, axis=1))
+
+    return replace(
+        found,
+        advantages=spread(found.advantages),
+        returns=spread(found.returns),
+        per_source={name: spread(one) for name, one in found.per_source.items()},
+        known={name: spread(one) for name, one in found.known.items()},
+    )
 
 
 def checked_algorithm(algorithm: Mapping[str, Any]) -> TextAlgorithmSettings:

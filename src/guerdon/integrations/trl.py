@@ -16,16 +16,26 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers.utils import get_json_schema
 from trl import GRPOTrainer, RLOOTrainer
 
 from guerdon.collect.text import Responses, TextRollout
 from guerdon.errors import ConfigError
-from guerdon.integrations.text import TextScorer, checked_algorithm, or_none, outcome_rewards, ragged, rollout_of
+from guerdon.integrations.text import (
+    AnsweredTurn,
+    TextScorer,
+    checked_algorithm,
+    conversations_of,
+    or_none,
+    outcome_rewards,
+    ragged,
+    rollout_of,
+)
 from guerdon.integrations.text import token_advantages as advantages_of
 from guerdon.processes.call_queue import in_thread
 from guerdon.rewards.source import RewardSource, SourceTerms, response_rewards
 from guerdon.rl.learner import KL
-from guerdon.types import BoolArray, Failure, Rewards
+from guerdon.types import BoolArray, Failure, IntArray, Rewards
 
 RewardFunction = Callable[..., list[float | None]]
 AsyncRewardFunction = Callable[..., Awaitable[list[float | None]]]
@@ -82,6 +92,8 @@ class _TokenAdvantages:
         self._sources = {source.name: source for source in sources}
         self._outcomes: Tensor = torch.zeros(0)
         self._completions: list[list[int]] = []
+        self._said: list[tuple[Any, Any]] = []
+        self._tool_masks: list[list[int]] | None = None
         trainer: Any = self
         names = [*trainer.reward_func_names, *(source.name for source in sources)]
         if len(set(names)) != len(names):
@@ -97,16 +109,15 @@ class _TokenAdvantages:
     ) -> Tensor:
         trainer: Any = super()
         self._completions = completion_ids_list  # unmasked: `mask_truncated_completions` masks all of a truncated one
+        self._said = list(zip(prompts, completions, strict=True))
         self._outcomes = trainer._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         return self._outcomes
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         trainer: Any = super()
         output: dict[str, Any] = trainer._generate_and_score_completions(inputs)
-        if "tool_mask" in output:
-            raise ConfigError(
-                "advantages per token are for single responses: remove tools, environment_factory and rollout_func"
-            )
+        if getattr(self, "rollout_func", None) is not None:
+            raise ConfigError("rollout_func gives no messages of its turns: take tools or environment_factory")
         output["advantages"] = self._token_advantages(inputs, output)
         return output
 
@@ -119,14 +130,7 @@ class _TokenAdvantages:
         trainer: Any = self
         mode = "train" if trainer.model.training else "eval"
         size = trainer.num_generations if mode == "train" else trainer.num_generations_eval
-        rollout = rollout_of(
-            [row["prompt"] for row in inputs],
-            ragged(output["prompt_ids"], output["prompt_mask"]),
-            [np.array(ids) for ids in self._completions],
-            trainer.processing_class,
-            groups_B=np.arange(len(inputs)) // size,
-            tools=[row.get("tools") for row in inputs],
-        )
+        rollout, written = self._rollout(inputs, output, np.arange(len(inputs)) // size)
         measured: dict[str, tuple[Rewards, SourceTerms]] = {}
         weights = trainer.reward_weights.tolist()
         for name, weight, values_B in zip(trainer.reward_func_names, weights, self._outcomes.T.tolist(), strict=True):
@@ -142,12 +146,33 @@ class _TokenAdvantages:
         for name in self._sources:
             trainer._metrics[mode][f"{name}/reward"].append(float(measured[name][0].values.sum(axis=1).mean()))
         advantages_B_T = np.zeros(output["completion_mask"].shape, dtype=np.float32)
-        advantages_B_T[:, : rollout.mask.shape[1]] = own_B_T
+        advantages_B_T[written] = own_B_T[rollout.mask]
         lengths_B = np.maximum(rollout.mask.sum(axis=1), 1)
         for _ in inputs:  # what TRL wrote down for these responses were its own
             trainer._logs["advantages"].pop()
         trainer._logs["advantages"].extend((advantages_B_T.sum(axis=1) / lengths_B).tolist())
         return torch.from_numpy(advantages_B_T).to(output["completion_ids"].device)
+
+    def _rollout(
+        self, inputs: list[dict[str, Any]], output: dict[str, Any], groups_B: np.ndarray
+    ) -> tuple[TextRollout, BoolArray]:
+        """Responses, or conversations with calls of tools; and (B, T) which tokens of completions are the model's."""
+        trainer: Any = self
+        completions = [np.array(ids) for ids in self._completions]
+        before = ragged(output["prompt_ids"], output["prompt_mask"])
+        written = np.zeros(output["completion_mask"].shape, dtype=np.bool_)
+        masks = [[1] * len(ids) for ids in completions] if self._tool_masks is None else self._tool_masks
+        for row, mask in zip(written, masks, strict=True):
+            row[: len(mask)] = mask
+        if self._tool_masks is None:
+            prompts, tools = [row["prompt"] for row in inputs], [row.get("tools") for row in inputs]
+            found = rollout_of(prompts, before, completions, trainer.processing_class, groups_B=groups_B, tools=tools)
+            return found, written
+        talks = zip(self._said, before, completions, masks, strict=True)
+        turns = [_turns(*said, start, ids, np.array(mask)) for said, start, ids, mask in talks]
+        schemas = [get_json_schema(tool) if callable(tool) else tool for tool in trainer.tools]
+        given = [schemas] * len(turns)
+        return conversations_of(turns, trainer.processing_class, groups_B=groups_B, tools=given), written
 
     def _estimated(
         self,
@@ -186,9 +211,12 @@ class TokenAdvantageTrainer(_TokenAdvantages, GRPOTrainer):  # type: ignore[misc
 
     Every entry of `reward_funcs` is a source that is paid at the last token, with its entry of `reward_weights`;
     `sources` pay at the tokens where steps end. Each source keeps its baseline, and a failed measurement stays out of
-    it. With `adv_estimator: grpo`, TRL's `scale_rewards` and `multi_objective_aggregation` determine the divisor of
-    the difference to the group's mean; other estimators do not divide. `mask_truncated_completions` removes responses
-    from the loss only: they are scored, and belong to their group.
+    it. With `tools` or `environment_factory` a completion is a conversation: the tokens of an answer share its
+    advantage, tokens of tools have none, and `sources` pay turns (`reward_mode: per_turn`, with `adv_estimator:
+    turn_rloo`) or the last one (`terminal`). With `adv_estimator: grpo`, TRL's `scale_rewards` and
+    `multi_objective_aggregation` determine the divisor of the difference to the group's mean; other estimators do not
+    divide. `mask_truncated_completions` removes responses from the loss only: they are scored, and belong to their
+    group.
 
     Args:
         *args: see `trl.GRPOTrainer`.
@@ -199,6 +227,23 @@ class TokenAdvantageTrainer(_TokenAdvantages, GRPOTrainer):  # type: ignore[misc
     Raises:
         ConfigError: more than one process, sources that learn, names that are taken.
     """
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        found = super()._generate(prompts)
+        self._tool_masks = found[2]
+        return found
+
+
+def _turns(
+    prompt: Sequence[Any], completion: Sequence[Any], before: IntArray, ids: IntArray, mask: IntArray
+) -> list[AnsweredTurn]:
+    """The answers in a completion with calls of tools, whose tokens are runs of ones in the mask."""
+    edges = np.flatnonzero(np.diff(mask, prepend=0, append=0))
+    replies = [k for k, message in enumerate(completion) if message["role"] == "assistant"]
+    return [
+        AnsweredTurn([*prompt, *completion[:k]], completion[k], np.concatenate([before, ids[:start]]), ids[start:end])
+        for k, start, end in zip(replies, edges[::2], edges[1::2], strict=False)
+    ]
 
 
 class TokenRLOOTrainer(_TokenAdvantages, RLOOTrainer):  # type: ignore[misc]

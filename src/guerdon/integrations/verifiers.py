@@ -20,7 +20,14 @@ from verifiers.v1 import Trace
 
 from guerdon.collect.text import Responses
 from guerdon.errors import ConfigError, DataError
-from guerdon.integrations.text import TextScorer, outcome_rewards, rollout_of, token_advantages
+from guerdon.integrations.text import (
+    AnsweredTurn,
+    TextScorer,
+    conversations_of,
+    outcome_rewards,
+    rollout_of,
+    token_advantages,
+)
 from guerdon.processes.call_queue import in_thread
 from guerdon.rewards.source import RewardSource, SourceTerms
 from guerdon.types import BoolArray, Rewards
@@ -56,24 +63,29 @@ def assign_advantages(
     """Write an advantage to every sampled token of traces; traces of one task are a group.
 
     Every reward of a trace is a source that is paid at the last token, with its weight; `sources` pay at the tokens
-    where steps end. A trace of which nothing could be measured stays without advantages.
+    where steps end. A trace of which nothing could be measured stays without advantages. If a trace has several
+    answers, all are conversations: the tokens of an answer share its advantage, and `sources` pay turns (`reward_mode:
+    per_turn`, with `adv_estimator: turn_rloo`) or the last one (`terminal`).
 
     Args:
-        traces: each with one answer, and its tokens.
+        traces: with their tokens.
         sources: of rewards at tokens (`guerdon.integrations.text.step_source`), named otherwise than the rewards.
         algorithm: the estimator; see `guerdon.integrations.text.token_advantages`.
         tokenizer: of the policy.
 
     Raises:
-        DataError: a trace has several answers, or no tokens.
-        ConfigError: a source has the name of a reward; weights of a reward differ between traces.
+        DataError: a trace has no answer, or an answer no tokens.
+        ConfigError: a source has the name of a reward; weights of a reward differ between traces; the estimator or a
+            source does not go with conversations.
     """
-    nodes = [_sampled_node(trace) for trace in traces]
+    turns = [_turns(trace) for trace in traces]
     places: dict[Any, int] = {}
     groups_B = np.array([places.setdefault(trace.task.key or trace.task.hash, len(places)) for trace in traces])
-    sampled = [np.array(node.token_ids)[np.array(node.mask, dtype=np.bool_)] for node in nodes]
-    before = [np.array(node.token_ids)[~np.array(node.mask, dtype=np.bool_)] for node in nodes]
-    rollout = rollout_of([_messages(one)[:-1] for one in traces], before, sampled, tokenizer, groups_B=groups_B)
+    if all(len(own) == 1 for own in turns):
+        messages, _, before, sampled = zip(*(turn for ((_, turn),) in turns), strict=True)
+        rollout = rollout_of(messages, before, sampled, tokenizer, groups_B=groups_B)
+    else:
+        rollout = conversations_of([[turn for _, turn in own] for own in turns], tokenizer, groups_B=groups_B)
     measured = _own_rewards(traces, rollout.mask)
     for source in sources:
         if source.name in measured:
@@ -81,8 +93,10 @@ def assign_advantages(
         measured[source.name] = source.measure(rollout), source.terms
     advantages = token_advantages(rollout, measured, algorithm)
     known_B_T = np.any([advantages.known[name] for name in measured], axis=0)
-    for node, own, known, mask in zip(nodes, advantages.advantages, known_B_T, rollout.mask, strict=True):
-        node.advantages = own[mask].tolist() if known.any() else None
+    for nodes, own, known, mask in zip(turns, advantages.advantages, known_B_T, rollout.mask, strict=True):
+        ends = np.cumsum([len(turn.ids) for _, turn in nodes])
+        for (node, _), part in zip(nodes, np.split(own[mask], ends[:-1]), strict=True):
+            node.advantages = part.tolist() if known.any() else None
 
 
 def _own_rewards(traces: Sequence[Trace], mask_B_T: BoolArray) -> dict[str, tuple[Rewards, SourceTerms]]:
@@ -103,13 +117,32 @@ def _own_rewards(traces: Sequence[Trace], mask_B_T: BoolArray) -> dict[str, tupl
     return measured
 
 
-def _sampled_node(trace: Trace) -> Any:
-    nodes = [node for node in trace.nodes if node.sampled]
-    if len(nodes) != 1 or not any(nodes[0].mask):
-        raise DataError(f"trace {trace.id}: advantages of tokens need one answer with its tokens, got {len(nodes)}")
-    return nodes[0]
+def _turns(trace: Trace) -> list[tuple[Any, AnsweredTurn]]:
+    """The answers of a trace in order: their nodes, and what was said before each on its branch.
+
+    Raises:
+        DataError: there is none, or one has no tokens.
+    """
+    found = []
+    for node in trace.nodes:
+        if not node.sampled:
+            continue
+        ids, sampled = np.array(node.token_ids, dtype=np.int64), np.array(node.mask, dtype=np.bool_)
+        path = [node]
+        while path[0].parent is not None:
+            path.insert(0, trace.nodes[path[0].parent])
+        *messages, reply = _plain([one.message for one in path])
+        before = np.concatenate([*(np.array(one.token_ids, dtype=np.int64) for one in path[:-1]), ids[~sampled]])
+        found.append((node, AnsweredTurn(messages, reply, before, ids[sampled])))
+    if not found or not all(len(turn.ids) for _, turn in found):
+        raise DataError(f"trace {trace.id}: advantages of tokens need answers with their tokens")
+    return found
 
 
 def _messages(trace: Trace) -> list[dict[str, Any]]:
-    """The messages of a trace, without the provider's own state."""
-    return [message.model_dump(exclude={"provider_state"}) for message in trace.messages]
+    return _plain(trace.messages)
+
+
+def _plain(messages: Sequence[Any]) -> list[dict[str, Any]]:
+    """Messages without the provider's own state."""
+    return [message.model_dump(exclude={"provider_state"}) for message in messages]

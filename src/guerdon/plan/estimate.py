@@ -295,7 +295,7 @@ def estimate_evaluate(study: Study, only: Sequence[str] = ()) -> dict[str, Any]:
 def data_files(settings: EvaluateTextSettings) -> list[str]:
     """The files, folders and hub data sets that an evaluation of text names."""
     samples = None if settings.best_of_n is None else settings.best_of_n.samples
-    named = (*settings.process_bench, settings.prm_bench, settings.pairs, settings.labels, samples)
+    named = (*settings.process_bench, settings.prm_bench, settings.pairs, settings.labels, settings.turns, samples)
     return [path for path in named if path]
 
 

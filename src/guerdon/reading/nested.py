@@ -265,6 +265,7 @@ def conversation(record: Row) -> list[Row]:
         **{name: record.get(name) for name in shared}, "reward": returns.pop("combined", record.get("reward")),
         "prompt": messages[:first], "response": messages[first:] or None, "truth": record.get("success"),
         "failed": record.get("failure"), "length": sum(call["tokens"] for call in calls), "parts": returns,
+        "step_labels": [call.get("reward") for call in calls],
     }]  # fmt: skip
 
 

@@ -3,7 +3,8 @@
 q_t = log phi(y_t) - log ref(y_t) is the raw reward of token t; phi learns online that beta x sum q is the logit of a
 right answer (PRIME, 2502.01456; the formulas are `guerdon.models.text.text_losses`). `update: after` takes rewards and
 gradients from one forward pass, so that the rewards of a gradient step come from the weights before it. `update:
-before` learns first and scores again.
+before` learns first and scores again. Of a conversation with an agent, q is summed over its calls, and what is learned
+from is whether it succeeded.
 
     prime = PrimeReward(SourceTerms("prime"), settings, policy, seed=0, length_limit=256)
     rewards = prime.measure(rollout)
@@ -48,7 +49,7 @@ GRAD_CLIP = 10.0  # largest norm of the model's gradients, PRIME's default
 
 @dataclass(frozen=True, eq=False)
 class LabelledBatch:
-    """B responses with their outcomes, as the model learns from them.
+    """B responses, or calls of conversations, with their outcomes, as the model learns from them.
 
     Attributes:
         tokens: of the responses. Responses to one prompt are neighbours.
@@ -56,6 +57,8 @@ class LabelledBatch:
         known_B: bool, False where the outcome is unknown; nothing is learned from those.
         groups_B: responses to one prompt share an id.
         ref_B_T: float32 log-probabilities of the reference, computed once however often they are used.
+        streams_B: the conversation that a row is a call of, rows of one next to each other, with one outcome; None:
+            every row is a response.
     """
 
     tokens: TokenBatch
@@ -63,12 +66,28 @@ class LabelledBatch:
     known_B: Tensor
     groups_B: Tensor
     ref_B_T: Tensor
+    streams_B: Tensor | None = None
 
     def take(self, rows: np.ndarray) -> LabelledBatch:
         """The responses of these indices, in order; T shrinks to the longest of them."""
         tokens = self.tokens.take(rows)
         ref = self.ref_B_T[rows, : tokens.mask_B_T.shape[1]]
-        return LabelledBatch(tokens, self.acc_B[rows], self.known_B[rows], self.groups_B[rows], ref)
+        streams = None if self.streams_B is None else self.streams_B[rows]
+        return LabelledBatch(tokens, self.acc_B[rows], self.known_B[rows], self.groups_B[rows], ref, streams)
+
+    @property
+    def firsts(self) -> slice | Tensor:
+        """The rows that begin a response or a conversation."""
+        if self.streams_B is None:
+            return slice(None)
+        return torch.from_numpy(np.flatnonzero(np.diff(self.streams_B.numpy(), prepend=-1)))
+
+    def summed(self, values_B: Tensor) -> Tensor:
+        """Numbers of rows, summed over the calls of each conversation."""
+        if self.streams_B is None:
+            return values_B
+        places = torch.unique_consecutive(self.streams_B, return_inverse=True)[1].to(values_B.device)
+        return values_B.new_zeros(int(places.max()) + 1 if len(places) else 0).index_add(0, places, values_B)
 
 
 class PrimeReward(RewardSource[Responses]):
@@ -139,21 +158,46 @@ class PrimeReward(RewardSource[Responses]):
     def labelled(self, rollout: TextRollout) -> LabelledBatch:
         """Responses with their outcomes and log-probabilities of the reference."""
         batch = rollout.inputs.batch
+        outcomes, known, groups, streams = rollout.outcomes_B, rollout.known_B, rollout.groups_B, None
+        if rollout.chunks is not None:
+            of_calls = rollout.chunks.streams
+            streams = torch.from_numpy(of_calls)
+            success = np.asarray(rollout.success.any(axis=1), dtype=np.float32)
+            outcomes, known, groups = success[of_calls], known[of_calls], groups[of_calls]
+        labels = torch.from_numpy(outcomes), torch.from_numpy(known), torch.from_numpy(groups)
+        found = LabelledBatch(batch, *labels, torch.from_numpy(rollout.log_probs), streams)
         if self.ref is None:
-            ref = torch.from_numpy(rollout.log_probs)
-        else:
-            # In the passes of `fit`, so that a model that still equals its reference differs from it by nothing, and
-            # not by rounding, which `batch_norm` would make large.
-            micro = self.section.micro_batch_size
-            groups = None if self.settings.loss_type == "ce" else rollout.groups_B
-            ref = self.ref.evaluate_all(batch, micro=micro, temperature=self.temperature, groups_N=groups).log_probs
-        return LabelledBatch(
-            batch,
-            torch.from_numpy(rollout.outcomes_B),
-            torch.from_numpy(rollout.known_B),
-            torch.from_numpy(rollout.groups_B),
-            ref,
-        )
+            return found
+        # In the passes of `fit`, so that a model that still equals its reference differs from it by nothing, and
+        # not by rounding, which `batch_norm` would make large.
+        return replace(found, ref_B_T=self._log_probs(self.ref, found, self._together(found)))
+
+    def _together(self, batch: LabelledBatch) -> np.ndarray | None:
+        """(B,) rows with one number are read in the same pass: what a loss compares, or the calls of a conversation."""
+        if self.settings.loss_type != "ce":
+            return batch.groups_B.numpy()
+        return None if batch.streams_B is None else batch.streams_B.numpy()
+
+    def _log_probs(self, model: TextPolicy, batch: LabelledBatch, together_B: np.ndarray | None) -> Tensor:
+        """(B, T) of a model without gradients; of conversations, mini-batch by mini-batch as in `fit`."""
+        how: dict[str, Any] = {"micro": self.section.micro_batch_size, "temperature": self.temperature}
+        if batch.streams_B is None or together_B is None:
+            return model.evaluate_all(batch.tokens, groups_N=together_B, **how).log_probs
+        found = torch.zeros(batch.tokens.mask_B_T.shape)
+        for mini in self._minis(batch):
+            part = batch.tokens.take(mini)
+            own = model.evaluate_all(part, groups_N=together_B[mini], **how).log_probs
+            found[mini, : own.shape[1]] = own
+        return found
+
+    def _minis(self, batch: LabelledBatch) -> list[np.ndarray]:
+        """The rows of each mini-batch; a conversation is in one."""
+        every, size = np.arange(len(batch.tokens)), self.section.mini_batch_size
+        firsts = batch.firsts
+        if isinstance(firsts, slice):
+            return [every[here] for here in slices(len(every), size)]
+        members = np.split(every, firsts.numpy()[1:])
+        return [np.concatenate(members[here]) for here in slices(len(firsts), size)]
 
     # Rewards.
 
@@ -174,29 +218,31 @@ class PrimeReward(RewardSource[Responses]):
             metrics = _quality(q, batch)
             if self.settings.update == "before":
                 metrics = {"dpo_acc_after": metrics["dpo_acc"]}
-        metrics |= _step_quality(q.numpy(), rollout.inputs)
-        rewards, unit = self._rewards(q, rollout.inputs, None, metrics)
+        if rollout.chunks is None:
+            metrics |= _step_quality(q.numpy(), rollout.inputs)
+        rewards, unit = self._rewards(q, rollout, None, metrics)
         if greedy is None or greedy_q is None:
             return rewards
-        return with_greedy(rewards, self._rewards(greedy_q, greedy.inputs, unit, {})[0])
+        return with_greedy(rewards, self._rewards(greedy_q, greedy, unit, {})[0])
 
     @torch.no_grad()
     def log_ratios(self, batch: LabelledBatch) -> Tensor:
         """(B, T) float32 q with the weights as they are."""
-        micro = self.section.micro_batch_size
-        log_probs = self.phi.evaluate_all(batch.tokens, micro=micro, temperature=self.temperature).log_probs
+        log_probs = self._log_probs(self.phi, batch, None if batch.streams_B is None else self._together(batch))
         return implicit.implicit_rewards(log_probs, batch.ref_B_T, torch.from_numpy(batch.tokens.mask_B_T))
 
     def _rewards(
-        self, q_B_T: Tensor, responses: Responses, unit: Tensor | None, metrics: Metrics
+        self, q_B_T: Tensor, rollout: TextRollout, unit: Tensor | None, metrics: Metrics
     ) -> tuple[Rewards, Tensor]:
         """Rewards of the configured granularity and norm, and the unit that `batch_norm` divides by."""
+        if rollout.chunks is not None:  # of the tokens of calls: to the tokens of conversations
+            q_B_T = torch.from_numpy(rollout.chunks.on_steps(q_B_T.numpy()))
         finite = torch.isfinite(q_B_T).all(-1)
         why = Failure("non_finite", "a log-ratio is not finite")
         failures = dict.fromkeys(np.flatnonzero(~finite.numpy()).tolist(), why)
-        mask = torch.from_numpy(responses.batch.mask_B_T)
+        mask = torch.from_numpy(rollout.mask)
         granularity = self.section.prime_granularity
-        ends = steps_of(responses) if granularity == "step" else None
+        ends = steps_of(rollout.inputs) if granularity == "step" else None
         scores = implicit.granular_scores(torch.where(finite[:, None], q_B_T, 0.0), mask, granularity, ends)
         paid = implicit.paying_tokens(mask, granularity, ends).numpy()
         if self._min_form is not None:
@@ -210,7 +256,7 @@ class PrimeReward(RewardSource[Responses]):
             shards = self._shards(len(scores))
             scores = implicit.batch_norm(scores, mask, unit=unit if shards is None else None, shards_B=shards)
         more = {"paid": paid if granularity == "whole" else None, "metrics": metrics}
-        return response_rewards(scores.numpy(), responses.batch.mask_B_T, failures, **more), unit
+        return response_rewards(scores.numpy(), rollout.mask, failures, **more), unit
 
     def _shards(self, rows: int) -> Tensor | None:
         """(B,) the part of the batch that a response belongs to; None where all share one unit."""
@@ -264,9 +310,10 @@ class PrimeReward(RewardSource[Responses]):
         losses: list[float] = []
         norms: list[float] = []
         skipped = 0
-        every = np.arange(len(batch.tokens))
-        for mini in (every[here] for here in slices(len(every), self.section.mini_batch_size)):
-            count = int(batch.known_B[mini].sum())
+        known_B = torch.zeros_like(batch.known_B)
+        known_B[batch.firsts] = batch.known_B[batch.firsts]
+        for mini in self._minis(batch):
+            count = int(known_B[mini].sum())
             self.optimizer.zero_grad()
             total = 0.0
             for rows, counts in distributed.dealt(self._passes(batch, mini)):
@@ -296,27 +343,27 @@ class PrimeReward(RewardSource[Responses]):
 
     def _passes(self, batch: LabelledBatch, rows: np.ndarray) -> list[np.ndarray]:
         """Responses that share a forward pass; losses that compare responses to one prompt have them in the same."""
-        groups, micro = None, self.section.micro_batch_size
-        if self.settings.loss_type == "ce":
+        groups, micro = self._together(batch), self.section.micro_batch_size
+        if groups is None:
             micro = distributed.even(len(rows), micro)
         else:
-            groups = batch.groups_B[rows].numpy()
+            groups = groups[rows]
         found = self.phi.passes(batch.tokens, rows, micro, groups_N=groups)
         return [rows[here] for here in found]
 
     def _forward(self, batch: LabelledBatch, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        """(b, t) log-ratios of a few responses and (b,) their losses, 0 where the outcome is unknown."""
+        """(b, t) log-ratios and the losses of a few responses or conversations, 0 where the outcome is unknown."""
         part = batch.take(rows)
         log_probs = self.phi.log_probs(part.tokens, temperature=self.temperature)
         device = log_probs.device
         mask = torch.from_numpy(part.tokens.mask_B_T).to(device)
         q = implicit.implicit_rewards(log_probs, part.ref_B_T.to(device), mask)
-        logits = implicit.outcome_logits(q, mask, beta=self.settings.beta_train)
-        acc, known = part.acc_B.to(device), part.known_B.to(device)
+        logits = part.summed(implicit.outcome_logits(q, mask, beta=self.settings.beta_train))
+        acc, known = part.acc_B[part.firsts].to(device), part.known_B[part.firsts].to(device)
         if self.settings.loss_type == "ce":
             terms = implicit.bce_terms(logits, acc)
         else:
-            groups = part.groups_B.to(device)
+            groups = part.groups_B[part.firsts].to(device)
             compared = implicit.contrast(logits, acc, groups, self.settings.loss_type, known_B=known)
             terms = implicit.contrast_terms(logits, acc, compared)
         return q, torch.where(known, terms, 0.0)
@@ -425,14 +472,15 @@ class PrimeReward(RewardSource[Responses]):
 
 def _quality(q_B_T: Tensor, batch: LabelledBatch) -> Metrics:
     """How well summed rewards separate right responses from wrong ones; of those that are finite."""
-    totals, finite = q_B_T.sum(-1), torch.isfinite(q_B_T).all(-1)
-    known = batch.known_B & finite
-    pairs = implicit.dpo_acc(totals, batch.acc_B, batch.groups_B, known_B=known)
+    totals, first = batch.summed(q_B_T.sum(-1)), batch.firsts
+    finite, acc = torch.isfinite(totals), batch.acc_B[first]
+    known = batch.known_B[first] & finite
+    pairs = implicit.dpo_acc(totals, acc, batch.groups_B[first], known_B=known)
     return {
         "dpo_acc": pairs.accuracy,
         "dpo_acc_coverage": pairs.coverage,
-        "dpo_acc_abs": implicit.dpo_acc_abs(totals, batch.acc_B, known_B=known),
-        "verifier_correlation": correlation(totals[known].numpy(), batch.acc_B[known].numpy()),
+        "dpo_acc_abs": implicit.dpo_acc_abs(totals, acc, known_B=known),
+        "verifier_correlation": correlation(totals[known].numpy(), acc[known].numpy()),
         "q_mean": float(totals[finite].mean()) if finite.any() else None,
     }
 
@@ -550,6 +598,8 @@ def _stored(batch: LabelledBatch | None) -> dict[str, Tensor]:
     }
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     more = {"acc": batch.acc_B, "known": batch.known_B, "groups": batch.groups_B}
+    more |= {} if batch.streams_B is None else {"streams": batch.streams_B}
+    more |= {} if tokens.follows_B is None else {"follows": torch.from_numpy(tokens.follows_B)}
     return tensors | more | {"ref": batch.ref_B_T[torch.from_numpy(tokens.mask_B_T)]}
 
 
@@ -561,7 +611,8 @@ def _restored(tensors: dict[str, Tensor]) -> LabelledBatch | None:
     prompts = np.split(found["prompts"], np.cumsum(found["lengths"])[:-1])
     responses = np.split(found["responses"], np.cumsum(found["response_lengths"])[:-1])
     tokens = token_batch(prompts, responses, found["finished"], pad_id=0)
+    tokens = replace(tokens, follows_B=found.get("follows"))
     ref = torch.zeros(tokens.mask_B_T.shape)
     ref[torch.from_numpy(tokens.mask_B_T)] = tensors["ref"]
     acc, known, groups = (tensors[name].clone() for name in ("acc", "known", "groups"))
-    return LabelledBatch(tokens, acc, known, groups, ref)
+    return LabelledBatch(tokens, acc, known, groups, ref, tensors.get("streams"))

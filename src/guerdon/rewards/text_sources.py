@@ -133,6 +133,11 @@ class TextReward(ModelReward[Responses]):
 
         A turn that cannot be scored is a failure at its end, of this source alone.
         """
+        if self.settings.scores_steps:
+            raise ConfigError(
+                f"the source {self.name!r}: reward_mode {self.settings.reward_mode} scores steps of one response, and "
+                "these are conversations: set it to per_turn or terminal"
+            )
         turns = turns_of(rollout)
         terminal = self.settings.reward_mode == "terminal"
         ends = {turn.stream: turn.row for turn in turns}

@@ -654,7 +654,7 @@ def _check_source(name: str, source: SourceRewards, steps: Steps, estimator: str
         if needed and getattr(source, key) is None:
             raise ConfigError(f"{estimator} needs {key} of the reward source {name!r}")
     mask = steps.mask_B_T
-    if steps.turns and needs.groups and estimator != "turn_rloo":
+    if steps.turns and (needs.groups or needs.greedy) and estimator != "turn_rloo":
         _, rewards, _ = _measured(source, steps)
         early = (np.where(last_valid(mask), 0.0, rewards) != 0).any(axis=1)
         if early.any():

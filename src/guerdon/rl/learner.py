@@ -88,13 +88,6 @@ def decision_mask(chunks: Chunks) -> BoolArray:
     return np.asarray(np.arange(counts_B.max(initial=0)) < counts_B[:, None])
 
 
-def on_steps(chunks: Chunks, mask_B_T: BoolArray, values_R_C: np.ndarray) -> np.ndarray:
-    """(B, T) numbers of steps that stand with the decisions that they executed (one part each); 0 where masked."""
-    found = np.zeros(mask_B_T.shape, values_R_C.dtype)
-    found[mask_B_T] = values_R_C[chunks.decision[mask_B_T], chunks.slot[mask_B_T]]
-    return found
-
-
 def per_decision(
     rollout: Rollout[Inputs], steps: Steps, sources: Mapping[str, SourceRewards]
 ) -> tuple[Steps, dict[str, SourceRewards]]:
@@ -361,7 +354,7 @@ class OnPolicyLearner(Generic[Collected, Inputs]):
         """The KL from the reference as a reward: -(log pi - log ref) of each step (k1, unbiased)."""
         gap = ref_B_T - rollout.log_probs
         if rollout.chunks is not None:  # of the tokens of calls: to the tokens of conversations
-            gap = on_steps(rollout.chunks, rollout.mask, gap)
+            gap = rollout.chunks.on_steps(gap)
         values = np.where(rollout.mask, gap, np.float32(0)).astype(np.float32)
         greedy = None
         if rollout.greedy is not None:
@@ -575,7 +568,7 @@ def _stream_of_rows(rollout: Rollout[Collected]) -> np.ndarray:
     """(R,) stream of each row of the inputs."""
     if rollout.chunks is None:
         return np.repeat(np.arange(len(rollout.mask)), len(rollout.inputs) // len(rollout.mask))
-    return np.nonzero(rollout.chunks.slot == 0)[0]
+    return rollout.chunks.streams
 
 
 def _greedy(rewards: Rewards | None, rollout: Rollout[Collected]) -> tuple[np.ndarray | None, BoolArray | None]:
@@ -584,7 +577,8 @@ def _greedy(rewards: Rewards | None, rollout: Rollout[Collected]) -> tuple[np.nd
         return None, None
     paid = rollout.greedy.mask if rewards.paid is None else rewards.paid
     _, place = np.unique(rollout.group_ids, return_inverse=True)
-    return paid_means(rewards.values, paid)[place], rewards.failed_B[place]
+    failed = rewards.failed_B | ~rollout.greedy.mask.any(axis=1)
+    return paid_means(rewards.values, paid)[place], failed[place]
 
 
 # Targets of auxiliary heads.

@@ -528,7 +528,8 @@ def _value_loss(
 ) -> Tensor:
     """Half the squared error of each value head where its target is known, aggregated as the policy loss is."""
     assert found.values is not None
-    errors = value_errors(found.values, here["returns"], here.get("values"), settings.clip_range_value)
+    values = found.values[:, : here["returns"].shape[1]]  # of a call of a conversation: that before its first token
+    errors = value_errors(values, here["returns"], here.get("values"), settings.clip_range_value)
     if settings.loss_agg != "token":
         return 0.5 * (errors * weights[..., None] * here["value_mask"]).sum()
     return 0.5 * ((errors * here["value_mask"]).sum((0, 1)) / value_count).sum()

@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from guerdon.config.registry import Registry
 from guerdon.errors import ConfigError
+from guerdon.settings.algorithm import ESTIMATORS
 from guerdon.settings.base import PARAMS, ByName, Named, Settings
 
 if TYPE_CHECKING:
@@ -123,15 +124,13 @@ def check_agent(agent: AgentSettings, study: Any) -> None:
         ConfigError: with the key and the reason.
     """
     algorithm = study.algorithm
-    per_turn = algorithm.adv_estimator in ("turn_rloo", "reinforce", "reinforce_pp")
+    own = ESTIMATORS.is_own(algorithm.adv_estimator)
+    per_turn = own or algorithm.adv_estimator in ("turn_rloo", "reinforce", "reinforce_pp", "gae")
     for name, source in study.text_sources.items():
         key = "reward_model" if study.reward_model is not None else f"reward.sources.{name}"
         _check_source(key, source, algorithm.adv_estimator, per_turn=per_turn, verified=study.verified)
     if study.generation.engine != "local":
         raise ConfigError.about("generation.engine", "must be local with an agent; other engines are not supported yet")
-    if algorithm.needs.critic or algorithm.needs.greedy:
-        why = f"{algorithm.adv_estimator} is not supported with an agent yet: take turn_rloo, rloo or grpo"
-        raise ConfigError.about("algorithm.adv_estimator", why)
     if algorithm.kl_coef and algorithm.kl_in == "reward" and not per_turn:
         raise ConfigError.about(
             "algorithm.kl_in",
@@ -158,9 +157,12 @@ def _check_source(key: str, source: Any, estimator: str, *, per_turn: bool, veri
         ConfigError: with the key and the reason.
     """
     kind = source.model.model_type
-    if source.side == "run" and kind != "exact":
-        why = f": model_type {kind} does not score conversations of an agent yet; remove it, or the section agent"
-        raise ConfigError.about(key, why)
+    if kind == "prime" and source.model.prime_granularity == "step":
+        raise ConfigError.about(
+            key, ": prime_granularity step does nothing with an agent, which pays turns: take token"
+        )
+    if kind == "prime" and source.model.prime_model.replay_size:
+        raise ConfigError.about(key, ": replay_size is of single responses; set it to 0 with an agent")
     if kind == "exact" and not verified:
         raise ConfigError.about(key, "asks the verifier, and data.type prompts has no answers: remove it")
     if source.model.compares:

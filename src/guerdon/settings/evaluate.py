@@ -18,7 +18,7 @@ from guerdon.settings.data import TaskSettings
 from guerdon.settings.remote import RemoteSettings
 from guerdon.settings.train import TEXT_MODELS
 
-_WITH_COLUMNS = ("pairs", "labels", "process_bench", "prm_bench")  # keys with data whose columns may be said
+_WITH_COLUMNS = ("pairs", "labels", "turns", "process_bench", "prm_bench")  # keys with data whose columns may be said
 Aggregation = Literal["min", "prod", "last", "mean", "pure_min"]
 
 
@@ -215,10 +215,15 @@ class EvaluateTextSettings(Settings):
         None,
         description="responses, a part of them with a label by people (oracle_label): agreement, and the mean label",
     )
+    turns: str | None = Field(
+        None,
+        description="conversations with a true reward for each turn of the assistant: conversations.jsonl of a run, or "
+        "a column step_labels",
+    )
     columns: str | dict[str, str | dict[str, str]] | None = Field(
         None,
-        description="what columns of pairs, labels, process_bench or prm_bench are for, where it is not recognised: "
-        "ROLE: NAME, with `:CODING` behind the name where one is needed, such as winner: vote:1/2; or "
+        description="what columns of pairs, labels, turns, process_bench or prm_bench are for, where it is not "
+        "recognised: ROLE: NAME, with `:CODING` behind the name where one is needed, such as winner: vote:1/2; or "
         "package.module:function; where there are several of these data, a map of such by the key of each",
     )
     threshold: float | None = only_with(
@@ -280,7 +285,7 @@ class EvaluateTextSettings(Settings):
             raise ValueError(f"columns are of one of {', '.join(there)}: write columns: {{{each}}}")
 
     def columns_of(self, name: str) -> str | dict[str, str] | None:
-        """What is said of the columns of `pairs`, `labels`, `process_bench` or `prm_bench`."""
+        """What is said of the columns of `pairs`, `labels`, `turns`, `process_bench` or `prm_bench`."""
         several = sum(bool(getattr(self, one)) for one in _WITH_COLUMNS) > 1
         if not isinstance(self.columns, dict):
             return self.columns
@@ -293,7 +298,7 @@ class EvaluateTextSettings(Settings):
     @property
     def compares_prompts(self) -> bool:
         """Whether values of different prompts are compared, not only those of the responses to one."""
-        return self.benches or any(x is not None for x in (self.prm_bench, self.labels, self.best_of_n))
+        return self.benches or any(x is not None for x in (self.prm_bench, self.labels, self.turns, self.best_of_n))
 
     @property
     def benches(self) -> bool:
@@ -301,7 +306,7 @@ class EvaluateTextSettings(Settings):
         return self.generated is not None or bool(self.process_bench)
 
 
-BENCHES = ("generated", "process_bench", "prm_bench", "pairs", "labels", "best_of_n")
+BENCHES = ("generated", "process_bench", "prm_bench", "pairs", "labels", "turns", "best_of_n")
 
 
 def on_own_family(given: dict[str, Any], data: Any) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Supervised fine-tuning of a language model on prompts and responses (`guerdon train policy=sft`).
 
 Minimises the mean negative log-likelihood of the response tokens, the end-of-sequence token included; prompt tokens
-have no loss. Held-out prompts never share a question with the training pairs. Token ids and log-probabilities come
-from the same functions as in RL, so the policy starts RL exactly as it was trained. The result is one model without
+have no loss. Of a conversation with calls of tools, each turn of the assistant is a response, with its calls.
+Held-out prompts never share a question with the training pairs. Token ids and log-probabilities come from the same
+functions as in RL, so the policy starts RL exactly as it was trained. The result is one model without
 adapters (they are merged), which `policy.path` can name.
 
     pairs = [((({"role": "user", "content": "3+5=?"}),), "3+5=8")]
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 from guerdon.compute import distributed
 from guerdon.errors import ConfigError, DataError
 from guerdon.plan.stages import section
+from guerdon.policies.batches.dialogues import tool_form, turn_ids
 from guerdon.policies.batches.passes import passes
 from guerdon.policies.batches.tokens import pad_id, prompt_ids, response_ids, token_batch
 from guerdon.policies.language.text import TextPolicy
@@ -38,12 +40,14 @@ from guerdon.policies.language.text_files import (
     written_bytes,
 )
 from guerdon.reading.shown import ReadAs, read_as_facts
+from guerdon.settings.agent import ToolAgentSettings
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import TextPolicySettings
 from guerdon.settings.train import MistakesSettings, SFTSettings
 from guerdon.tasks.prompt_files import check_here, load_prompts
-from guerdon.tasks.prompts import Prompt, insert_system_prompt
+from guerdon.tasks.prompts import Prompt, insert_system_prompt, without_system
 from guerdon.tasks.reasoning import TaskFamily, family_of
+from guerdon.tasks.tools import schemas_of
 from guerdon.train.trainer import FREE, BaseTrainer, TrainingFolder
 from guerdon.types import IntArray, Message, Tool
 
@@ -94,7 +98,23 @@ def believed(family: TaskFamily[Any], line: str, mistakes: MistakesSettings) -> 
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-Pair = tuple[Sequence[Message], str] | tuple[Sequence[Message], str, Sequence[Tool]]
+class TurnPair(NamedTuple):
+    """A turn of the assistant in a conversation with calls of tools.
+
+    Attributes:
+        messages: before it.
+        reply: the turn.
+        tools: that can be called.
+        begun: the conversation before its first turn of the assistant.
+    """
+
+    messages: Sequence[Message]
+    reply: Message
+    tools: Sequence[Tool]
+    begun: Sequence[Message]
+
+
+Pair = tuple[Sequence[Message], str] | tuple[Sequence[Message], str, Sequence[Tool]] | TurnPair
 _FREE = FREE | {"eval_every"}  # may be others on resume
 
 
@@ -157,7 +177,35 @@ def _pairs_of(study: Study, settings: SFTSettings, read_as: list[ReadAs]) -> lis
         rng = np.random.default_rng([settings.mistakes.seed, 6])
         texts = [demonstrate(p, settings.mistakes, rng) for p in solved]
     prompts = [insert_system_prompt(p.messages, study.data.system_prompt) for p in solved]
-    return list(zip(prompts, texts, [p.tools for p in solved], strict=True))
+    schemas = schemas_of(study.agent.tools) if isinstance(study.agent, ToolAgentSettings) else None
+    pairs: list[Pair] = []
+    for prompt, messages, text in zip(solved, prompts, texts, strict=True):
+        tools = prompt.tools if schemas is None else schemas
+        turns = turns_of(messages, text, tools, own=len(without_system(prompt.given or messages)))
+        if any(message.get("tool_calls") for message in messages):
+            pairs += turns
+        elif schemas is not None:
+            pairs.append(turns[-1])
+        else:
+            pairs.append((messages, text, tools))
+    return pairs
+
+
+def turns_of(
+    messages: Sequence[Message], answer: str, tools: Sequence[Tool], *, own: int | None = None
+) -> list[TurnPair]:
+    """The turns of the assistant in a conversation with its answer.
+
+    Args:
+        messages: up to the answer.
+        answer: the last turn.
+        tools: that can be called.
+        own: how many messages, at the end, are of the conversation; those before are worked examples. None: all.
+    """
+    whole: list[Message] = [*messages, {"role": "assistant", "content": answer}]
+    first = 0 if own is None else len(messages) - own
+    places = [k for k, message in enumerate(whole) if k >= first and message["role"] == "assistant"]
+    return [TurnPair(whole[:k], whole[k], tools, whole[: places[0]]) for k in places]
 
 
 def _tokens_to_learn(
@@ -238,11 +286,13 @@ class TokenPairs(NamedTuple):
         prompts: with chat template and the opening of the assistant's turn.
         responses: with the end-of-sequence token.
         left_out: number of pairs that were longer than `max_length`.
+        names: of the prompts; turns of a conversation have that of its first.
     """
 
     prompts: list[IntArray]
     responses: list[IntArray]
     left_out: int
+    names: list[str]
 
     def count(self, rows: Sequence[int] | IntArray) -> int:
         """Response tokens of these pairs."""
@@ -263,27 +313,36 @@ def tokenize_pairs(tokenizer: Any, pairs: Sequence[Pair], max_length: int | None
     Raises:
         DataError: nothing is left.
     """
-    prompts, responses = [], []
-    for messages, text, *tools in pairs:
-        prompt, response = prompt_ids(tokenizer, messages, *tools), response_ids(tokenizer, text)
+    prompts, responses, names = [], [], list[str]()
+    form = tool_form(tokenizer) if any(isinstance(pair, TurnPair) for pair in pairs) else None
+    for pair in pairs:
+        if isinstance(pair, TurnPair):
+            assert form is not None
+            prompt, response = turn_ids(tokenizer, form, pair.messages, pair.reply, pair.tools)
+            begun = prompt_ids(tokenizer, *form.shown(pair.begun, pair.tools))
+        else:
+            messages, text, *tools = pair
+            prompt, response = prompt_ids(tokenizer, messages, *tools), response_ids(tokenizer, text)
+            begun = prompt
         if max_length is None or len(prompt) + len(response) <= max_length:
             prompts.append(prompt)
             responses.append(response)
+            names.append(hashlib.sha256(begun.tobytes()).hexdigest())
     if not prompts:
         raise DataError(
             f"none of {len(pairs)} pairs of prompt and response is left to train on"
             + (f": all are longer than {max_length} tokens" if pairs else "; does the data have solutions?")
         )
-    return TokenPairs(prompts, responses, len(pairs) - len(prompts))
+    return TokenPairs(prompts, responses, len(pairs) - len(prompts), names)
 
 
 def split_by_prompt(tokens: TokenPairs, val_split: float, seed: int) -> tuple[IntArray, IntArray]:
-    """Indices to train on and to hold out; all pairs of a prompt are on one side.
+    """Indices to train on and to hold out; all pairs of a prompt, and turns of a conversation, are on one side.
 
     Raises:
         DataError: a share is to be held out and there is only one prompt.
     """
-    names = np.array([hashlib.sha256(p.tobytes()).hexdigest() for p in tokens.prompts])
+    names = np.array(tokens.names)
     distinct = np.unique(names)
     if val_split == 0:
         return np.arange(len(names)), np.zeros(0, dtype=np.int64)

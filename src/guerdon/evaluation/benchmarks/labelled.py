@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import krippendorff
 import numpy as np
@@ -24,7 +24,7 @@ from guerdon.episodes.preferences import ATTRIBUTES, is_preference
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.evaluation.metrics import Table, classification_metrics, figure_table, number
-from guerdon.evaluation.scoring.responses import scored_responses
+from guerdon.evaluation.scoring.responses import scored_responses, turns_in
 from guerdon.models.scores import failure_line
 from guerdon.reading.chats import ChatError, asked_of
 from guerdon.reading.codings import MEASURED, check_words, ends_of
@@ -438,6 +438,60 @@ def labelled_in(reading: DataReading) -> LabelledResponses:
     )
 
 
+class LabelledTurns(NamedTuple):
+    """Turns of conversations, and how good they truly were.
+
+    Attributes:
+        turns: of the assistant, each with what was said before it.
+        labels_N: rewards of a world or labels of people; NaN where there is none.
+        prompts: turns with the same one are resampled together.
+        read_as: what the columns were taken for, see `shown_record`.
+    """
+
+    turns: list[Solution | Failure]
+    labels_N: Float64
+    prompts: list[str]
+    read_as: dict[str, Any]
+
+
+def read_turns(
+    data: str, *, columns: str | Mapping[str, str] | None = None, stored: Mapping[str, str] | None = None
+) -> LabelledTurns:
+    """Conversations with a list of labels, one for each turn of the assistant: those of a run, or `step_labels`.
+
+    Args:
+        data: see `read`.
+        columns: see `read`.
+        stored: see `read`.
+
+    Raises:
+        ConfigError: as `read`.
+        DataError: it cannot be read, or no turn has a label.
+    """
+    reading = read(data, columns=columns, stored=stored)
+    reading.need_rows()
+    scored_responses(reading, turns=True)
+    if not reading.plan.has("step_labels"):
+        raise DataError("no column has a label for each turn: name it, --columns step_labels=NAME", where=data)
+    turns, labels, prompts = list[Solution | Failure](), list[float](), list[str]()
+    left_out, used = Counter(reading.bad), 0
+    for record in reading.records():
+        found, cells = turns_in(record), record.roles.get("step_labels")
+        if isinstance(found, Failure):
+            left_out[found.reason] += 1
+        elif not isinstance(cells, Sequence) or len(cells) != len(found):
+            left_out["not a label for each turn"] += 1
+        else:
+            turns += found
+            labels += [np.nan if (value := number_of(cell)) is None else value for cell in cells]
+            prompts += [_group(record)] * len(found)
+            used += 1
+    if np.isnan(labels).all():
+        why = ", ".join(f"{n} x {reason}" for reason, n in left_out.items()) or "all labels are null, or no numbers"
+        raise DataError(f"no turn of the assistant has a label ({why})", where=data)
+    return LabelledTurns(turns, np.array(labels), prompts, shown_record(reading, used=used, left_out=left_out))
+
+
 _DRAW_COLUMNS = ("draw", "draw_probability", "pool")
 
 
@@ -692,14 +746,14 @@ def _correlation(x_N: Float64, y_N: Float64, weights_R_N: Float64) -> Float64:
     return ratio(xy - x * y, np.sqrt(np.clip(xx - x * x, 0, None) * np.clip(yy - y * y, 0, None)))
 
 
-def label_lines(section: Mapping[str, Any]) -> list[str]:
-    """The section `labels` of a card."""
+def label_lines(section: Mapping[str, Any], what: str = "labels of people", unit: str = "rows") -> list[str]:
+    """The section `labels` of a card, or one with the same figures of something else."""
     at = section["threshold"]
     agreed = {f"agreement: {name}": one for name, one in section["agreement"].items() if one is not None}
     means = {f"mean label: {name}": one for name, one in section["mean"].items() if name != "tuning"}
     shift = means.pop("mean label: shift", None)
     lines = [
-        f"== labels of people: {section['labelled']} of {section['rows']} rows",
+        f"== {what}: {section['labelled']} of {section['rows']} {unit}",
         *figure_table([*agreed.items(), *section["metrics"].items(), *means.items()]),
         *([] if at is None else [f"decisions: score above {number(at)}"]),
     ]

@@ -158,23 +158,27 @@ def _single(record: Record, plan: Plan) -> Solution | Failure:
 def _of_turns(reading: DataReading, row: _Row, where: str, name: str) -> RowResponses:
     """The turns of the assistant, calls of tools included; where a row has a response, those that are in it."""
     record = next(iter(reading.records_in(row, where, name)), None)
-    if record is None:
-        return RowResponses([_NO_ROW], ("rewards",), (None,))
+    found = _NO_ROW if record is None else turns_in(record)
+    if isinstance(found, Failure):
+        return RowResponses([found], ("rewards",), (None,))
+    return RowResponses(found, ("rewards",), (len(found),))
+
+
+def turns_in(record: Record) -> list[Solution | Failure] | Failure:
+    """The turns of the assistant in order, each with what was said before it; why there is none."""
     said = record.roles.get("response")
     try:
         asked = _chat(asked_of(record.roles), "user")
         messages = asked + _chat(said, "assistant")
     except ChatError as error:
-        return RowResponses([error.failure], ("rewards",), (None,))
+        return error.failure
     first = 0 if said is None else len(asked)
     found = [
         _with_truth(read_response(messages[:k], turn_text(message), f"{record.name}-{k}", record.roles), record)
         for k, message in enumerate(messages)
         if k >= first and message["role"] == "assistant"
     ]
-    if not found:
-        return RowResponses([Failure("no_turn", "there is no turn of the assistant")], ("rewards",), (None,))
-    return RowResponses(found, ("rewards",), (len(found),))
+    return found or Failure("no_turn", "there is no turn of the assistant")
 
 
 def _chat(given: Any, role: str) -> list[Message]:

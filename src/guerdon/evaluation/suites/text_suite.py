@@ -31,7 +31,14 @@ from guerdon.evaluation.benchmarks.attacks import (
     probe_lines,
 )
 from guerdon.evaluation.benchmarks.best_of_n import Same, best_of_n, check_samples, same_number_or_text
-from guerdon.evaluation.benchmarks.labelled import LabelledResponses, label_figures, label_lines, read_labelled
+from guerdon.evaluation.benchmarks.labelled import (
+    LabelledResponses,
+    LabelledTurns,
+    label_figures,
+    label_lines,
+    read_labelled,
+    read_turns,
+)
 from guerdon.evaluation.benchmarks.over_optimisation import best_of_n_record, gold_lines
 from guerdon.evaluation.benchmarks.reward_bench import (
     PreferenceChoice,
@@ -108,6 +115,7 @@ def evaluate_text(
     suite.prm_bench()
     suite.pairs()
     suite.labels()
+    suite.turns()
     suite.bias_probes()
     suite.best_of_n(samples)
     suite.attacks()
@@ -119,7 +127,7 @@ class Sets:
     """The data of an evaluation: ProcessBench, PRMBench, preferences, and the samples of `best_of_n`.
 
     `left_out` counts the rows of preferences that cannot be used, by reason; `votes` as `read_choices`; `read_as` says
-    what the columns of `pairs` and of `labels` were taken for.
+    what the columns of `pairs`, `labels` and `turns` were taken for.
     """
 
     process_bench: Sequence[Solution] = ()
@@ -128,6 +136,7 @@ class Sets:
     left_out: Mapping[str, int] = field(default_factory=Counter)
     votes: Votes = field(default_factory=Votes)
     labelled: LabelledResponses | None = None
+    turns: LabelledTurns | None = None
     samples: Sequence[Solution] = ()
     read_as: Mapping[str, Any] = field(default_factory=dict)
 
@@ -156,6 +165,9 @@ def read_sets(settings: EvaluateTextSettings, stored: Mapping[str, str] | None =
     if s.labels is not None:
         labelled = read_labelled(s.labels, columns=s.columns_of("labels"), stored=stored)
         found = replace(found, labelled=labelled, read_as={**found.read_as, "labels": labelled.read_as})
+    if s.turns is not None:
+        turns = read_turns(s.turns, columns=s.columns_of("turns"), stored=stored)
+        found = replace(found, turns=turns, read_as={**found.read_as, "turns": turns.read_as})
     if s.best_of_n is not None and s.best_of_n.samples is not None:
         found = replace(found, samples=_published([s.best_of_n.samples]))
     _check_subset(s.tune_on, [str(one.meta.get("subset")) for one in found.process_bench])
@@ -319,16 +331,29 @@ class _Suite:
         if (rows := self.sets.labelled) is None:
             return
         values = self.values_of("labels", rows.responses(), "labelled responses")
-        at = self.model.info.success_threshold
-        own = self.model.info.range if np.isfinite(self.model.info.range).all() else None
         self.record["labels"] = label_figures(
             values,
             rows.labels_N,
             rows.prompts,
-            threshold=at,
-            scales=(own, rows.scales[1]),
+            threshold=self.model.info.success_threshold,
+            scales=(self._scale, rows.scales[1]),
             draws=rows.draws,
             **self.bootstrap,
+        )
+
+    @property
+    def _scale(self) -> tuple[float, float] | None:
+        """Lowest and highest value of the model; None: there is no such limit."""
+        return self.model.info.range if np.isfinite(self.model.info.range).all() else None
+
+    def turns(self) -> None:
+        """The model's values of turns against what a world or people say of them."""
+        if (rows := self.sets.turns) is None:
+            return
+        values = self.values_of("turns", rows.turns, "turns")
+        at, scales = self.model.info.success_threshold, (self._scale, None)
+        self.record["turns"] = label_figures(
+            values, rows.labels_N, rows.prompts, threshold=at, scales=scales, **self.bootstrap
         )
 
     def bias_probes(self) -> None:
@@ -553,6 +578,9 @@ def text_of(record: Mapping[str, Any]) -> str:
         lines += [scores.failure_line(section["failures"]), *_read_as_lines(record, "pairs")]
     if "labels" in record:
         lines += ["", *label_lines(record["labels"]), *_read_as_lines(record, "labels")]
+    if "turns" in record:
+        lines += ["", *label_lines(record["turns"], "turns with a known reward", "turns")]
+        lines += _read_as_lines(record, "turns")
     if record.get("bias_probes"):
         lines += ["", *probe_lines(record["bias_probes"])]
     if "best_of_n" in record:

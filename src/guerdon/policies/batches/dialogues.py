@@ -25,7 +25,15 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from guerdon.errors import DataError, GuerdonError, boundary
-from guerdon.policies.batches.tokens import added_ids, chat_text, decode, prompt_ids, sequence, stop_ids
+from guerdon.policies.batches.tokens import (
+    added_ids,
+    chat_text,
+    conversation_ids,
+    decode,
+    prompt_ids,
+    sequence,
+    stop_ids,
+)
 from guerdon.reading.chats import ChatError, turn_text
 from guerdon.types import IntArray, Message, Tool
 
@@ -236,6 +244,26 @@ def _in_own_form(messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Me
         else:
             found.insert(0, {"role": "system", "content": system})
     return tuple(found)
+
+
+def turn_ids(
+    tokenizer: Any, form: ToolForm, messages: Sequence[Message], reply: Message, tools: Sequence[Tool]
+) -> tuple[IntArray, IntArray]:
+    """Ids of a prompt, and of the assistant's turn that follows as the chat template writes it, with its end of turn.
+
+    Raises:
+        ChatError: the template refuses the chat, or leaves something of it out.
+        DataError: the template opens the turn otherwise than it writes it; or see `prompt_ids`.
+    """
+    prompt = prompt_ids(tokenizer, *form.shown(messages, tools))
+    whole = conversation_ids(tokenizer, *form.shown((*messages, reply), tools))
+    if not np.array_equal(whole[: len(prompt)], prompt):
+        raise DataError("the chat template writes the assistant's turn otherwise than it opens it, so it has no tokens")
+    said = whole[len(prompt) :]
+    ends = np.flatnonzero(np.isin(said, stop_ids(tokenizer)))
+    if len(ends):
+        return prompt, said[: ends[0] + 1]
+    return prompt, np.append(said, np.int64(tokenizer.eos_token_id))
 
 
 class Reply(NamedTuple):

@@ -205,7 +205,7 @@ class TextPolicy:
             groups_N: responses with one number stay together; None: each on its own.
         """
         limit = self.base.tokens_per_pass
-        if limit is None:
+        if limit is None and not _splits_a_group(groups_N, micro):
             return slices(len(rows), micro)
         response_B = inputs.lengths_B
         lengths_N = np.array([len(inputs.prompts[i]) + int(response_B[i]) for i in rows], dtype=np.int64)
@@ -299,6 +299,13 @@ class TextPolicy:
         for owner, names in self.base.weights.items():
             found = self.base.merged(owner, self.adapter)
             yield from ((name, found[leaf]) for leaf, name in names.items())
+
+
+def _splits_a_group(groups_N: IntArray | None, micro: int | None) -> bool:
+    """Whether a slice of `micro` rows ends within a group."""
+    if groups_N is None or micro is None:
+        return False
+    return bool((groups_N[micro::micro] == groups_N[micro - 1 : -1 : micro]).any())
 
 
 def add_policy(
