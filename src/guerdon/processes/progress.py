@@ -159,7 +159,7 @@ class ProgressBar:
     def write_line(self, line: str) -> None:
         """Write one line above the bar."""
         if self._bar is not None:
-            self._bar.console.print(hide(line), highlight=False, markup=False)
+            self._bar.console.print(hide(line), highlight=False, markup=False, soft_wrap=True)
         else:
             log_line(line)
 
