@@ -34,7 +34,7 @@ WORKS = {
     "games": (*RUN, "LunarLander-v3", *SMALL, "env.max_episode_steps=10"),
     "video": ("-c", VIDEO),
     "text": ("-m", "guerdon", "quickstart", "--text", "--dry-run"),
-    "serve": ("-m", "guerdon", "serve", "--dry-run", "--custom-backend", "builtins:dict"),
+    "serve": ("-m", "guerdon", "serve", "--dry-run", "--custom-backend", "json:loads"),
     "vision": ("-c", "from guerdon.compute.packaged import efficientnet_lite0; efficientnet_lite0()"),
     "sb3": ("-c", "import guerdon.integrations.sb3"),
     "trl": ("-c", "import guerdon.integrations.trl"),
