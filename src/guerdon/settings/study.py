@@ -171,7 +171,10 @@ class Study(Settings):
 
     @staticmethod
     def hint_for(path: str, value: Any) -> str:
-        """What an unknown key is that another trainer has; see `guerdon.settings.other_trainers`."""
+        """Where a section of the study belongs that is written in an arm; what a key of another trainer is called here."""
+        inside = path.split(".")
+        if inside[:2] == ["compare", "arms"] and len(inside) > 3 and inside[3] in Study.model_fields:
+            return f"what an arm changes in the study is under compare.arms.{inside[2]}.config"
         return hint_for(path, value)
 
     @classmethod
