@@ -171,7 +171,7 @@ class Study(Settings):
 
     @staticmethod
     def hint_for(path: str, value: Any) -> str:
-        """Where a section of the study belongs that is written in an arm; what a key of another trainer is called here."""
+        """Where a section belongs that is written in an arm; what a key of another trainer is called here."""
         inside = path.split(".")
         if inside[:2] == ["compare", "arms"] and len(inside) > 3 and inside[3] in Study.model_fields:
             return f"what an arm changes in the study is under compare.arms.{inside[2]}.config"
