@@ -126,7 +126,7 @@ class ProgressBar:
             self._bar = Progress(
                 TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(),
                 *([TimeRemainingColumn()] if clock else []),
-                console=Console(stderr=True),
+                console=Console(stderr=True), transient=True,
             )  # fmt: skip
             self._bar.start()
             self._task = self._bar.add_task(what, total=total)
