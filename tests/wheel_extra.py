@@ -64,7 +64,8 @@ def _shown(words: tuple[str, ...] | None) -> str:
     if words is None:
         return "its packages are there"
     if words[0] == "-m":
-        return f"`{' '.join(words[1:4])}`"
+        dry = ["--dry-run"] if "--dry-run" in words[4:] else []
+        return f"`{' '.join([*words[1:4], *dry])}`"
     return "a data set written and read" if words[1] is VIDEO else f"`{words[1]}`"
 
 
