@@ -30,7 +30,7 @@ from guerdon.settings.evaluate import EvaluateSettings, EvaluateTextSettings, ju
 from guerdon.settings.known_environments import KnownRow, row_of, words_of
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.off_policy import ReplayAlgorithmSettings, RobotAlgorithm
-from guerdon.settings.other_trainers import hint_for
+from guerdon.settings.other_trainers import hint_for, hint_in_arm
 from guerdon.settings.policy import (
     BCSettings,
     CNNPolicySettings,
@@ -172,10 +172,7 @@ class Study(Settings):
     @staticmethod
     def hint_for(path: str, value: Any) -> str:
         """Where a section belongs that is written in an arm; what a key of another trainer is called here."""
-        inside = path.split(".")
-        if inside[:2] == ["compare", "arms"] and len(inside) > 3 and inside[3] in Study.model_fields:
-            return f"what an arm changes in the study is under compare.arms.{inside[2]}.config"
-        return hint_for(path, value)
+        return hint_in_arm(path, Study.model_fields) or hint_for(path, value)
 
     @classmethod
     def implied(cls, given: dict[str, Any]) -> dict[str, Any]:
