@@ -134,7 +134,8 @@ def photograph(page: str, sections: tuple[str, ...], size: tuple[int, int], targ
         sys.exit("no Chromium: apt-get install chromium")
     shown = "".join(f":not(#{name})" for name in sections)
     header = "" if "conclusion" in sections else "header, nav { display: none }"
-    style = f"<style>section[id]{shown} {{ display: none }} {header}</style></head>"
+    advice = "#advice, #advice + * { display: none }"  # so that the curves are in the picture
+    style = f"<style>section[id]{shown} {{ display: none }} {header} {advice}</style></head>"
     (folder / "part.html").write_text(page.replace("</head>", style, 1), encoding="utf-8")
     width, height = size
     image = screenshot((folder / "part.html").as_uri(), size, folder)

@@ -23,7 +23,7 @@ ELSEWHERE = {  # examples that cannot run here as they are, and where their cont
 
 
 def examples():
-    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "recipes").glob("*.md")):
         name = str(page.relative_to(ROOT))
         blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
         if blocks and name not in ELSEWHERE:

@@ -52,6 +52,7 @@ def test_a_factory_gets_its_params_and_what_it_names_of_what_is_offered():
     assert THINGS.build("parts_of_mine:whole", {"gain": 3}, object, device="cpu").gain == 3.0
     assert THINGS.build("parts_of_mine:free", {"gain": 3}, object).gain == 3
     assert THINGS.factory("plain") is dict
+    assert THINGS.build("plain", {"gain": 3}, dict, device="cpu") == {"gain": 3}  # written in C: it names no parameters
 
 
 @pytest.mark.hostile("parts")

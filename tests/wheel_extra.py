@@ -34,7 +34,7 @@ WORKS = {
     "games": (*RUN, "LunarLander-v3", *SMALL, "env.max_episode_steps=10"),
     "video": ("-c", VIDEO),
     "text": ("-m", "guerdon", "quickstart", "--text", "--dry-run"),
-    "serve": ("-m", "guerdon", "serve", "--dry-run", "--custom-backend", "builtins:dict"),
+    "serve": ("-m", "guerdon", "serve", "--dry-run", "--custom-backend", "json:loads"),
     "vision": ("-c", "from guerdon.compute.packaged import efficientnet_lite0; efficientnet_lite0()"),
     "sb3": ("-c", "import guerdon.integrations.sb3"),
     "trl": ("-c", "import guerdon.integrations.trl"),
@@ -64,7 +64,8 @@ def _shown(words: tuple[str, ...] | None) -> str:
     if words is None:
         return "its packages are there"
     if words[0] == "-m":
-        return f"`{' '.join(words[1:4])}`"
+        dry = ["--dry-run"] if "--dry-run" in words[4:] else []
+        return f"`{' '.join([*words[1:4], *dry])}`"
     return "a data set written and read" if words[1] is VIDEO else f"`{words[1]}`"
 
 

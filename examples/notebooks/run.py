@@ -44,9 +44,9 @@ def in_shell(command: str) -> None:
     if words[0] == "guerdon":
         words = [sys.executable, "-m", "guerdon", *words[1:]]
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    print(WAITING.sub("", done.stdout), end="")
     if done.returncode:
-        raise SystemExit(f"{command}: status {done.returncode}")
+        raise SystemExit(f"{command}: status {done.returncode}\n{done.stdout}")
+    print(WAITING.sub("", done.stdout), end="")
 
 
 def run_cell(source: str, names: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,9 +1,13 @@
 """The line about a study that runs: runs that are complete, last success and time left, for each setting."""
 
 import json
+import re
+
+import pytest
 
 from guerdon.comparison.jobs import Job, JobResult
 from guerdon.comparison.study_progress import StudyProgress
+from guerdon.processes import progress as processes
 
 
 def write(folder, *rows, rest=""):
@@ -43,3 +47,28 @@ def test_each_setting_has_a_line_and_the_time_left_follows_the_jobs_that_ended(t
 def test_the_time_left_is_not_shown_where_nothing_limits_it(tmp_path):
     progress = StudyProgress([Job("t.label", ("label",))], {"t.label": {"seconds": None}}, {}, parallel=1)
     assert progress.text == ""
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_lines_of_a_long_name_fit_into_a_terminal_beside_the_bar(width, tmp_path, capsys, monkeypatch):
+    name = "a_setting_whose_name_says_everything_that_it_changes_in_the_study_and_why"
+    folders = [tmp_path / "runs" / "t" / name / f"seed{seed}" for seed in range(12)]
+    jobs = [Job(f"t.{name}.{folder.name}", ("run",), folder=folder) for folder in folders]
+    study = StudyProgress(jobs, {job.name: {"seconds": 9.0} for job in jobs}, {}, parallel=2)
+    for job in jobs[:11]:
+        study.settle(JobResult(job, "failed", seconds=9.0))
+    write(folders[0], result("eval", 1, success=0.41))
+    monkeypatch.setattr(processes, "_animated", lambda: True)
+    for variable, value in {"COLUMNS": str(width), "LINES": "24", "TERM": "xterm", "FORCE_COLOR": "1"}.items():
+        monkeypatch.setenv(variable, value)
+    bar = processes.ProgressBar(12, what="jobs", clock=False)
+    bar.advance(11, study.text)
+    bar.write_line(f"[11/12] t.{name}.seed10: done in 9 s")
+    bar.close()
+    printed = capsys.readouterr().err
+    assert printed.rindex("\x1b[2K") > printed.rindex("11/12")  # the last frame, of an earlier moment, is erased
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed)
+    lines = [line.rstrip() for line in re.split(r"[\r\n]+", shown)]
+    assert any(re.search(r"… 0/12 runs, 11 failed, success 0\.41 .*11/12$", line) for line in lines), lines
+    assert all(len(line) <= width for line in lines if name not in line)
+    assert f"[11/12] t.{name}.seed10: done in 9 s" in lines  # whole, so that it can be copied

@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from guerdon.errors import ConfigError
 from guerdon.models.images.backbone import ImageScorer
 from guerdon.models.images.image import ImageModelConfig, save_checkpoint
-from guerdon.serve.backends import model_loader, vlm_options
+from guerdon.models.load import kind_at
+from guerdon.network.hub import model_folder
+from guerdon.serve.backends import factory, model_loader, vlm_options
 from guerdon.settings.serve import ServedModelSettings
 from guerdon.types import Episode
 from tables import refuses
@@ -149,3 +152,15 @@ def test_the_implicit_model_served_and_taught_says_what_the_local_one_says(serve
     local.learn(as_episodes())
     close(scores(before), steps_of(local.score(as_episodes())))
     assert running.stop() == 0
+
+
+def test_a_factory_takes_the_settings_or_does_not_say_what_it_takes():
+    assert factory("builtins:dict") is dict  # written in C, without a signature
+    with pytest.raises(ConfigError, match="must take the model's settings"):
+        factory("builtins:locals")
+
+
+def test_what_is_neither_a_folder_nor_a_hub_id_is_one_line():
+    with pytest.raises(ConfigError, match="--backend my_rewards:make_redness"):
+        kind_at("my_rewards:make_redness")
+    assert [model_folder(name) for name in ("a b", "a--b", "-a/b", "a/b.git", "a" * 97, "../a")] == [None] * 6

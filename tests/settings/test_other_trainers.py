@@ -60,6 +60,12 @@ def test_keys_inside_a_section_of_another_trainer_are_named(tmp_path):
         load(Study, tmp_path / "study.yaml", ["actor_rollout_ref.rollout.n=8"])
 
 
+@pytest.mark.parametrize("given", [{"algorithm.gamma": 0.9}, {"algorithm": {"gamma": 0.9}}])
+def test_a_section_that_is_written_in_an_arm_belongs_under_config(given):
+    with pytest.raises(ConfigError, match=r"unknown key; what an arm changes .* is under compare\.arms\.B\.config"):
+        validate(Study, {"compare": {"baseline": "A", "arms": {"A": {}, "B": given}}}, origin="study")
+
+
 def test_other_unknown_keys_and_other_sections_keep_their_hint():
     assert hint_for("data.n_smaples", 8) == hint_for("train.x.lr", 1) == hint_for("algorithm.unheard_of", 1) == ""
     with pytest.raises(ConfigError, match=r"did you mean data\.n_samples"):

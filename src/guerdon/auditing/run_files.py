@@ -15,18 +15,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from guerdon.auditing.rows import Codes, Numbers, RobotSteps, Rows
-from guerdon.episodes.data_files import DataFiles
-from guerdon.episodes.layout import DONE, REWARD, STATE, SUCCESS
 from guerdon.errors import DataError, boundary
 from guerdon.files.bounds import RECORD, BadRecord, TooLarge, Unparsed, table_rows, too_long
 from guerdon.reading.containers import LinesRead, Part, grown_rows
 from guerdon.reading.fields import is_beyond_float
 from guerdon.reading.nested import RESCORED
+
+if TYPE_CHECKING:
+    from guerdon.episodes.data_files import DataFiles  # imports pyarrow, which most logs do not need
 
 EVENTS, MONITOR, METRICS = "events.out.tfevents", "monitor.csv", "metrics.jsonl"
 _REWARDS = re.compile(r"reward|progress|score|success", re.IGNORECASE)
@@ -264,6 +265,9 @@ def read_lerobot(root: Path, given: Mapping[str, str]) -> Rows:
     Raises:
         DataError: it has no data, or no column of rewards.
     """
+    from guerdon.episodes.data_files import DataFiles
+    from guerdon.episodes.layout import DONE, STATE
+
     files = DataFiles(root)
     chosen = _robot_columns(root, files, given)
     looked_at = {*_POSITION, STATE, DONE, chosen.reward, chosen.truth, chosen.contact, *chosen.others}
@@ -290,6 +294,8 @@ def read_lerobot(root: Path, given: Mapping[str, str]) -> Rows:
 
 def _robot_steps(rows: _RobotRows, contact: str | None) -> RobotSteps:
     """What a robot did in each row; `contact` names the column with its forces."""
+    from guerdon.episodes.layout import DONE, STATE
+
     flat = rows.flat
     forces = rows.columns.get(contact or "")
     return RobotSteps(
@@ -342,6 +348,8 @@ def _robot_rows(files: DataFiles, names: Sequence[str]) -> _RobotRows:
 
 def _robot_columns(root: Path, files: DataFiles, given: Mapping[str, str]) -> _RobotColumns:
     """The columns to look at: those that the user passed, else by their names."""
+    from guerdon.episodes.layout import REWARD, SUCCESS
+
     names = files.numbers
     reward = given.get("reward") or _first_of((REWARD, "reward", RESCORED), names) or REWARD
     truth = given.get("truth") or _first_of((SUCCESS, "success"), names)

@@ -25,6 +25,7 @@ from guerdon.processes.progress import ProgressBar
 
 REFRESH_S = 2.0  # seconds between two looks at the files
 _TAIL = 1 << 16  # bytes of a metrics file that are read
+_NAME = 24  # characters of a setting's name, so that its line and the bar beside it fit into 80
 _MEASURES = {TRUTH: "truth", SUCCESS: "success", RETURN: "return"}
 
 
@@ -87,7 +88,8 @@ class StudyProgress:
     def _of_setting(self, name: str, runs: Sequence[Job]) -> str:
         complete = sum(self._state(job) == "done" for job in runs)
         failed = sum(self._state(job) == "failed" for job in runs)
-        line = f"{name} {complete}/{len(runs)} runs" + (f", {failed} failed" if failed else "")
+        shown = name if len(name) <= _NAME else f"{name[: _NAME - 1]}…"
+        line = f"{shown} {complete}/{len(runs)} runs" + (f", {failed} failed" if failed else "")
         results = [found for job in runs if (found := self._run(job).result) is not None]
         kinds = {kind for kind, _ in results}
         if len(kinds) != 1:  # none yet, or none in common

@@ -143,7 +143,7 @@ class Registry:
         """
         arguments = self.check(name, params)
         factory = self.factory(name)
-        wanted = inspect.signature(factory).parameters
+        wanted = parameters_of(factory) or {}
         arguments |= {key: value for key, value in offered.items() if key in wanted}
         with boundary(ConfigError, f"the {self.kind} {name} raised"), users_modules():
             made = factory(**arguments)
@@ -152,6 +152,14 @@ class Registry:
             what = f"returned a {type(made).__name__}, which is not a {names}"
             raise ConfigError(f"the {self.kind} {name} {what}: docs/extend.md shows what it must have")
         return made
+
+
+def parameters_of(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
+    """The parameters of a factory by name; None for some that are written in C, which do not say theirs."""
+    try:
+        return inspect.signature(factory).parameters
+    except ValueError:
+        return None
 
 
 def package_of(entry: EntryPoint) -> str:
@@ -195,9 +203,8 @@ def _imported(spec: str, what: str) -> Any:
 
 def _params_model(factory: Callable[..., Any], offers: Sequence[str]) -> tuple[type[BaseModel], bool]:
     """The model of a factory's arguments, and whether it is the factory's own, for an argument `params`."""
-    try:
-        signature = inspect.signature(factory)
-    except ValueError:  # of some that are written in C
+    parameters = parameters_of(factory)
+    if parameters is None:
         return create_model("Params", __config__=ConfigDict(extra="allow")), False
     called = factory.__init__ if inspect.isclass(factory) else factory
     try:
@@ -206,7 +213,7 @@ def _params_model(factory: Callable[..., Any], offers: Sequence[str]) -> tuple[t
         hints = {}
     fields: dict[str, Any] = {}
     extra: Literal["allow", "forbid"] = "forbid"
-    for i, parameter in enumerate(signature.parameters.values()):
+    for i, parameter in enumerate(parameters.values()):
         hint = hints.get(parameter.name, Any)
         if parameter.name == "params" and inspect.isclass(hint) and issubclass(hint, BaseModel):
             return hint, True

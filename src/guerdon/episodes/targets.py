@@ -33,19 +33,26 @@ def episode_success(episode: Episode) -> bool | None:
     return None if episode.success is None else bool(episode.success.any())
 
 
-def no_labels(skipped: int, needs: str, unseen: str = "") -> str:
+def no_labels(skipped: int, needs: str, unseen: str = "", *, outcomes: bool = False) -> str:
     """The message for a data set of which no episode has what a trainer needs.
 
     Args:
         skipped: episodes.
         needs: such as `frames and success labels`.
         unseen: `frames` or `states`, where no episode has those; labels are then another matter.
+        outcomes: a file says which episodes succeeded, but not in which row.
     """
     if unseen:
         where = "observation.state" if unseen == "states" else "a feature of the dtype video or image"
         return (
             f"none of {skipped} episodes has {unseen}: they are read from {where} ({INFO_PATH} of the data set), which "
             "is not there, or empty; docs/data.md has the columns"
+        )
+    if outcomes:
+        return (
+            f"none of {skipped} episodes has {needs}: the file of outcomes says which episodes succeeded, not in which "
+            "row; where it is the last row of each, set success_at_end: true beside outcomes "
+            "(train.NAME.success_at_end=true); a model of progress needs no rows"
         )
     return (
         f"none of {skipped} episodes has {needs}: recordings of your own need to say which of them succeeded; "

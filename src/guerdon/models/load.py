@@ -155,6 +155,11 @@ def refuse_missing(path: str) -> None:
     meant = meant or is_rubric(path)
     if meant and "://" not in path and not place.exists():  # a hub id has at most two parts; an address is not a folder
         raise ConfigError(f"model_path {path}: there is no such folder; train it first, or check the path")
+    if re.fullmatch(r"[\w.]+:[\w.]+", path) and not path.startswith("package:") and not place.exists():
+        raise ConfigError(
+            f"model_path {path}: there is no such folder; a factory of your own is the backend of a server "
+            f"(--backend {path}), or the model_type of a model"
+        )
 
 
 def kind_at(path: str) -> str:

@@ -26,6 +26,8 @@ from guerdon.errors import CheckpointError, ConfigError, GuerdonError, boundary,
 from guerdon.processes.progress import log_line
 from guerdon.secrets import clean_key
 
+_HUB_ID = re.compile(r"(?!.*(--|\.\.))\w([\w.-]*\w)?(/\w([\w.-]*\w)?)?", re.ASCII)  # of at most 96 characters
+
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 CONFIGS = (CONFIG, ADAPTER, "generation_config.json", "tokenizer_config.json")  # of a folder, where it has them
 MOST_LAYERS = 10_000  # building more of them takes minutes, weights or not
@@ -123,7 +125,7 @@ def folder_with(file: str, name: str) -> Path | None:
 
 
 def _no_hub_id(name: str) -> bool:
-    return name.count("/") > 1 or name.startswith(("/", ".", "~"))
+    return len(name) > 96 or name.endswith(".git") or _HUB_ID.fullmatch(name) is None
 
 
 def local_folder(name: str | Path) -> Path:

@@ -126,7 +126,7 @@ class ProgressBar:
             self._bar = Progress(
                 TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(),
                 *([TimeRemainingColumn()] if clock else []),
-                console=Console(stderr=True),
+                console=Console(stderr=True), transient=True,
             )  # fmt: skip
             self._bar.start()
             self._task = self._bar.add_task(what, total=total)
@@ -159,7 +159,7 @@ class ProgressBar:
     def write_line(self, line: str) -> None:
         """Write one line above the bar."""
         if self._bar is not None:
-            self._bar.console.print(hide(line), highlight=False, markup=False)
+            self._bar.console.print(hide(line), highlight=False, markup=False, soft_wrap=True)
         else:
             log_line(line)
 

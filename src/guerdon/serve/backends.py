@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import gc
-import inspect
 import logging
 import os
 import signal
@@ -42,7 +41,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from guerdon.config.loading import validate
-from guerdon.config.registry import Registry
+from guerdon.config.registry import Registry, parameters_of
 from guerdon.errors import ConfigError, DataError, GuerdonError, boundary, did_you_mean
 from guerdon.models.explained_score import ExplainedScore, JudgeOptions, judge
 from guerdon.models.judges.rubric import read_rubric
@@ -760,6 +759,6 @@ def factory(spec: str) -> Callable[[ServedModelSettings], Any]:
         ConfigError: there is none, or it takes no argument.
     """
     found = _FACTORIES.factory(spec)
-    if not inspect.signature(found).parameters:
+    if parameters_of(found) == {}:
         raise ConfigError(f"custom_backend {spec} must take the model's settings as its argument")
     return found

@@ -312,7 +312,7 @@ class LabelSettings(Settings):
         MonteCarloSettings(), labeler=CONTINUED, description="how prefixes are completed"
     )
     formats: tuple[Literal["training", "trl", "prm800k", "math_shepherd"], ...] = Field(
-        ("training", "trl"), description="also written, in addition to the records in the seed's format"
+        ("training", "trl"), description="also written, in addition to records.jsonl"
     )
     max_usd: float | None = only_with(
         None,

@@ -8,7 +8,7 @@ refused with this table's hint.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 
@@ -219,6 +219,14 @@ _ELSEWHERE = (
     "train",
 )  # sections that other trainers have no names for, or where the same name means something else
 _MOST = 3  # hints for the keys inside an unknown section
+
+
+def hint_in_arm(path: str, sections: Collection[str]) -> str:
+    """Where a section of the study belongs that is written in an arm; empty for other keys."""
+    inside = path.split(".")
+    if inside[:2] != ["compare", "arms"] or len(inside) < 4 or inside[3] not in sections:
+        return ""
+    return f"what an arm changes in the study is under compare.arms.{inside[2]}.config"
 
 
 def hint_for(path: str, value: Any) -> str:

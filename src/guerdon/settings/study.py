@@ -30,7 +30,7 @@ from guerdon.settings.evaluate import EvaluateSettings, EvaluateTextSettings, ju
 from guerdon.settings.known_environments import KnownRow, row_of, words_of
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.off_policy import ReplayAlgorithmSettings, RobotAlgorithm
-from guerdon.settings.other_trainers import hint_for
+from guerdon.settings.other_trainers import hint_for, hint_in_arm
 from guerdon.settings.policy import (
     BCSettings,
     CNNPolicySettings,
@@ -171,8 +171,8 @@ class Study(Settings):
 
     @staticmethod
     def hint_for(path: str, value: Any) -> str:
-        """What an unknown key is that another trainer has; see `guerdon.settings.other_trainers`."""
-        return hint_for(path, value)
+        """Where a section belongs that is written in an arm; what a key of another trainer is called here."""
+        return hint_in_arm(path, Study.model_fields) or hint_for(path, value)
 
     @classmethod
     def implied(cls, given: dict[str, Any]) -> dict[str, Any]:

@@ -504,7 +504,8 @@ def _none_usable(settings: Settings | VLMTrainSettings, skipped: int, *, needs_t
     seen = needed = "states" if sees_states(settings) else "frames"
     if needs_task and seen == "frames":
         needed = "frames, a task"
-    return no_labels(skipped, f"{needed} and success labels", seen if unseen else "")
+    outcomes = settings.outcomes is not None and not settings.success_at_end
+    return no_labels(skipped, f"{needed} and success labels", seen if unseen else "", outcomes=outcomes)
 
 
 def too_few(episodes: int) -> str:

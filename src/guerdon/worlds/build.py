@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -13,6 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from guerdon.config.registry import parameters_of
 from guerdon.errors import ConfigError, MissingDependencyError
 from guerdon.processes.progress import doing, log_once
 from guerdon.settings.world import (
@@ -557,7 +557,7 @@ def own_world(settings: OwnWorldSettings, copies: int, seed: int) -> EnvParts:
     """
     choose_headless_backend()
     offered = {"task": settings.task, "num_envs": copies, "seed": seed, "frame_size": settings.frame_size}
-    asked = inspect.signature(WORLDS.factory(settings.type)).parameters.get("max_episode_steps")
+    asked = (parameters_of(WORLDS.factory(settings.type)) or {}).get("max_episode_steps")
     if settings.max_episode_steps or (asked is not None and asked.default is asked.empty):  # else its own default
         offered["max_episode_steps"] = settings.max_episode_steps or GUARD
 

@@ -444,8 +444,11 @@ def held_out(
     episodes = list(everything)
     names = held_out_episodes(episodes, settings)
     if not names:
+        why = "the model was trained with val_split 0"
+        if settings.val_split:
+            why = "none has what the model was trained on, such as success_at_end: true beside outcomes"
         raise DataError(
-            "no held-out episode: the model was trained with val_split 0; name another data set as evaluate.data_path"
+            f"no held-out episode: {why}; name another data set as evaluate.data_path, or train and evaluate alike"
         )
     return [e for e in episodes if e.id in names], joint_hash(digests)
 
