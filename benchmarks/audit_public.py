@@ -34,9 +34,8 @@ What `guerdon audit` says of real logs of public repositories, and whether that 
 were read, {refused} were refused with the reason, and {tracebacks} ended in a traceback. Findings, as judged from the
 rows: {findings}.
 
-The 28 logs that had a finding at commit 36baf5fd, or returns of 0 alone, were read again on 2026-11-29, and 55 logs of
-four repositories (rl-trained-agents, reflexion, CAS_NLP_MODULE4_GRPO, rl-experiments) once more with the code of the
-commit that wrote this page; nine of lm-evaluation-harness were added on 2026-11-30; the others are as at 36baf5fd.
+All of them were read on 2026-11-30, with the code of the commit that wrote this page. Of commit 36baf5fd one finding of
+the severity `error` was false (`paid_wrong` of partial credit for a grid); none is now.
 Twenty of the first 191 logs, 12 with findings and 8 without, were judged a second time from the raw rewards, in random
 order and without the first judgement in view, by the same judge: 19 agreed, and the Enduro run, whose returns are all
 0, should have had a finding; it has now.
