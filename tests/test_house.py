@@ -257,7 +257,7 @@ NO_WEIGHTS = re.compile("config|tokenizer|processor", re.I)
 
 
 def trusting_calls(calls):
-    """Lines of calls, among syntax nodes, that load a model or data without `trust_remote_code=False`, or maybe pickles."""
+    """Lines of nodes that load a model or data without `trust_remote_code=False`, or weights that may be pickles."""
     for node in calls:
         if isinstance(node, ast.ImportFrom):  # a loader by another name would not be found
             yield from (node.lineno for alias in node.names if alias.name in LOADERS and alias.asname)

@@ -20,9 +20,9 @@ from typing import Any
 
 import httpx2 as httpx
 import yaml
-from started import Started
 
 from child import environment
+from started import Started
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
