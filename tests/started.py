@@ -4,7 +4,8 @@
     subprocess_worker.subprocess = with_forked_simulators()                       # in tests/conftest.py
 
 The process that forks has one thread. It is started by the first call of a test process and ends with it; there is one
-for servers and one for simulators. In a test that sets other variables for drawing, simulators are started as usual.
+for servers, one for servers of models that need torch, and one for simulators. In a test that sets other variables for
+drawing, simulators are started as usual.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 SERVERS = ("guerdon.serve.app", "guerdon.serve.launch")
+MODEL_SERVERS = (*SERVERS, "torch", "peft", "guerdon.models.images.backbone", "guerdon.models.vlm.vlm_transformers")
 SIMULATOR = "guerdon.worlds.simulator_process"
 HEAVY = ("torch", "mujoco", "metaworld")  # imported for simulators where the test process has imported them
 DRAWING = ("MUJOCO_GL", "PYOPENGL_PLATFORM")  # read when a module is imported
@@ -88,11 +90,19 @@ class Started(Forked):
 
     Attributes:
         stderr: what it writes there.
+
+    Args:
+        words: of the command line.
+        folder: the working directory.
+        variables: all environment variables.
+        imports: as of `Forked`.
     """
 
-    def __init__(self, words: list[str], *, folder: Path, variables: dict[str, str]) -> None:
+    def __init__(
+        self, words: list[str], *, folder: Path, variables: dict[str, str], imports: tuple[str, ...] = SERVERS
+    ) -> None:
         reading, writing = os.pipe()
-        super().__init__(SERVERS, {"words": words, "folder": str(folder), "variables": variables}, [writing])
+        super().__init__(imports, {"words": words, "folder": str(folder), "variables": variables}, [writing])
         os.close(writing)
         self.stderr: TextIO = os.fdopen(reading)
 
