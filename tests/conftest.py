@@ -89,6 +89,20 @@ def _footers_are_read_once():
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _simulators_are_forked():
+    """Simulators in processes are forked from one that has imported them (`started`): each takes 1 to 4 s to import.
+
+    `test_users_modules.py` starts one in a new interpreter, as guerdon does.
+    """
+    import started
+    from guerdon.processes import subprocess_worker
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess_worker, "subprocess", started.with_forked_simulators())
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _no_tf32():
     """Convolutions on a GPU are in float32, as matrix products: torch's default rounds what they read to TF32."""
     if "torch" in sys.modules:

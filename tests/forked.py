@@ -4,6 +4,7 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 from typing import NamedTuple
@@ -20,23 +21,32 @@ class Ended(NamedTuple):
         return [line for line in self.said.splitlines() if line.startswith("guerdon: ")]
 
 
-def forked(*words, folder, most_bytes=None, before=None, patience=120):
-    """Run `guerdon *words` in a folder.
+def forked(*words, folder, **options):
+    """Run `guerdon *words` in a folder to its end; options as for `begun`."""
+    return ended(begun(*words, folder=folder, **options))
+
+
+def begun(*words, folder, most_bytes=None, before=None, patience=120, variables=None):
+    """Begin to run `guerdon *words` in a folder; the process and the file of what it says, for `ended`.
 
     Args:
         words: of the command line.
         folder: the working directory.
         most_bytes: no file may become longer, as on a disk that is full there.
-        patience: seconds after which it is ended.
         before: called in the new process, with its streams as descriptors 1 and 2.
+        patience: seconds after which it is ended.
+        variables: more environment variables.
     """
     from guerdon import cli
 
-    record = Path(folder) / ".said"
+    descriptor, record = tempfile.mkstemp(prefix=".said", dir=folder)
+    os.close(descriptor)
+    record = Path(record)
     child = os.fork()
     if child == 0:
         try:
             os.chdir(folder)
+            os.environ.update(variables or {})
             said = os.open(record, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
             os.dup2(said, 1)
             os.dup2(said, 2)
@@ -58,6 +68,12 @@ def forked(*words, folder, most_bytes=None, before=None, patience=120):
             traceback.print_exc()
             sys.stderr.flush()
         os._exit(1)
+    return child, record
+
+
+def ended(process):
+    """Wait for what `begun` began."""
+    child, record = process
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     said = record.read_text(errors="replace")
     record.unlink()

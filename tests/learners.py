@@ -12,31 +12,37 @@ from safetensors.torch import load_file
 from torch.distributed.fsdp import FSDPModule
 
 from child import environment
+from forked import begun, ended
 from guerdon.rl.run import run_folder
 
 TESTS = Path(__file__).parent
 LIMIT = 500  # seconds
 
 
-def start_together(*arguments, count=2, **variables):
-    """`python ARGUMENTS...` in so many processes of one group; the first one first."""
+def variables_of_group(count):
+    """The environment variables of each process of one group, as torchrun sets them."""
     if not hasattr(FSDPModule, "reset_iter_state"):
         pytest.skip("several processes need torch 2.13 or newer")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
-    given |= {"OMP_NUM_THREADS": "1", **variables}
+    given["OMP_NUM_THREADS"] = "1"
+    return [{"RANK": str(rank), "LOCAL_RANK": str(rank), **given} for rank in range(count)]
+
+
+def start_together(*arguments, count=2, **variables):
+    """`python ARGUMENTS...` in so many processes of one group; the first one first."""
     folders = (TESTS, TESTS / "rl", TESTS / "train", TESTS / "policies")
     return [
         subprocess.Popen(
             [sys.executable, *map(str, arguments)],
-            env=environment(*folders, RANK=str(rank), LOCAL_RANK=str(rank), **given),
+            env=environment(*folders, **{**given, **variables}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for rank in range(count)
+        for given in variables_of_group(count)
     ]
 
 
@@ -51,8 +57,17 @@ def finished(processes):
 
 
 def run_together(*arguments, count=2, **variables):
-    """Run to the end, which all processes must reach; the output of each."""
-    found = finished(start_together(*arguments, count=count, **variables))
+    """Run to the end, which all processes must reach; the output of each.
+
+    Commands of guerdon (`-m guerdon ...`) are forks of this process, which has imported what they need.
+    """
+    if arguments[:2] == ("-m", "guerdon"):
+        group = [{**given, **variables} for given in variables_of_group(count)]
+        folder = Path(arguments[3]).parent  # of the study
+        started = [begun(*arguments[2:], folder=folder, variables=given, patience=LIMIT) for given in group]
+        found = [ended(process) for process in started]
+    else:
+        found = finished(start_together(*arguments, count=count, **variables))
     assert [status for status, _ in found] == [0] * count, "\n\n".join(output[-3000:] for _, output in found)
     return [output for _, output in found]
 

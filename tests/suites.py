@@ -60,28 +60,33 @@ def text_of(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def nodes(path: Path, *, inside_functions: bool) -> Iterator[ast.AST]:
-    """The syntax nodes of a file: all of them, or only those that run when it is loaded."""
-    waiting: list[ast.AST] = [ast.parse(text_of(path))]
+def nodes(path: Path) -> Iterator[tuple[ast.AST, bool]]:
+    """The syntax nodes of a file, and whether each runs when the file is loaded."""
+    waiting: list[tuple[ast.AST, bool]] = [(ast.parse(text_of(path)), True)]
     while waiting:
-        node = waiting.pop()
-        if inside_functions or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
-            waiting.extend(ast.iter_child_nodes(node))
+        node, loaded = waiting.pop()
+        loaded = loaded and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        yield node, loaded
+        waiting.extend((child, loaded) for child in ast.iter_child_nodes(node))
 
 
 @cache
-def imported_names(path: Path, *, lazily: bool) -> frozenset[str]:
-    """Dotted names that a file imports; with `lazily` also inside functions and as texts `module:function`."""
+def imports_of(path: Path) -> tuple[frozenset[str], frozenset[str]]:
+    """Dotted names that a file imports when it is loaded; and all, also in functions and as texts `module:function`."""
     names: set[str] = set()
-    for node in nodes(path, inside_functions=lazily):
+    at_once: set[str] = set()
+    for node, loaded in nodes(path):
+        found: set[str] = set()
         if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
+            found = {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names.update(f"{node.module}.{alias.name}" for alias in node.names)
-        elif lazily and isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found = {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             names.update(MODULE_TEXT.findall(node.value))
-    return frozenset(names)
+        names |= found
+        if loaded:
+            at_once |= found
+    return frozenset(at_once), frozenset(names)
 
 
 @cache
@@ -111,7 +116,8 @@ def reached(root: Path, starts: Iterable[Path], *, lazily: bool = True) -> set[P
         if path in found:
             continue
         found.add(path)
-        for name in imported_names(path, lazily=lazily):
+        at_once, names = imports_of(path)
+        for name in names if lazily else at_once:
             waiting.extend(module_files(root, name, path.parent))
     return found
 

@@ -178,8 +178,12 @@ def test_endpoints_and_servers_inside_a_running_loop(tmp_path):
     assert found == (judgements([1, -1]), WANTED, [worth("a"), worth("b")])
 
 
+@pytest.mark.slow
 def test_a_notebook(tmp_path):
-    """A kernel of Jupyter, which runs every cell inside its event loop."""
+    """A kernel of Jupyter, which runs every cell inside its event loop.
+
+    `test_endpoints_and_servers_inside_a_running_loop` makes the same calls inside a loop of this process.
+    """
     pytest.importorskip("ipykernel")
     manager = pytest.importorskip("jupyter_client.manager")
     kernel, client = manager.start_new_kernel(kernel_name="python3", cwd=str(tmp_path))

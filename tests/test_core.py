@@ -55,6 +55,7 @@ def test_every_command_works_or_names_the_extra(core, tmp_path):
     check(tmp_path, core)
 
 
+@pytest.mark.slow
 def test_a_server_scores_and_evaluates_without_it(core, tmp_path, served):
     written(tmp_path)
     address = f"{served.url}/v1/rewards?model=toy"

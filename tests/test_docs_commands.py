@@ -86,9 +86,10 @@ MADE = {  # instead of files that a script makes before
     ),
 }  # fmt: skip
 LONG = (  # planning them takes seconds each; quick tests plan every study (tests/test_docs.py)
-    "studies/backbones.yaml", "studies/gate.yaml", "studies/gate_preferences.yaml", "studies/gate_text.yaml",
-    "studies/metaworld.yaml", "studies/off_policy.yaml", "studies/prime.yaml", "studies/prime_long.yaml",
-    "studies/ten_tasks.yaml", "configs/prime_math.yaml", "configs/prm_rewards.yaml", "configs/prm_demo.yaml policy=sft",
+    "studies/backbones.yaml", "studies/few_demonstrations.yaml", "studies/gate.yaml", "studies/gate_preferences.yaml",
+    "studies/gate_text.yaml", "studies/metaworld.yaml", "studies/off_policy.yaml", "studies/prime.yaml",
+    "studies/prime_long.yaml", "studies/ten_tasks.yaml", "configs/prime_math.yaml", "configs/prm_rewards.yaml",
+    "configs/prm_demo.yaml policy=sft",
 )  # fmt: skip
 README = {  # the page is kept short: why these are not run
     "python3 -m venv .venv": "make env, with which the checks begin, does the same",

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import gc
 import io
 import json
 import re
@@ -56,6 +57,12 @@ def parsed(path):
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@functools.cache
+def nodes(path):
+    """All syntax nodes of a file; several rules look at them, and finding them takes longer than parsing."""
+    return tuple(ast.walk(parsed(path)))
+
+
 def problems(rule, paths=modules):
     """What a rule finds, by file; a test over all files rather than one for each, which would be thousands."""
     found = {str(path.relative_to(SOURCE)): rule(path) for path in paths}
@@ -64,8 +71,11 @@ def problems(rule, paths=modules):
 
 @pytest.fixture(scope="module", autouse=True)
 def _trees_are_dropped():
+    gc.disable()  # it would look for garbage among a million syntax nodes again and again
     yield
+    nodes.cache_clear()
     parsed.cache_clear()
+    gc.enable()
 
 
 def place(path):
@@ -76,7 +86,7 @@ def place(path):
 def imported_places(path):
     """The modules and folders of guerdon that a module imports, also inside functions, with the line."""
     package = ["guerdon", *path.relative_to(SOURCE).parts[:-1]]
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -119,7 +129,7 @@ def test_imports_go_one_way():
 
 def imported_modules(path):
     """The modules of guerdon that a module imports, also inside functions and for types only."""
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("guerdon"):
             yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
 
@@ -246,9 +256,9 @@ WITHOUT_CODE = {
 NO_WEIGHTS = re.compile("config|tokenizer|processor", re.I)
 
 
-def trusting_calls(tree):
-    """Lines of calls that load a model or data without `trust_remote_code=False`, or weights that may be pickles."""
-    for node in ast.walk(tree):
+def trusting_calls(calls):
+    """Lines of nodes that load a model or data without `trust_remote_code=False`, or weights that may be pickles."""
+    for node in calls:
         if isinstance(node, ast.ImportFrom):  # a loader by another name would not be found
             yield from (node.lineno for alias in node.names if alias.name in LOADERS and alias.asname)
         if not isinstance(node, ast.Call):
@@ -265,7 +275,7 @@ def trusting_calls(tree):
 
 
 def test_no_call_trusts_the_code_or_the_pickles_of_a_folder():
-    assert not problems(lambda path: list(trusting_calls(parsed(path))))
+    assert not problems(lambda path: list(trusting_calls(nodes(path))))
 
 
 @cases(
@@ -279,20 +289,20 @@ def test_no_call_trusts_the_code_or_the_pickles_of_a_folder():
     ],
 )  # fmt: skip
 def test_a_trusting_call_is_caught(code):
-    assert list(trusting_calls(ast.parse(code)))
+    assert list(trusting_calls(ast.walk(ast.parse(code))))
 
 
 def test_a_careful_call_passes():
     code = "AutoModel.from_pretrained(p, trust_remote_code=False, use_safetensors=True)\n"
     code += "AutoTokenizer.from_pretrained(p, trust_remote_code=False)\npeft.PeftModel.from_pretrained(m, p)\n"
     code += "AutoModel.from_pretrained(p, gguf_file=f, trust_remote_code=False)\n"
-    assert not list(trusting_calls(ast.parse(code)))
+    assert not list(trusting_calls(ast.walk(ast.parse(code))))
 
 
 def broad_handlers(path):
     """Lines of handlers that catch everything and raise nothing."""
     broad = []
-    for node in ast.walk(parsed(path)):
+    for node in nodes(path):
         if not isinstance(node, ast.ExceptHandler):
             continue
         names = {n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)} if node.type else {"everything"}
@@ -344,8 +354,18 @@ def written_functions(tree, functions):
     return found
 
 
+def shown_names(path):
+    """Names that stand alone in a replacement field of a text."""
+    fields = [node.value for node in nodes(path) if isinstance(node, ast.FormattedValue)]
+    return {value.id for value in fields if isinstance(value, ast.Name)}
+
+
 def test_no_text_holds_a_function():
-    assert not problems(lambda path: written_functions(parsed(path), functions_of(path)))
+    def rule(path):
+        functions = functions_of(path) & shown_names(path)
+        return written_functions(parsed(path), functions) if functions else []
+
+    assert not problems(rule)
 
 
 def test_a_function_in_a_text_is_caught():
@@ -480,7 +500,7 @@ def test_names_of_columns_stand_in_one_table():
 
     def rule(path):
         allowed = NAMES_ELSEWHERE.get(str(path.relative_to(SOURCE)), ())
-        lists = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Tuple | ast.List | ast.Set)]
+        lists = [node for node in nodes(path) if isinstance(node, ast.Tuple | ast.List | ast.Set)]
         texts = [[one.value for one in node.elts if isinstance(one, ast.Constant)] for node in lists]
         found = [found for found in texts if sum(text in words for text in found) >= 2]
         return [one for one in found if one[0] not in allowed]

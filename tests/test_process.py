@@ -11,6 +11,7 @@ from child import environment
 from forked import forked
 from guerdon.network.hub import use_token
 from guerdon.processes.streams import keep_streams
+from tables import first
 
 TINY = """\
 name: "étude ☃"
@@ -76,11 +77,10 @@ def shell(command, folder, **variables):
 
 @pytest.mark.parametrize(
     "streams",
-    [
-        closed(1), closed(2), closed(0, 1, 2),
-        unread(1), unread(2), unread(1, 2), to("/dev/full", 1), to("/dev/full", 2), to("/dev/full", 1, 2),
-        to("/proc/self/status", 1, 2),  # may not be written
-    ],
+    first([
+        closed(0, 1, 2), unread(1, 2), to("/dev/full", 1, 2), to("/proc/self/status", 1, 2),  # may not be written
+        closed(1), closed(2), unread(1), unread(2), to("/dev/full", 1), to("/dev/full", 2),
+    ], 4),
 )  # fmt: skip
 def test_no_stream_fails_a_run(folder, streams):
     (folder / "loud.py").write_text(LOUD, encoding="utf-8")
@@ -193,7 +193,6 @@ def test_a_folder_that_is_gone(folder):
 
 def test_python_without_docstrings(folder):
     optimized = {"PYTHONOPTIMIZE": "2"}
-    assert shell("guerdon --version", folder, **optimized)[0] == 0
     status, out, said = shell("guerdon run --help", folder, **optimized)
     assert (status, said) == (0, b"")
     assert b"--resume" in out

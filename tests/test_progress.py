@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from child import environment
+from forked import begun, ended
 from guerdon.processes import progress
 from guerdon.processes.progress import ProgressBar, doing
 
@@ -64,18 +65,29 @@ def slow_run(tmp_path):
         process.wait()
 
 
-def test_a_log_is_never_silent_for_long(slow_run, tmp_path):
-    process = slow_run(subprocess.PIPE, text=True)
-    said = [line for line, _ in zip(lines_of(process, "loading a reward model"), range(3), strict=False)]
-    assert all(re.fullmatch(r"run, \d+ s: .*loading a reward model\n", line) for line in said), said
-    (tmp_path / "gate").write_text("go")
-    rest = process.stderr.read()
-    assert process.wait(60) == 0, rest
+def test_a_log_is_never_silent_for_long(tmp_path):
+    (tmp_path / "slow.py").write_text(SLOW)
+    (tmp_path / "study.yaml").write_text(STUDY)
+    os.mkfifo(tmp_path / "gate")
+    reading, writing = os.pipe()
+
+    def before():
+        progress.QUIET_S = 0.05
+        os.dup2(writing, 2)
+
+    run = begun("run", "study.yaml", folder=tmp_path, before=before)
+    os.close(writing)
+    with open(reading) as errors:
+        said = [line for line, _ in zip(lines_of(errors, "loading a reward model"), range(3), strict=False)]
+        assert all(re.fullmatch(r"run, \d+ s: .*loading a reward model\n", line) for line in said), said
+        (tmp_path / "gate").write_text("go")
+        rest = errors.read()
+    assert ended(run).status == 0, rest
     assert "step 20: " in rest
 
 
-def lines_of(process, pattern):
-    return (line for line in process.stderr if re.search(pattern, line))
+def lines_of(errors, pattern):
+    return (line for line in errors if re.search(pattern, line))
 
 
 @pytest.mark.slow

@@ -107,6 +107,7 @@ def test_without_a_base_every_suite_runs(project, tmp_path_factory):
     assert suites.changed_files(tmp_path_factory.mktemp("folder")) is None  # no repository
 
 
+@pytest.mark.slow
 def test_every_suite_of_this_project_has_tests_and_reaches_what_it_is_about():
     about = {
         "libero": "src/guerdon/worlds/libero.py", "maniskill": "src/guerdon/worlds/maniskill.py",

@@ -65,10 +65,17 @@ SCORE = ("score", "rows.jsonl", "--output", "out.jsonl", "--model")
 
 @pytest.mark.hostile("modules")
 @pytest.mark.parametrize("variables", sample([{}, {"PYTHONSAFEPATH": "1"}], {}))
-def test_commands_import_nothing_from_a_folder_that_somebody_else_wrote(folder, variables):
+def test_scoring_imports_nothing_from_a_folder_that_somebody_else_wrote(folder, variables):
     (folder / "config.json").write_text('{"model_type": "llama"}')
     status, said = guerdon_in(folder, *SCORE, ".", **variables)
     assert status == 2, said
+    assert imported(folder) == []
+
+
+@pytest.mark.slow
+@pytest.mark.hostile("modules")
+@pytest.mark.parametrize("variables", [{}, {"PYTHONSAFEPATH": "1"}])
+def test_the_doctor_imports_nothing_from_a_folder_that_somebody_else_wrote(folder, variables):
     guerdon_in(folder, "doctor", **variables)
     assert imported(folder) == []
 

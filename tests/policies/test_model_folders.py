@@ -40,7 +40,7 @@ from guerdon.policies.pretrained.reading import map_pretrained, read_pretrained,
 from guerdon.reading.chats import ChatError
 from guerdon.settings.text_policy import LoraSettings, TextPolicySettings
 from guerdon.types import Episode
-from tables import cases, first
+from tables import cases, first, sample
 
 EVIL = "from pathlib import Path\nPath({marker!r}).write_text('ran')\n"
 CLASSES = {
@@ -462,7 +462,7 @@ def test_an_attention_of_transformers_own_is_read(model):
 
 
 @pytest.mark.hostile("models")
-@pytest.mark.parametrize("name", first(HOSTILE, 3))
+@pytest.mark.parametrize("name", sample(HOSTILE, "loops", "a constant"))
 def test_hostile_templates_are_refused_in_one_line(name, monkeypatch):
     template, words = HOSTILE[name]
     monkeypatch.setattr(chat_template, "SECONDS", 0.3 if words == "takes more than" else 1.5)

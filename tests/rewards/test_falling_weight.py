@@ -16,7 +16,7 @@ from guerdon.settings.reward_source import RobotSource
 from guerdon.worlds.build import check_success_reported
 from rl_clock import Clock, Reader, clock_study, interrupted, lines, reader_reward, result, start
 from rl_models import image_reward
-from tables import refuses
+from tables import first, refuses
 
 FALLS = {"combine_mode": "add", "reward_weight_schedule": "success"}
 SAC = {"type": "sac", "rollout_steps": 10, "batch_size": 8, "online_step_before_learning": 12}
@@ -113,7 +113,7 @@ class Choices(Clock):
 gymnasium.register("FallingChoices-v0", Choices, disable_env_checker=True, order_enforce=False)
 
 
-@pytest.mark.parametrize("algorithm", [None, {"rollout_steps": 12, "normalize_rewards": True}, SAC, DQN])
+@pytest.mark.parametrize("algorithm", first([{"rollout_steps": 12, "normalize_rewards": True}, SAC, None, DQN], 2))
 def test_at_weight_0_the_model_is_not_asked_and_the_run_goes_on(tmp_path, algorithm):
     reader, env = Reader(), {"kwargs": {"fixed": 8}}
     env |= {"task": "test_falling_weight:FallingChoices-v0"} if algorithm is DQN else {}
@@ -136,7 +136,9 @@ def test_at_weight_0_the_model_is_not_asked_and_the_run_goes_on(tmp_path, algori
     assert all(row["return/combined"] is not None and row["updates"] > 0 for row in ended)
 
 
-@pytest.mark.parametrize(("algorithm", "more"), [(None, {}), (SAC, {}), (None, {"rollout_shards": 2})])
+@pytest.mark.parametrize(
+    ("algorithm", "more"), first([(SAC, {}), (None, {}), (None, {"rollout_shards": 2})], 1, several=True)
+)
 def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, algorithm, more):
     reward = image_reward(tmp_path, arch="mlp", update="after", shaping="relative", **FALLS)
     reward |= {"schedule_from": 0.4, "schedule_to": 0.95}

@@ -13,7 +13,7 @@ from guerdon.rl.loop import Loop
 from guerdon.rl.run import run_folder
 from rl_clock import clock_study, lines, reader_reward, result, start
 from rl_killed import kill_at
-from tables import refuses
+from tables import refuses, sample
 from text_rl import prime, sum_study
 from text_rl import result as text_result
 from text_rl import start as start_text
@@ -119,7 +119,7 @@ def test_a_state_of_a_run_without_staleness_is_refused(rollout):
     collector.close()
 
 
-@pytest.mark.parametrize("setup", SETUPS)
+@pytest.mark.parametrize("setup", sample(SETUPS, "refitless model", "shards"))
 def test_a_stale_run_repeats_and_resumes_to_the_same_bytes(setup, tmp_path):
     given = SETUPS[setup]
     for name in ("one", "two"):

@@ -82,7 +82,7 @@ def test_keys_of_a_critic_that_is_not_there_are_refused(given, tmp_path):
         vla_study(tmp_path, policy=given, algorithm=GRPO)
 
 
-QUICK = ("token", "flow", "grpo_token")
+QUICK = ("token", "flow")
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ from typing import Any
 
 import httpx2 as httpx
 import yaml
-from started import Started
 
 from child import environment
+from started import MODEL_SERVERS, SERVERS, Started
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -120,7 +120,9 @@ def start_server(
     words = ["serve", str(file), *arguments]
     process: subprocess.Popen[str] | Started
     if env is None and not fresh:
-        process = Started(words, folder=folder, variables=environment(HERE))
+        light = all("custom_backend" in model or model.get("backend") == "constant" for model in models.values())
+        imports = SERVERS if light else MODEL_SERVERS
+        process = Started(words, folder=folder, variables=environment(HERE), imports=imports)
     else:
         process = subprocess.Popen(
             [sys.executable, "-m", "guerdon", *words], cwd=folder, env=environment(HERE, **(env or {})),

@@ -340,7 +340,8 @@ def test_a_server_with_a_hanging_thread_says_so_and_can_be_ended(server):
     assert running.stop() == 0
 
 
-@pytest.mark.parametrize("word", first(["hang", "spin"], 1))
+@pytest.mark.slow  # test_a_copy_that_does_not_answer_is_killed_and_replaced kills one, too
+@pytest.mark.parametrize("word", ["hang", "spin"])
 def test_a_server_whose_copy_hangs_can_be_ended(server, word):
     toy = {"custom_backend": "toys:make_stuck", "processes": 1}
     running = server(models={"toy": toy}, limits={"drain_s": 0.5})

@@ -71,11 +71,12 @@ def settings(task, **given):
         ("guerdon-tests/Endless-v0", {"max_episode_steps": 5}, 5),
     ],
 )
-def test_an_environment_keeps_its_own_limit_and_a_key_replaces_it(task, given, limit):
+def test_an_environment_keeps_its_own_limit_and_a_key_replaces_it(task, given, limit, monkeypatch):
+    monkeypatch.setattr("guerdon.worlds.build.GUARD", GUARD)
     found = settings(task, **given)
     assert found.max_episode_steps == limit
     if task != "HalfCheetah-v5":  # a thousand steps of MuJoCo add nothing
-        assert length(found) == (27_000 if limit is None else limit)
+        assert length(found) == (GUARD if limit is None else limit)
 
 
 def test_the_limit_is_said_where_an_environment_has_none():

@@ -176,7 +176,7 @@ def episodes(n=6):
     return [Episode(id=str(k), task=p, texts=(text,)) for k, (p, text) in enumerate(found)]
 
 
-@pytest.mark.parametrize("as_text", [True, False])
+@pytest.mark.parametrize("as_text", first([True, False], 1))
 def test_columns_that_are_said_are_read_and_stored_in_the_card(tmp_path, as_text):
     rows = [
         {"ask": p, "one": good if k % 2 else bad, "two": bad if k % 2 else good, "vote": 1 if k % 2 else 0}
@@ -310,7 +310,7 @@ def lists(n=60):
     ]
 
 
-@pytest.mark.parametrize("members", [1, 3])
+@pytest.mark.parametrize("members", first([1, 3], 1))
 def test_a_ranked_list_is_learned_as_a_whole(tmp_path, members):
     tied = [{"prompt": "road?", "responses": ["good", "bad", "sea"], "scores": [1, 1, 1]}]
     found = trained(tmp_path, lists() + tied, ranking="list", members=members, val_split=0.3)

@@ -208,7 +208,7 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("lora", [None, LoraSettings(r=2, dropout=0.1)])
+@pytest.mark.parametrize("lora", first([LoraSettings(r=2, dropout=0.1), None], 1))
 def test_killed_and_resumed_it_gives_the_same_weights(tmp_path, monkeypatch, lora):
     policy = POLICY.model_copy(update={"lora": lora})
     whole, metrics = train_sft(SUMS, settings_for(tmp_path / "whole"), policy)

@@ -113,7 +113,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize(
     ("kind", "lora"),
     [
-        ("stepwise", None),
+        pytest.param("stepwise", None, marks=pytest.mark.slow),
         *(pytest.param(*case, marks=pytest.mark.slow)
           for case in (("stepwise", LoraSettings(r=2, dropout=0.1)), ("verdict", None), ("bradley_terry", None))),
         ("implicit", LoraSettings(r=2)),
@@ -195,7 +195,7 @@ def test_the_rates_are_those_that_were_asked_for(tmp_path):
     np.testing.assert_allclose([r[False] for r in rates], [0.0] * n + [3e-3 * f for f in falling], rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["stepwise", "verdict"])
+@pytest.mark.parametrize("kind", first(["verdict", "stepwise"], 1))
 def test_it_learns_which_steps_are_right(tmp_path, kind):
     few = sums(questions=3)
     options = {"val_split": 0.0, "max_steps": 100, "learning_rate": 1e-2, "save_steps": 100}
@@ -208,7 +208,7 @@ def test_it_learns_which_steps_are_right(tmp_path, kind):
         assert [p >= 0.5 for p in score.steps] == [label == 1 for label in one.labels]
 
 
-@pytest.mark.parametrize("kind", ["bradley_terry", "implicit"])
+@pytest.mark.parametrize("kind", first(["bradley_terry", "implicit"], 1))
 def test_it_learns_which_answers_are_right(tmp_path, kind):
     few = sums(questions=3)
     beta = {"beta": 0.5} if kind == "implicit" else {}
