@@ -410,33 +410,35 @@ class Sampler:
         with timed(seconds, "verify"):
             found = self._outcomes(conversations)
         made = arrays_of(conversations, self.tokenizer)
-        last, rewards = last_valid(made.mask), np.zeros(made.mask.shape, dtype=np.float32)
-        failed, known = np.zeros_like(made.mask), np.zeros_like(made.mask)
-        success = np.zeros_like(made.mask)
+        last_B_T = last_valid(made.mask)
+        rewards = np.zeros(made.mask.shape, dtype=np.float32)
+        failed, known, success = (np.zeros_like(made.mask) for _ in range(3))
         failures: list[tuple[int, int, Failure]] = []
         for b, (one, outcome_b) in enumerate(zip(conversations, found, strict=True)):
             if isinstance(outcome_b, Failure):
                 failed[b] = True
                 failures.append((b, 0, outcome_b))
                 continue
-            if not one.paid and outcome_b is not None:
-                rewards[b, last[b]] = outcome_b
-            for end, call in zip(np.flatnonzero(made.ends[b]).tolist(), one.calls if one.paid else (), strict=False):
-                rewards[b, end] = 0.0 if call.reward is None else call.reward
-                if call.reward is None:
-                    failed[b, end] = True
-                    failures.append((b, end, Failure("no_reward", "the agent gives this call no reward")))
-            right = outcome_b is not None and outcome_b >= 1
-            success[b, last[b]] = right if one.success is None else one.success
-            known[b, last[b]] = outcome_b is not None or one.success is not None
+            if one.paid:
+                unpaid = _pay_calls(rewards[b], one, np.flatnonzero(made.ends[b]).tolist())
+                failed[b, unpaid] = True
+                why = Failure("no_reward", "the agent gives this call no reward")
+                failures += [(b, end, why) for end in unpaid]
+            elif outcome_b is not None:
+                rewards[b, last_B_T[b]] = outcome_b
+            was_right = one.success
+            if was_right is None and outcome_b is not None:
+                was_right = outcome_b >= 1
+            success[b, last_B_T[b]] = bool(was_right)
+            known[b, last_B_T[b]] = was_right is not None
         row_prompts = tuple(rows[b] for b in made.stream_R)
         texts = tuple(response_texts(self.tokenizer, made.batch))
         return Rollout(
             inputs=Responses(made.batch, row_prompts, texts, self.tokenizer, made.versions, tuple(conversations)),
             log_probs=made.log_probs,
             mask=made.mask,
-            terminated=last,
-            truncated=np.zeros_like(last),
+            terminated=last_B_T,
+            truncated=np.zeros_like(last_B_T),
             success=success,
             success_known=known,
             rewards=rewards,
@@ -795,6 +797,22 @@ def _paid_turns(rollout: TextRollout, rewards: Rewards, b: int, calls: int) -> l
     values = np.bincount(places, rewards.values[b][mask], minlength=calls)
     failed = np.bincount(places, rewards.failed[b][mask], minlength=calls) > 0
     return [None if lost else round(float(value), 6) for value, lost in zip(values, failed, strict=True)]
+
+
+def _pay_calls(rewards_T: FloatArray, conversation: Conversation, ends: Sequence[int]) -> list[int]:
+    """Write the reward of each call at its last token; those without a reward get 0, and their ends are returned.
+
+    Args:
+        rewards_T: of the conversation, changed in place.
+        conversation: whose calls are paid.
+        ends: last tokens of its calls.
+    """
+    unpaid = []
+    for end, call in zip(ends, conversation.calls, strict=False):
+        rewards_T[end] = 0.0 if call.reward is None else call.reward
+        if call.reward is None:
+            unpaid.append(end)
+    return unpaid
 
 
 def _unpaid(conversation: Conversation) -> float | Failure:

@@ -184,53 +184,76 @@ class LocalEngine:
         b = len(prompts) * n_per_prompt
         kinds, kind_of_prompt = _distinct(prompts)
         kind_B = np.repeat(kind_of_prompt, n_per_prompt)
-        uniform = np.zeros((b, 0))
+        uniform = np.zeros((b, 0))  # without numbers, the most likely tokens
         if isinstance(rng, np.random.Generator):
             uniform = rng.random((b, max_new_tokens))
         elif rng is not None:
             uniform = np.stack([own.random(max_new_tokens) for own in rng])
-        uniform_B_T = torch.from_numpy(uniform.astype(np.float32)).clamp_max_(1 - 2**-24).to(self.policy.device)
+        below_one = torch.from_numpy(uniform.astype(np.float32)).clamp_max_(1 - 2**-24)  # float32 may round to 1
+        uniform_B_T = below_one.to(self.policy.device)
         tokens_B_T = np.full((b, max_new_tokens), pad_id(self.policy.tokenizer), dtype=np.int64)
         log_probs_B_T = np.zeros((b, max_new_tokens), dtype=np.float32)
         order = np.argsort([len(kinds[k]) for k in kind_B], kind="stable")  # neighbours of like length: less padding
         size = self.settings.batch_size
-        going = self._going(prompts, keys or ())
-        parts = (
-            [order]
-            if not going
-            else [order[[row not in going for row in order]], order[[row in going for row in order]]]
-        )
+        before = self._take_kept(prompts, keys or ())
+        goes_on = np.array([row in before for row in order], dtype=np.bool_)
         decoder = LlamaDecoder(self.policy) if supports(self.policy) else HFDecoder(self.policy)
         kept: dict[Any, tuple[IntArray, KeptRow]] = {}
-        device = self.policy.device
         with decoder.weights_cast_once():
-            for rows in (part[at : at + size] for part in parts for at in range(0, len(part), size)):
-                if rows[0] in going:
-                    news = [prompts[row][going[row][0] :] for row in rows]
-                    ids, real = pad_left(news, pad_id(self.policy.tokenizer))
-                    logits = decoder.resume(
-                        [going[row][1] for row in rows], torch.from_numpy(ids).to(device),
-                        torch.from_numpy(real).to(device), room=max_new_tokens,
-                    )  # fmt: skip
-                else:
-                    present, back = np.unique(kind_B[rows], return_inverse=True)
-                    ids, real = pad_left([kinds[k] for k in present], pad_id(self.policy.tokenizer))
-                    logits = decoder.prefill(
-                        torch.from_numpy(ids).to(device), torch.from_numpy(real).to(device), room=max_new_tokens
-                    )
-                    back_N = torch.from_numpy(back).to(device)
-                    decoder.select(back_N)
-                    logits = logits[back_N]
-                numbers = uniform_B_T[torch.from_numpy(rows).to(device)]
-                keep = None if keys is None else _Keep(rows, prompts, keys, kept)
-                tokens, found = self._write(decoder, logits, numbers, max_new_tokens, keep)
-                tokens_B_T[rows, : tokens.shape[1]] = tokens.cpu().numpy()
-                log_probs_B_T[rows, : found.shape[1]] = found.cpu().numpy()
+            for part in (order[~goes_on], order[goes_on]):
+                for rows in (part[at : at + size] for at in range(0, len(part), size)):
+                    if rows[0] in before:
+                        logits = self._resumed(decoder, prompts, [(row, *before[row]) for row in rows], max_new_tokens)
+                    else:
+                        logits = self._prefilled(decoder, kinds, kind_B[rows], max_new_tokens)
+                    numbers = uniform_B_T[torch.from_numpy(rows).to(self.policy.device)]
+                    keep = None if keys is None else _Keep(rows, prompts, keys, kept)
+                    tokens, found = self._write(decoder, logits, numbers, max_new_tokens, keep)
+                    tokens_B_T[rows, : tokens.shape[1]] = tokens.cpu().numpy()
+                    log_probs_B_T[rows, : found.shape[1]] = found.cpu().numpy()
         self._kept = kept
         return _trimmed(prompts, n_per_prompt, tokens_B_T, log_probs_B_T, self._is_stop_V.cpu().numpy(), self._pad)
 
-    def _going(self, prompts: Sequence[IntArray], keys: Sequence[Any]) -> dict[int, tuple[int, KeptRow]]:
-        """Of the prompts that go on from what is kept: how many tokens that is, and their keys and values."""
+    def _prefilled(
+        self, decoder: LlamaDecoder | HFDecoder, kinds: Sequence[IntArray], kind_N: IntArray, room: int
+    ) -> Tensor:
+        """(N, V) logits of the first token of N responses; equal prompts are read once."""
+        present, place_N = np.unique(kind_N, return_inverse=True)
+        ids, real = pad_left([kinds[k] for k in present], pad_id(self.policy.tokenizer))
+        device = self.policy.device
+        logits = decoder.prefill(torch.from_numpy(ids).to(device), torch.from_numpy(real).to(device), room=room)
+        rows_N = torch.from_numpy(place_N).to(device)
+        decoder.select(rows_N)
+        return logits[rows_N]
+
+    def _resumed(
+        self,
+        decoder: LlamaDecoder | HFDecoder,
+        prompts: Sequence[IntArray],
+        before: Sequence[tuple[int, int, KeptRow]],
+        room: int,
+    ) -> Tensor:
+        """(N, V) logits of the first token of N responses to prompts that go on from what is kept.
+
+        Args:
+            decoder: of the policy.
+            prompts: all.
+            before: of the N the number of its prompt, how many of its tokens are kept, and their keys and values.
+            room: tokens to write.
+        """
+        news = [prompts[row][length:] for row, length, _ in before]
+        ids, real = pad_left(news, pad_id(self.policy.tokenizer))
+        device = self.policy.device
+        logits: Tensor = decoder.resume(
+            [kept for *_, kept in before],
+            torch.from_numpy(ids).to(device),
+            torch.from_numpy(real).to(device),
+            room=room,
+        )
+        return logits
+
+    def _take_kept(self, prompts: Sequence[IntArray], keys: Sequence[Any]) -> dict[int, tuple[int, KeptRow]]:
+        """Take out the prompts that go on from what is kept: how many tokens that is, and their keys and values."""
         found: dict[int, tuple[int, KeptRow]] = {}
         for row, key in enumerate(keys):
             if key not in self._kept:
