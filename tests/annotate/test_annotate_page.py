@@ -283,7 +283,7 @@ def test_formulas_are_mathml_and_what_would_say_something_else_stays_as_it_is(ta
         assert tab.js("document.querySelector('#item .said:last-child').textContent") == source
 
 
-@pytest.mark.parametrize("letters, repeats", [(1000, 400), (100, 40)], ids=["takes long", "grows"])
+@pytest.mark.parametrize(("letters", "repeats"), [(1000, 400), (100, 40)], ids=["takes long", "grows"])
 def test_a_formula_that_takes_long_or_grows_stays_as_it_is(tab, letters, repeats):
     formula = r"$\def\a{" + "x" * letters + "}" + r"\a" * repeats + "$"
     with stub("responses", shows("responses", 2, text=f"{formula} and $x$")) as server:
