@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import threading
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -103,6 +104,9 @@ def _compiled_model(path: str) -> Any:
     return mujoco.MjModel.from_xml_path(path)
 
 
+_DRAWS_GOALS = threading.Lock()  # a class of Meta-World is changed meanwhile
+
+
 @functools.cache
 def _benchmark(name: str, goals_seed: int) -> tuple[type[Any], list[Any]]:
     """The environment class of a task and its 50 goals.
@@ -113,11 +117,12 @@ def _benchmark(name: str, goals_seed: int) -> tuple[type[Any], list[Any]]:
     import metaworld
 
     cls = metaworld.env_dict.ALL_V3_ENVIRONMENTS[name]
-    cls.do_simulation = lambda *_: None  # copies of guerdon have a method of their own (`_FastSteps`)
-    try:
-        benchmark = metaworld.MT1(name, seed=small_seed(goals_seed))
-    finally:
-        del cls.do_simulation
+    with _DRAWS_GOALS:
+        cls.do_simulation = lambda *_: None  # copies of guerdon have a method of their own (`_FastSteps`)
+        try:
+            benchmark = metaworld.MT1(name, seed=small_seed(goals_seed))
+        finally:
+            del cls.do_simulation
     return cls, benchmark.train_tasks
 
 
