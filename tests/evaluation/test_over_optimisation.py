@@ -166,7 +166,7 @@ def test_an_evaluation_shows_where_gold_turns_down(tmp_path):
     ]
     model = Scripted(lambda e: Score(total=float(len(e.texts))), TOTAL)
     given = settings("gold")
-    sets = Sets((), (), (), {}, None, None, samples)
+    sets = Sets(samples=samples)
     record = evaluate_text(model, given, tmp_path, sets=sets)
     found = record["over_optimisation"]
     assert (found["n"], found["reward"]) == ([1, 2, 4, 8, 16], "test_over_optimisation:gold")
