@@ -37,9 +37,12 @@ class OpenEnvWorld:
         result = self.client.step({self.action: message["content"]})
         reward = float(result.reward or 0.0)
         if result.done:
-            self.client.close()
             return WorldStep((), reward, done=True, outcome=reward)
         return WorldStep((self._said(result.observation),), reward)
+
+    def close(self) -> None:
+        """End the session."""
+        self.client.close()
 
     def _said(self, observation: Mapping[str, Any]) -> dict[str, str]:
         text = observation[self.shown] if self.shown else json.dumps(observation)

@@ -12,9 +12,14 @@ class Counting:
     """Say `1` in the first turn to go on, then `1` again to win; each `1` in the first turn is paid `early`."""
 
     steps = 0  # of all worlds of the process
+    open = 0  # worlds that are not closed
 
     def __init__(self, early: float = 0.25, paid: bool = True, broken: str = "") -> None:
         self.early, self.paid, self.broken, self.turn = early, paid, broken, 0
+        Counting.open += 1
+
+    def close(self):
+        Counting.open -= 1
 
     def reset(self, row):
         if self.broken == "reset":

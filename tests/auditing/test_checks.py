@@ -101,6 +101,14 @@ def test_an_honest_log_is_clean(how):
     assert all(line.startswith("needs ") for line in found.unchecked.values())
 
 
+def test_a_tail_needs_two_different_responses_to_one_prompt():
+    rows = log()
+    alike = [f"The answer to question {group} is known." for group in rows.group_N]
+    rewards = rows.reward_N[np.unique(rows.group_N, return_index=True)[1]][rows.group_N]
+    found = audit(replace(rows, texts=replace(rows.texts, responses=alike), reward_N=rewards))
+    assert "different responses to one prompt" in found.undecided["tail"]
+
+
 @pytest.mark.parametrize("rows", [1, 3, 12])
 def test_hardly_anything_is_decided_by_a_few_rows(rows):
     """Only what is true of each row alone: it was read, and its reward is a number."""

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from agent_parts import Says
+from agent_parts import Counting, Says
 from guerdon.collect.agents import Moment, Request, ToolAgent
 from guerdon.collect.conversations import CUT, ConversationLoop, agent_of, arrays_of
 from guerdon.collect.text import Sampler, conversation_rows, join_shards, take
@@ -230,6 +230,14 @@ def test_a_world_that_is_cut_off_is_not_solved():
     chosen = chosen.model_copy(update={"max_turns": 1})
     (one,) = loop_of(says("1", "1"), agent, chosen).lead(PROMPTS[:1], root=1)
     assert (one.truncated, one.outcome, one.failure) == (True, 0.0, None)
+
+
+@pytest.mark.parametrize(("params", "turns"), [({}, 4), ({}, 1), ({"broken": "reset"}, 4), ({"broken": "outcome"}, 4)])
+def test_a_world_is_closed_however_its_conversation_ends(params, turns):
+    before = Counting.open
+    chosen, agent = world(**params)
+    loop_of(says("1", "1"), agent, chosen.model_copy(update={"max_turns": turns})).lead(PROMPTS[:2], root=1)
+    assert Counting.open == before
 
 
 def test_parts_of_rollouts_can_be_taken_and_joined():

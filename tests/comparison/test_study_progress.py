@@ -69,6 +69,6 @@ def test_the_lines_of_a_long_name_fit_into_a_terminal_beside_the_bar(width, tmp_
     assert printed.rindex("\x1b[2K") > printed.rindex("11/12")  # the last frame, of an earlier moment, is erased
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed)
     lines = [line.rstrip() for line in re.split(r"[\r\n]+", shown)]
-    assert any(re.search(r"… 0/12 runs, 11 failed, success 0\.41 .*11/12$", line) for line in lines), lines
+    assert any(re.search(r"…\S+ 0/12 runs, 11 failed, success 0\.41 .*11/12$", line) for line in lines), lines
     assert all(len(line) <= width for line in lines if name not in line)
     assert f"[11/12] t.{name}.seed10: done in 9 s" in lines  # whole, so that it can be copied

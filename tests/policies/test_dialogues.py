@@ -227,7 +227,7 @@ def test_a_control_token_in_a_result_is_no_end_of_a_turn():
 
 def test_a_turn_that_the_template_does_not_open_has_no_tokens():
     tokenizer = tokenizer_with(MASKED.replace("assistant\n' }}{% endif %}", "assistant\n[' }}{% endif %}"))
-    with pytest.raises(DataError, match="otherwise than it opens it"):
+    with pytest.raises(DataError, match="other tokens than its generation prompt"):
         turn_ids(tokenizer, tool_form(tokenizer), [USER], TALK[3], [TOOL])
 
 

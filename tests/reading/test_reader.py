@@ -265,3 +265,24 @@ def test_what_a_model_was_trained_on_is_used_where_its_columns_are_there(tmp_pat
     )
     said = read(path, columns="winner=winner:0/1", stored={"winner": "winner:1/0"})
     assert said.plan.uses["winner"].coding.name == "0/1"
+
+
+@pytest.mark.parametrize(
+    ("row", "role"),
+    [
+        ({"output": ["a", "b"], "scores": [1.0, 0.0]}, "responses"),
+        ({"response": ["a"], "label": True}, "response"),  # one response in a list
+        ({"completion": ["step 1", "step 2"], "labels": [True, False]}, "response"),  # steps of one
+    ],
+)
+def test_a_list_of_texts_is_several_responses_where_nothing_says_otherwise(tmp_path, row, role):
+    path = written(tmp_path, "rows.jsonl", [{"prompt": f"q{k}", **row} for k in range(4)])
+    uses = read(path).plan.uses
+    assert uses[role].column == next(iter(row))
+
+
+def test_a_list_of_texts_beside_a_response_is_not_read_in_its_place(tmp_path):
+    rows = [{"prompt": f"q{k}", "prediction": ["42", "43"], "response": f"it is {k}", "label": k % 2} for k in range(4)]
+    plan = read(written(tmp_path, "rows.jsonl", rows)).plan
+    assert "responses" not in plan.uses
+    assert "prediction" in plan.unclear["response"]

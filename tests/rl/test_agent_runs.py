@@ -175,6 +175,15 @@ def test_a_critic_values_the_beginnings_of_turns(tmp_path):
     assert train["value_loss"] == pytest.approx(0.5 * np.mean(np.square(returns)))  # the critic begins at 0
 
 
+def test_a_critic_has_nothing_to_value_where_every_conversation_failed(tmp_path):
+    study = world_study(
+        tmp_path, algorithm={"adv_estimator": "gae"}, agent={"params": {"broken": "reset"}},
+        reward={"max_failure_rate": 0.2},
+    )  # fmt: skip
+    with pytest.raises(TooManyFailuresError, match="agent_error"):
+        start(study).run()
+
+
 def test_greedy_conversations_are_about_the_same_prompts_and_no_baseline_where_they_fail(tmp_path, monkeypatch):
     study = world_study(
         tmp_path, algorithm={"adv_estimator": "remax"}, agent={"params": {"paid": False}},
@@ -298,7 +307,7 @@ BAD = [  # what is given in place of keys of a study, and what the line says
     ({"agent": {**TOOL, "tools": ["calculator"], "max_turns": 0}}, "agent.max_turns is 0"),
     ({"agent": {"type": "command", "command": ["no-such-program"]}}, "there is no program 'no-such-program'"),
     ({"agent": {"type": "textwrold"}}, "did you mean 'textworld'"),
-    ({"agent": {"type": "agent_functions:add", "params": {"a": 1, "b": 2}}}, "makes no world: it has no reset"),
+    ({"agent": {"type": "agent_functions:add", "params": {"a": 1, "b": 2}}}, "it has no method reset"),
     ({"agent": {**TOOL, "tools": ["calculator"], "max_turn": 3}}, "did you mean agent.max_turns"),
     ({"data": {"n_samples": 1, "filter_accuracy": False}}, "must be at least 2"),
     ({"agent": None}, "there is no agent"),

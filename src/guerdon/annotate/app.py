@@ -175,7 +175,8 @@ class _Api:
     async def next(self, request: Request) -> _Json:
         """The next items of the person."""
         count = request.query_params.get("count", "1")
-        if not (count.isascii() and count.isdigit() and 1 <= int(count) <= MOST_ITEMS):
+        is_number = len(count) < 10 and count.isascii() and count.isdigit()
+        if not (is_number and 1 <= int(count) <= MOST_ITEMS):
             raise _wrong(f"count is a number from 1 to {MOST_ITEMS}", "count")
         person = _person(request)
         async with self._lock:

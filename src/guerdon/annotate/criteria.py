@@ -38,7 +38,7 @@ def read_criteria(file: Path) -> Rubric:
     """A rubric file of judges that people can use by keyboard.
 
     Raises:
-        ConfigError: in one line: it is none, or a criterion has too many choices.
+        ConfigError: in one line: it is not a rubric, or a criterion has too many choices.
     """
     try:
         rubric = read_rubric(file)

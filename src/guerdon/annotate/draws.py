@@ -98,7 +98,9 @@ def _uncertainty(items: Items, models: dict[str, tuple[Numbers, Numbers]]) -> Nu
 
 
 def _disagreement(items: Items, models: dict[str, tuple[Numbers, Numbers]]) -> Numbers:
-    values = {name: value for name, (value, _) in models.items()} | items.rewards
+    # without the criteria of a judge, which are parts of its reward
+    wholes = {name: one for name, one in items.rewards.items() if name.rpartition(".")[0] not in items.rewards}
+    values = {name: value for name, (value, _) in models.items()} | wholes
     if len(values) < 2:
         has = f"there is {next(iter(values))} alone" if values else "there is none"
         raise ConfigError(f"--choose disagreement needs two rewards of the items, and {has}; name a --model M")

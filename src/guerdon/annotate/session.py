@@ -7,6 +7,7 @@ with open_session(AnnotateSettings("rollouts.jsonl", out=Path("rollouts.labels")
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -452,8 +453,10 @@ def _tokens(wanted: AnnotateSettings) -> dict[str, str]:
     if new:
         known |= {name: secrets.token_urlsafe(24) for name in new}
         temporary = file.with_name(f".{TOKENS}.partial")
-        temporary.touch(mode=0o600)  # of its owner alone from the beginning
-        temporary.write_text(json.dumps(known, indent=2), encoding="utf-8")
+        temporary.unlink(missing_ok=True)  # of a start that was cut off, or of somebody else
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # readable by its owner only
+        with open(descriptor, "w", encoding="utf-8") as out:
+            json.dump(known, out, indent=2)
         atomic.publish(temporary, file)
     return {token: name for name, token in known.items()}
 

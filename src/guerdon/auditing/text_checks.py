@@ -401,11 +401,15 @@ def _above_others(view: View) -> np.ndarray:
     """How far each reward is above the others of its group, in robust standard deviations; without groups, of the log.
 
     The scale is the wider half of the distribution, so that in a reward of two levels neither is far above.
+
+    Raises:
+        Undecided: no group has two different responses.
     """
     off = view.reward_M - np.median(view.reward_M)
     if view.peer_M is not None:
         size = np.bincount(view.peer_M)[view.peer_M]
         several = size > 1
+        enough(int(several.sum()), 2, "different responses to one prompt")
         off = view.reward_M - stratum_means(view.reward_M, view.peer_M)
         off = np.where(several, off * size / np.maximum(size - 1, 1), 0.0)
         off -= np.median(off[several])

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from shutil import which
 from typing import Any, NamedTuple, Protocol
 
@@ -23,7 +24,7 @@ from guerdon.settings.agent import AGENTS, AgentSettings, CommandAgentSettings, 
 from guerdon.tasks.prompts import Prompt
 from guerdon.tasks.tools import ToolResult, Tools, schemas_of
 from guerdon.types import Failure, Message, Tool
-from guerdon.worlds.messages import MessageWorld, WorldStep, calls_of, result_of
+from guerdon.worlds.messages import MessageWorld, WorldStep, calls_of, close_world, result_of
 
 
 class Request(NamedTuple):
@@ -179,6 +180,7 @@ class WorldAgent:
 
     def start(self, rows: Mapping[int, Prompt]) -> dict[int, Moment]:
         """Reset a world for each conversation."""
+        self.close()
         s = self._settings
         self._seconds = dict.fromkeys(rows, 0.0)
         self._said, self._tools = dict.fromkeys(rows, ()), dict.fromkeys(rows, ())
@@ -192,6 +194,7 @@ class WorldAgent:
             if reply is None:  # cut off: what the world said last holds, and an episode that is not over is not solved
                 last = self._last[number]
                 moments[number] = Moment(outcome=0.0 if last.outcome is None else last.outcome)
+                self._end(number)
                 continue
             self._said[number] = (*self._said[number], reply.message)
             given = {**reply.message, "bad_calls": dict(reply.bad)} if reply.bad else reply.message
@@ -200,8 +203,14 @@ class WorldAgent:
         return moments
 
     def close(self) -> None:
-        """Let go of the worlds."""
-        self._worlds = {}
+        """End the worlds."""
+        for number in list(self._worlds):
+            self._end(number)
+
+    def _end(self, number: int) -> None:
+        """Close the world of a conversation that has ended."""
+        with suppress(GuerdonError), boundary(DataError, f"{self._settings.type}: close raised"):
+            close_world(self._worlds.pop(number, None))
 
     def _counts(self, number: int, reply: Reply) -> dict[str, int]:
         """Calls of tools in a reply, and those that cannot be read or name none."""
@@ -211,6 +220,12 @@ class WorldAgent:
         return {"calls": len(calls), "bad_calls": len(calls) - len(good)}
 
     def _after(self, number: int, method: str, given: Any) -> Moment:
+        moment = self._moment_after(number, method, given)
+        if not moment.requests:
+            self._end(number)
+        return moment
+
+    def _moment_after(self, number: int, method: str, given: Any) -> Moment:
         begun = time.monotonic()
         try:
             with boundary(DataError, f"{self._settings.type}: {method} raised"):
@@ -245,7 +260,7 @@ def row_of(prompt: Prompt) -> dict[str, Any]:
 
 
 def check_agent_here(settings: AgentSettings | None) -> None:
-    """Refuse an agent whose program or world is not on this machine, or whose tools are no described functions.
+    """Refuse an agent whose program or world is not on this machine, or whose tools have no types or docstring.
 
     Raises:
         ConfigError: the program, the tool or the world.
@@ -256,7 +271,9 @@ def check_agent_here(settings: AgentSettings | None) -> None:
         world = AGENTS.build(settings.type, settings.params, object)
         absent = [name for name in ("reset", "step") if not callable(getattr(world, name, None))]
         if absent:
-            raise ConfigError(f"agent.type: {settings.type} makes no world: it has no {absent[0]}", key="agent.type")
+            why = f"what {settings.type} returns is not a world: it has no method {absent[0]}"
+            raise ConfigError(f"agent.type: {why}", key="agent.type")
+        close_world(world)
     if isinstance(settings, ToolAgentSettings):
         schemas_of(settings.tools)
     if isinstance(settings, CommandAgentSettings) and which(settings.command[0]) is None:

@@ -48,7 +48,7 @@ def evaluated(
     if heads and found.values is not None:
         values = found.values.numpy()
         if rollout.conversations:  # of a call: before its first token
-            values = values[:, :1].reshape(len(values), -1)
+            values = values[:, :1].sum(axis=1)
         rollout = replace(rollout, values={name: values[..., k] for k, name in enumerate(heads)})
     return rollout
 

@@ -88,7 +88,7 @@ class StudyProgress:
     def _of_setting(self, name: str, runs: Sequence[Job]) -> str:
         complete = sum(self._state(job) == "done" for job in runs)
         failed = sum(self._state(job) == "failed" for job in runs)
-        shown = name if len(name) <= _NAME else f"{name[: _NAME - 1]}…"
+        shown = name if len(name) <= _NAME else f"{name[: _NAME // 2 - 1]}…{name[-(_NAME // 2) :]}"
         line = f"{shown} {complete}/{len(runs)} runs" + (f", {failed} failed" if failed else "")
         results = [found for job in runs if (found := self._run(job).result) is not None]
         kinds = {kind for kind, _ in results}

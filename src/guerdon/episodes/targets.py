@@ -52,7 +52,7 @@ def no_labels(skipped: int, needs: str, unseen: str = "", *, outcomes: bool = Fa
         return (
             f"none of {skipped} episodes has {needs}: the file of outcomes says which episodes succeeded, not in which "
             "row; where it is the last row of each, set success_at_end: true beside outcomes "
-            "(train.NAME.success_at_end=true); a model of progress needs no rows"
+            "(train.NAME.success_at_end=true); a model of progress needs no success labels"
         )
     return (
         f"none of {skipped} episodes has {needs}: recordings of your own need to say which of them succeeded; "

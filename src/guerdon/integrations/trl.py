@@ -114,10 +114,10 @@ class _TokenAdvantages:
         return self._outcomes
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if getattr(self, "rollout_func", None) is not None:
+            raise ConfigError("rollout_func is not supported: it does not say which tokens a message has; use tools")
         trainer: Any = super()
         output: dict[str, Any] = trainer._generate_and_score_completions(inputs)
-        if getattr(self, "rollout_func", None) is not None:
-            raise ConfigError("rollout_func gives no messages of its turns: take tools or environment_factory")
         output["advantages"] = self._token_advantages(inputs, output)
         return output
 

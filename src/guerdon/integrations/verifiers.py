@@ -78,6 +78,8 @@ def assign_advantages(
         ConfigError: a source has the name of a reward; weights of a reward differ between traces; the estimator or a
             source does not go with conversations.
     """
+    if not traces:
+        return
     turns = [_turns(trace) for trace in traces]
     places: dict[Any, int] = {}
     groups_B = np.array([places.setdefault(trace.task.key or trace.task.hash, len(places)) for trace in traces])

@@ -157,8 +157,8 @@ def refuse_missing(path: str) -> None:
         raise ConfigError(f"model_path {path}: there is no such folder; train it first, or check the path")
     if re.fullmatch(r"[\w.]+:[\w.]+", path) and not path.startswith("package:") and not place.exists():
         raise ConfigError(
-            f"model_path {path}: there is no such folder; a factory of your own is the backend of a server "
-            f"(--backend {path}), or the model_type of a model"
+            f"model_path {path}: there is no such folder; if it is a factory of your own, use it as the backend of a "
+            f"server (--backend {path}), or as the model_type of a model"
         )
 
 

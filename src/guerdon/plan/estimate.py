@@ -62,6 +62,7 @@ RUN = 3.0  # seconds of a robot's run around its steps, without imports: jobs of
 OVERHEAD = 0.15  # millions of parameters that a tiny model seems to have more, for the calls around it
 WRITE = 90.0  # responses of about 40 tokens per second and million parameters, learning included
 LARGE = 6.0  # times as many in models of over ten million parameters, in bfloat16: their products keep a core busy
+ASSUMED_SOLUTIONS = 5000  # that a model learns from, where its data is not here and nothing makes it
 SOLUTION, QUESTION, STEPS, PAIRS = 300, 100, 6, 8192  # tokens, steps and demonstrations, where the data do not say
 JUDGE_READS, PER_STEP_READ, PER_STEP_WRITTEN = 320, 16, 50  # tokens of the request around the text, and of judgements
 SECONDS_PER_CALL = 6.0
@@ -163,9 +164,11 @@ def _estimate_train_text(study: Study, only: Sequence[str]) -> dict[str, Any]:
     models = [m for name, m in study.text_models.items() if not only or name in only]
     for model in models:
         solutions, are_here = _solutions_of(study, model)
-        if not are_here and model.max_steps is None:
+        if not are_here and model.max_steps is None and study.label is not None:
             missing = "the data is not here yet, and repeated solutions are left out"
             notes["gradient steps are at most these"] = missing
+        elif not are_here and model.max_steps is None:
+            notes["gradient steps are assumed"] = f"the data is not here yet: {ASSUMED_SOLUTIONS:,} solutions"
         passes = model.epochs + getattr(model, "head_epochs", 0.0)
         own = model.max_steps or int(passes * solutions * (1 - model.val_split) / model.batch_size) + 1
         start = _start_of(study, model)
@@ -184,13 +187,13 @@ def _estimate_train_text(study: Study, only: Sequence[str]) -> dict[str, Any]:
 
 
 def _solutions_of(study: Study, model: TextTrainSettings) -> tuple[int, bool]:
-    """Solutions that a model learns from, and whether they are here; else it is the most that there can be."""
+    """Solutions that a model learns from, and whether they are here; else the most that `label` makes, or a guess."""
     label = study.label
     labelled = () if label is None else (str(Path(label.save_dir) / label.dataset),)
     found = rows_of(model.data_paths or labelled)
     if found is not None:
         return found, True
-    return 5000 if label is None else label.num_samples * label.num_rollouts, False
+    return ASSUMED_SOLUTIONS if label is None else label.num_samples * label.num_rollouts, False
 
 
 def _start_of(study: Study, model: TextTrainSettings) -> TextPolicySettings:
@@ -373,12 +376,12 @@ def _estimate_robot_run(study: Study, evaluations: int) -> dict[str, Any]:
 
 
 def _frames_looked_at(study: Study, steps: int, length: int) -> int:
-    """Frames of a run that the reward model looks at that looks at most of them."""
+    """Frames of a run that are drawn for the reward model that needs the most."""
     return max(_frames_by_source(study, length), default=0) * steps // length
 
 
 def _frames_by_source(study: Study, length: int) -> list[int]:
-    """Frames of an episode that each source in use looks at, but for those that look at states."""
+    """Frames of an episode that each source in use looks at, except those that look at states."""
     return [_frames_of(source, length) for source in _used(study) if _arch(study, source) != "mlp"]
 
 

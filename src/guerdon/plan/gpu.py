@@ -272,16 +272,15 @@ def _acting_memory(
         parts: of the update.
     """
     data, generation = run_prompts(study.data), study.generation
-    is_local = generation.engine == "local"
     if generation.engine == "local":
         rows = min(data.train_batch_size * data.n_samples, generation.batch_size)
         rollout = sum(rollout_memory(shape, rows=rows, length=length).values())
     else:
         rollout = generation.gpu_memory_utilization * GPUS[who.gpu].memory
     if study.engine == "ray" and who.each >= 1:  # on GPUs of the collectors
-        return {COLLECTOR: rollout + (4.0 * shape.parameters if is_local else 0.0)}, 0.0
+        return {COLLECTOR: rollout + (4.0 * shape.parameters if generation.engine == "local" else 0.0)}, 0.0
     whole: dict[str, float] = {}
-    if is_local and who.learners > 1 and study.engine == "local":
+    if generation.engine == "local" and study.engine == "local" and who.learners > 1:
         whole = {WHOLE: _frozen(shape)}  # in every process
     acting = parts["weights"] + parts["Adam"] + sum(whole.values()) + rollout
     return whole | {"the rollout": rollout}, acting

@@ -524,7 +524,9 @@ def is_of_viewer(rows: Any) -> bool:
 
 
 def with_rows(found: dict[str, Any], rows: Sequence[Mapping[str, Any]], where: str) -> dict[str, Any]:
-    """An object of JSON with other rows in the place of its own, as `rows_inside` finds them; it may be changed itself.
+    """An object of JSON with other rows in the place of its own, as `rows_inside` finds them.
+
+    The object may be changed in place.
 
     Raises:
         DataError: as `rows_inside`.

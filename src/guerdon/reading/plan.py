@@ -234,6 +234,12 @@ def _is_texts(column: str, row: Row) -> bool:
     return is_empty(cell) or (isinstance(cell, list) and all(isinstance(one, str) for one in cell))
 
 
+def _has_at_most_one_item(column: str, row: Row) -> bool:
+    """Whether a cell is a list of at most one item, or empty."""
+    cell = row.get(column)
+    return not isinstance(cell, list) or len(cell) < 2
+
+
 def _say_one_thing(columns: Sequence[str], states: Callable[[Any, Any], bool], row: Row) -> bool:
     """Whether the filled ones of these columns say the same as the first of them in a row."""
     filled = [cell for column in columns if not is_empty(cell := cell_of(row, column))]
@@ -685,7 +691,7 @@ class _Planner:
     def _take_list(self) -> bool:
         """A list of responses, with a rank or a score for each: inside, or in a list beside it."""
         lists = [name for name in named("responses", self._free()) if self.sketches[name].is_list]
-        lists = lists or [name for name in named("response", self._free()) if self._has_several_texts(name)]
+        lists = lists or self._several_texts()
         if "responses" not in self.uses and not lists:
             return False
         self._take_one("responses", lists)
@@ -694,14 +700,20 @@ class _Planner:
                 break
         return True
 
-    def _has_several_texts(self, name: str) -> bool:
-        """Whether each cell of a column that is called like one response is a list of plain texts.
+    def _several_texts(self) -> list[str]:
+        """The only column that is called like one response, where it holds lists of plain texts, some of them of two.
 
-        Forms of one answer are no responses.
+        Forms of one answer are no responses, and steps with labels are parts of one.
         """
-        if plain_name(name) in ("answer", "text") or not self.sketches[name].is_list:
-            return False
-        return self.all_rows(partial(_is_texts, name))
+        steps_are_labelled = any(self.sketches[name].is_list for name in named("step_labels", self._free()))
+        if "response" in self.uses or "step_labels" in self.uses or steps_are_labelled:
+            return []
+        columns = [name for name in self._texts("response") if plain_name(name) not in ("answer", "text")]
+        if len(columns) != 1 or not self.sketches[columns[0]].is_list:
+            return []
+        are_texts = self.all_rows(partial(_is_texts, columns[0]))
+        is_single = self.all_rows(partial(_has_at_most_one_item, columns[0]))
+        return columns if are_texts and not is_single else []
 
     def _take_response(self) -> None:
         """One response, and whether it is good."""

@@ -162,7 +162,7 @@ def _check_source(key: str, source: Any, estimator: str, *, per_turn: bool, veri
             key, ": prime_granularity step does nothing with an agent, which pays turns: take token"
         )
     if kind == "prime" and source.model.prime_model.replay_size:
-        raise ConfigError.about(key, ": replay_size is of single responses; set it to 0 with an agent")
+        raise ConfigError.about(f"{key}.prime_model.replay_size", "is of single responses; set it to 0 with an agent")
     if kind == "exact" and not verified:
         raise ConfigError.about(key, "asks the verifier, and data.type prompts has no answers: remove it")
     if source.model.compares:

@@ -611,7 +611,11 @@ class SFTSettings(_TextFitSettings):
     policy: TextPolicySettings | None = Field(
         None, description="what the training starts from, with the keys of `policy`; null: the `policy` section itself"
     )
-    examples: int | None = Field(None, ge=2, description="use the first so many pairs of the training data; null: all")
+    examples: int | None = Field(
+        None,
+        ge=2,
+        description="use the first so many pairs of the training data (with tools each turn is one); null: all",
+    )
     mistakes: MistakesSettings | None = Field(
         None, description="generated problems: learn from demonstrations with false beliefs; null: from true solutions"
     )

@@ -29,7 +29,7 @@ from guerdon.errors import ConfigError, DataError
 from guerdon.plan.stages import section
 from guerdon.policies.batches.dialogues import tool_form, turn_ids
 from guerdon.policies.batches.passes import passes
-from guerdon.policies.batches.tokens import pad_id, prompt_ids, response_ids, token_batch
+from guerdon.policies.batches.tokens import pad_id, prompt_ids, response_ids, stop_ids, token_batch
 from guerdon.policies.language.text import TextPolicy
 from guerdon.policies.language.text_files import (
     check_disk,
@@ -213,7 +213,8 @@ def _tokens_to_learn(
 ) -> tuple[TokenPairs, IntArray, IntArray]:
     """Pairs as token ids, with the indices to train on and to hold out."""
     longest = settings.max_length or policy.base.positions
-    tokens = tokenize_pairs(policy.tokenizer, pairs[: settings.examples], longest)
+    stops = stop_ids(policy.tokenizer, policy.base.model.generation_config)
+    tokens = tokenize_pairs(policy.tokenizer, pairs[: settings.examples], longest, stops)
     return tokens, *split_by_prompt(tokens, settings.val_split, settings.seed)
 
 
@@ -227,7 +228,7 @@ def train_sft(
     """Fine-tune the model of the `policy` section.
 
     Args:
-        pairs: chat messages that end with the user's turn, the response to train on, and the tools of the chat, if any.
+        pairs: chat messages, the response to train on, and the tools of the chat, if any; or turns of conversations.
         settings: the `sft` section.
         policy_settings: the `policy` section; adapters are trained and then merged.
         read_as: what the columns of the data were taken for; `metrics.json` has it as cards of reward models have it.
@@ -307,8 +308,16 @@ class TokenPairs(NamedTuple):
         return digest.hexdigest()
 
 
-def tokenize_pairs(tokenizer: Any, pairs: Sequence[Pair], max_length: int | None) -> TokenPairs:
+def tokenize_pairs(
+    tokenizer: Any, pairs: Sequence[Pair], max_length: int | None, stops: IntArray | None = None
+) -> TokenPairs:
     """Ids of all pairs; those longer than `max_length` are left out and counted.
+
+    Args:
+        tokenizer: of the model.
+        pairs: what was asked and answered.
+        max_length: tokens of a pair; None: any number.
+        stops: ids that end a turn of a conversation with tools; None: those of the tokenizer.
 
     Raises:
         DataError: nothing is left.
@@ -318,7 +327,7 @@ def tokenize_pairs(tokenizer: Any, pairs: Sequence[Pair], max_length: int | None
     for pair in pairs:
         if isinstance(pair, TurnPair):
             assert form is not None
-            prompt, response = turn_ids(tokenizer, form, pair.messages, pair.reply, pair.tools)
+            prompt, response = turn_ids(tokenizer, form, pair.messages, pair.reply, pair.tools, stops)
             begun = prompt_ids(tokenizer, *form.shown(pair.begun, pair.tools))
         else:
             messages, text, *tools = pair

@@ -1,8 +1,9 @@
 """Tasks of several turns of the Berkeley Function Calling Leaderboard (`multi_turn_base`), as a world of messages.
 
 The prompt of a row is the id of a task, `multi_turn_base_0` to `multi_turn_base_199`. The model calls the functions of
-the task's classes until it answers without a call, which ends the user's turn. The turn is right where the state of all
-classes is that of the gold solution, and its results are among those of the calls so far.
+the task's classes until it answers without a complete call, which ends the user's turn. The turn is right where the
+state of all classes is that of the gold solution, and its results are among those of the calls so far; at least one
+call is needed, except where the gold solution has none.
 
 Methods are called with JSON arguments, in a process of its own that has limits and begins each task again: the calls so
 far are made once more, which repeats their results. Nothing that a model writes is executed as a program.
@@ -76,7 +77,7 @@ class BFCL:
         tasks = _rows(_SUITE)
         if self._id not in tasks:
             hint = did_you_mean(self._id, tasks)
-            raise DataError(f"the prompt of a row for bfcl is the id of a task, this is {self._id[:40]!r}{hint}")
+            raise DataError(f"the prompt of a row for bfcl is the id of a task, got {self._id[:40]!r}{hint}")
         self._task, self._tools = tasks[self._id], tools_of(self._id)
         self._called, self._right = [[]], []
         first = self._task["question"][0]
@@ -88,7 +89,7 @@ class BFCL:
         if calls:
             results = tuple(result_of(call, self._result(call)) for call in calls)
             return WorldStep(results, self._reward(False), state=self._name())
-        self._right.append(self._ask({"judge": True})["right"])
+        self._right.append(self._is_right())
         reward, turns = self._reward(self._right[-1]), self._task["question"]
         if len(self._right) == len(turns):
             return WorldStep((), reward, done=True, outcome=float(all(self._right)))
@@ -110,6 +111,13 @@ class BFCL:
             turn.pop()
             return f"error: {name} needs too much time or memory"
 
+    def _is_right(self) -> bool:
+        """Whether the turn is right; not where its calls leave no time or memory to judge it."""
+        try:
+            return bool(self._ask({"judge": True})["right"])
+        except WorkerError:
+            return False
+
     def _ask(self, more: Mapping[str, Any]) -> dict[str, Any]:
         return _processes().request({"id": self._id, "turns": self._called, **more}, 10 * _SECONDS)
 
@@ -117,7 +125,7 @@ class BFCL:
         return float(right) if self._paid else None
 
     def _name(self) -> str:
-        """Of the state: equal calls in the same task lead to the same one."""
+        """A hash of the state: equal calls in the same task lead to the same one."""
         return hashlib.sha256(json.dumps([self._id, self._called], sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -151,11 +159,14 @@ def tools_of(task: str) -> tuple[Tool, ...]:
 
 def _json_schema(given: Any) -> Any:
     """A schema with BFCL's names of types in those of JSON schema."""
-    if isinstance(given, dict):
-        return {key: _json_schema(value) for key, value in given.items()}
     if isinstance(given, list):
         return [_json_schema(value) for value in given]
-    return _TYPES.get(given, given) if isinstance(given, str) else given
+    if not isinstance(given, dict):
+        return given
+    found = {key: _json_schema(value) for key, value in given.items()}
+    if isinstance(given.get("type"), str):
+        found["type"] = _TYPES.get(given["type"], given["type"])
+    return found
 
 
 @functools.cache
@@ -165,7 +176,7 @@ def _processes() -> SubprocessPool:
     return SubprocessPool(command, workers=1, once=True, start_seconds=120.0, description="process of bfcl")
 
 
-# In the process.
+# What runs in the process.
 
 
 class Task:
@@ -228,7 +239,7 @@ def gold_calls(name: str) -> list[list[Call]]:
     return found
 
 
-def judged(name: str, turns: Sequence[Sequence[Call]], task: Task, results: Sequence[str]) -> bool:
+def is_right(name: str, turns: Sequence[Sequence[Call]], task: Task, results: Sequence[str]) -> bool:
     """Whether the last of some turns is right.
 
     Args:
@@ -252,13 +263,21 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
     task = Task(name)
     results = [task.call(call) for turn in turns for call in turn]
     if request.get("judge"):
-        return {"right": judged(name, turns, task, results)}
+        return {"right": is_right(name, turns, task, results)}
     return {"result": results[-1]}
+
+
+def _import_classes() -> None:
+    """Import the classes of all tasks, so that the first call does not pay for it."""
+    from bfcl_eval.constants.executable_backend_config import CLASS_FILE_PATH_MAPPING
+
+    for kind in {kind for row in _rows(_SUITE).values() for kind in row["involved_classes"]}:
+        import_module(CLASS_FILE_PATH_MAPPING[kind])
 
 
 def _main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-    answer_requests(_answer, alarm=20 * _SECONDS, processor=_SECONDS)
+    answer_requests(_answer, alarm=20 * _SECONDS, processor=_SECONDS, prepare=_import_classes)
 
 
 if __name__ == "__main__":

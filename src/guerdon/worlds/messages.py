@@ -34,7 +34,10 @@ class WorldStep(NamedTuple):
 
 
 class MessageWorld(Protocol):
-    """An environment that says messages and is answered by the assistant's; one for each conversation."""
+    """An environment that says messages and is answered by the assistant's; one for each conversation.
+
+    A method `close`, where there is one, is called once the conversation has ended, however it ended.
+    """
 
     def reset(self, row: Mapping[str, Any]) -> WorldStep:
         """Begin the episode of a row: `id`, `messages`, `ground_truth`, `extra_info`."""
@@ -48,6 +51,13 @@ class MessageWorld(Protocol):
                 all calls of the message.
         """
         ...
+
+
+def close_world(world: Any) -> None:
+    """Close a world that has a method for it."""
+    close = getattr(world, "close", None)
+    if callable(close):
+        close()
 
 
 def calls_of(message: Message, bad: Mapping[int, str]) -> list[Mapping[str, Any]]:

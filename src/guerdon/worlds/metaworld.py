@@ -104,7 +104,7 @@ def _compiled_model(path: str) -> Any:
     return mujoco.MjModel.from_xml_path(path)
 
 
-_DRAWS_GOALS = threading.Lock()  # a class of Meta-World is changed meanwhile
+_GOALS_LOCK = threading.Lock()  # a class of Meta-World is changed meanwhile
 
 
 @functools.cache
@@ -117,7 +117,7 @@ def _benchmark(name: str, goals_seed: int) -> tuple[type[Any], list[Any]]:
     import metaworld
 
     cls = metaworld.env_dict.ALL_V3_ENVIRONMENTS[name]
-    with _DRAWS_GOALS:
+    with _GOALS_LOCK:
         cls.do_simulation = lambda *_: None  # copies of guerdon have a method of their own (`_FastSteps`)
         try:
             benchmark = metaworld.MT1(name, seed=small_seed(goals_seed))

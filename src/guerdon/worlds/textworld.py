@@ -19,17 +19,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from guerdon.errors import DataError, boundary, needs
+from guerdon.errors import ConfigError, DataError, boundary, needs
 from guerdon.types import Message
 from guerdon.worlds.messages import WorldStep
 
 _MISSING = (
-    "agent.type textworld needs {name}: pip install --no-deps textworld==1.7.0 jericho tatsu==5.8.3 hashids mementos "
-    "more-itertools networkx prompt-toolkit wcwidth termcolor"
+    "agent.type textworld needs {name}: pip install --no-deps textworld==1.7.0 jericho==3.3.1 tatsu==5.8.3 "
+    "hashids==1.3.1 mementos==1.3.1 more-itertools networkx prompt-toolkit wcwidth termcolor"
 )
 _RULES = "You play a text game. Answer each message with one of its commands, and nothing else.\n\n"
 _PROMPT = re.compile(r"\n>[^\n]*\Z")  # the input line of the interpreter, with its status line
-_SEEDS = 1 << 31
+_SEED, _SEEDS = re.compile(r"[0-9]{1,10}"), 1 << 31
 
 
 class TextWorld:
@@ -42,12 +42,16 @@ class TextWorld:
         turn_rewards: pay single turns; false: the outcome alone.
 
     Raises:
+        ConfigError: a number is too small.
         MissingDependencyError: TextWorld is not installed.
     """
 
     def __init__(self, rooms: int = 3, quest_length: int = 2, objects: int = 5, turn_rewards: bool = True) -> None:
         with needs(_MISSING):
             import textworld  # noqa: F401
+        for name, value, least in (("rooms", rooms, 1), ("quest_length", quest_length, 1), ("objects", objects, 0)):
+            if value < least:
+                raise ConfigError(f"textworld: {name} must be at least {least}, got {value}", key="agent.params")
         self._made = (rooms, quest_length, objects)
         self._paid = turn_rewards
         self._game: Any = None
@@ -63,8 +67,8 @@ class TextWorld:
 
         *system, asked = row["messages"]
         seed = str(asked["content"]).strip()
-        if not (seed.isascii() and seed.isdigit() and int(seed) < _SEEDS):
-            raise DataError(f"the prompt of a row for textworld is a seed, a number below 2^31, this is {seed[:40]!r}")
+        if not (_SEED.fullmatch(seed) and int(seed) < _SEEDS):
+            raise DataError(f"the prompt of a row for textworld is a seed, a number below 2^31, got {seed[:40]!r}")
         wanted = textworld.EnvInfos(
             intermediate_reward=True, admissible_commands=True, won=True, lost=True, facts=True,
             objective=True, description=True,
@@ -99,13 +103,13 @@ class TextWorld:
         return float(value) if self._paid else None
 
     def _name(self) -> str:
-        """Of the state: all that is true in the game."""
+        """A hash of the state: of all facts of the game."""
         return hashlib.sha256("\n".join(sorted(map(str, self._state.facts))).encode()).hexdigest()[:16]
 
 
 @functools.cache
 def _folder() -> tempfile.TemporaryDirectory[str]:
-    """Where the games of this process lie; it goes with the process."""
+    """Where the games of this process are; it is removed when the process ends."""
     return tempfile.TemporaryDirectory(prefix="guerdon-textworld-")
 
 

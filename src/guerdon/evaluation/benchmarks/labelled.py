@@ -479,7 +479,7 @@ def read_turns(
         found, cells = turns_in(record), record.roles.get("step_labels")
         if isinstance(found, Failure):
             left_out[found.reason] += 1
-        elif not isinstance(cells, Sequence) or len(cells) != len(found):
+        elif not isinstance(cells, list | tuple) or len(cells) != len(found):
             left_out["not a label for each turn"] += 1
         else:
             turns += found

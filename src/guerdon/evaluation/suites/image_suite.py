@@ -446,10 +446,8 @@ def held_out(
     if not names:
         why = "the model was trained with val_split 0"
         if settings.val_split:
-            why = "none has what the model was trained on, such as success_at_end: true beside outcomes"
-        raise DataError(
-            f"no held-out episode: {why}; name another data set as evaluate.data_path, or train and evaluate alike"
-        )
+            why = "none has the labels that the model was trained with; pass the outcomes and keys of its training"
+        raise DataError(f"no held-out episode: {why}; or name another data set as evaluate.data_path")
     return [e for e in episodes if e.id in names], joint_hash(digests)
 
 

@@ -247,9 +247,22 @@ def _in_own_form(messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Me
 
 
 def turn_ids(
-    tokenizer: Any, form: ToolForm, messages: Sequence[Message], reply: Message, tools: Sequence[Tool]
+    tokenizer: Any,
+    form: ToolForm,
+    messages: Sequence[Message],
+    reply: Message,
+    tools: Sequence[Tool],
+    stops: IntArray | None = None,
 ) -> tuple[IntArray, IntArray]:
     """Ids of a prompt, and of the assistant's turn that follows as the chat template writes it, with its end of turn.
+
+    Args:
+        tokenizer: of the model.
+        form: of tools.
+        messages: of the prompt.
+        reply: the assistant's turn.
+        tools: that the prompt shows.
+        stops: ids that end a turn; None: those of the tokenizer.
 
     Raises:
         ChatError: the template refuses the chat, or leaves something of it out.
@@ -258,9 +271,12 @@ def turn_ids(
     prompt = prompt_ids(tokenizer, *form.shown(messages, tools))
     whole = conversation_ids(tokenizer, *form.shown((*messages, reply), tools))
     if not np.array_equal(whole[: len(prompt)], prompt):
-        raise DataError("the chat template writes the assistant's turn otherwise than it opens it, so it has no tokens")
+        raise DataError(
+            "the chat template begins a finished turn of the assistant with other tokens than its generation prompt; "
+            "no tokens can be trained on; use another template"
+        )
     said = whole[len(prompt) :]
-    ends = np.flatnonzero(np.isin(said, stop_ids(tokenizer)))
+    ends = np.flatnonzero(np.isin(said, stop_ids(tokenizer) if stops is None else stops))
     if len(ends):
         return prompt, said[: ends[0] + 1]
     return prompt, np.append(said, np.int64(tokenizer.eos_token_id))

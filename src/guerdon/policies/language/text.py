@@ -198,6 +198,8 @@ class TextPolicy:
     ) -> Sequence[slice | IntArray]:
         """Places in `rows` that share a forward pass: at most `micro`, and of at most `max_tokens_per_pass` tokens.
 
+        A group is never split: the pass of one that is larger has all of it.
+
         Args:
             inputs: prompts and responses.
             rows: (N,) of them.
