@@ -52,7 +52,7 @@ ROLES: Mapping[Role, tuple[str, ...]] = {  # the first name that is there counts
     "turn": ("turn",),
     # what was answered, and how it was judged
     "response": ("response", "completion", "output", "generation", "generated_text", "prediction", "model_response",
-                 "output_response", "model_output", "reply", "answer", "text"),
+                 "output_response", "reply", "answer", "text"),
     "responses": ("responses", "completions", "generations", "answers", "candidates", "outputs"),
     "chosen": ("chosen", "chosen_response", "preferred", "preferred_output", "preferred_response", "better",
                "better_response", "accepted", "accepted_response", "winning_response", "response_w"),
