@@ -101,11 +101,13 @@ def test_an_honest_log_is_clean(how):
     assert all(line.startswith("needs ") for line in found.unchecked.values())
 
 
-def test_a_tail_needs_two_different_responses_to_one_prompt():
+def test_prompts_that_come_again_with_copies_alone():
+    """A tail needs two different responses to a prompt; the rewards of copies differ by the rounding of their mean."""
     rows = log()
     alike = [f"The answer to question {group} is known." for group in rows.group_N]
     rewards = rows.reward_N[np.unique(rows.group_N, return_index=True)[1]][rows.group_N]
     found = audit(replace(rows, texts=replace(rows.texts, responses=alike), reward_N=rewards))
+    assert not {"inconsistent", "jump", "position"} & {one.name for one in found.findings}
     assert "different responses to one prompt" in found.undecided["tail"]
 
 

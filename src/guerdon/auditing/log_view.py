@@ -26,6 +26,7 @@ KNOWN = 0.5  # share of the rows whose truth is known, from which on it stands f
 COMMON = 0.35  # share of responses from which on having no answer is how responses end
 SURE = 4.3  # standard errors from which on an effect passes Holm's correction of 25 checks in four of five logs
 _PROGRAM = ("def ", "import ", "```", "class ", "return ", ";\n")
+ROUNDING = 1e-9  # of the spread of all rewards: a smaller one is that of sums in floating point
 SPREADS = "standard deviations of the reward"  # unit of an effect
 MOST_REFERENCES = 3000  # rows whose reference answers are read
 MOST_AS_TRUTH = 4000  # of a log without a truth
@@ -238,7 +239,9 @@ class View:
         """Standard deviation of the reward, within prompts where prompts come again."""
         peers = np.zeros(len(self), np.int64) if self.peer_M is None else self.peer_M
         within = float((self.reward_M - stratum_means(self.reward_M, peers)).std())
-        return within or float(self.reward_M.std()) or 1.0
+        whole = float(self.reward_M.std())
+        is_rounding = within <= ROUNDING * whole  # prompts come again with copies of one response alone
+        return (whole if is_rounding else within) or 1.0
 
     @cached_property
     def paid_level(self) -> float:
