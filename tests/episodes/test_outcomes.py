@@ -107,7 +107,7 @@ def test_a_model_is_trained_and_evaluated_with_them(recordings, tmp_path, monkey
     assert ended("train", "study.yaml", at_end, "--outcomes", outcomes)[1] is None
     assert ended("evaluate", "study.yaml", "--only", "way", "evaluate.reps=100", "--outcomes", outcomes)[1] is None
     unmarked = ended("evaluate", "study.yaml", "--only", "end", "--outcomes", outcomes)[1]
-    assert "success_at_end: true beside outcomes" in str(unmarked)
+    assert "pass the same outcomes, and success_at_end: true" in str(unmarked)
     assert json.loads((tmp_path / "way" / "evaluation.json").read_text())["data"]
     by_path = ("evaluate", "--model", "way", "--data", str(recordings), "--dry-run")
     said, error = ended(*by_path, "--outcomes", outcomes)
