@@ -446,7 +446,7 @@ def held_out(
     if not names:
         why = "the model was trained with val_split 0"
         if settings.val_split:
-            why = "none has the labels of its training: pass the same outcomes, and success_at_end: true where it had that"
+            why = "none has the labels of its training: pass the same outcomes, and success_at_end: true if it had that"
         raise DataError(f"no held-out episode: {why}; or name another data set as evaluate.data_path")
     return [e for e in episodes if e.id in names], joint_hash(digests)
 
