@@ -266,7 +266,7 @@ def turn_ids(
 
     Raises:
         ChatError: the template refuses the chat, or leaves something of it out.
-        DataError: the template opens the turn otherwise than it writes it; or see `prompt_ids`.
+        DataError: a finished turn begins with other tokens than the generation prompt; or see `prompt_ids`.
     """
     prompt = prompt_ids(tokenizer, *form.shown(messages, tools))
     whole = conversation_ids(tokenizer, *form.shown((*messages, reply), tools))
