@@ -7,7 +7,7 @@ a world for `agent.type`, see docs/agents.md.
 from collections.abc import Mapping
 from typing import Any
 
-from guerdon.worlds.messages import WorldStep
+from guerdon import WorldStep
 
 HIGHER, LOWER, NO_DIGIT = "h", "l", "x"
 

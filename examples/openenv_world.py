@@ -12,7 +12,7 @@ from typing import Any
 
 from openenv.core.generic_client import GenericEnvClient
 
-from guerdon.worlds.messages import WorldStep
+from guerdon import WorldStep
 
 
 class OpenEnvWorld:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from guerdon.episodes.write import EpisodeWriter
     from guerdon.serve.client import RewardClient
     from guerdon.types import Episode, Failure, RewardInfo, RewardModel, Score
+    from guerdon.worlds.messages import WorldStep
 
 _PLACES = {
     "Episode": "guerdon.types",
@@ -45,6 +46,7 @@ _PLACES = {
     "load_policy": "guerdon.comparison.play",
     "run": "guerdon.api",
     "compare": "guerdon.api",
+    "WorldStep": "guerdon.worlds.messages",
 }
 
 __all__ = [
@@ -56,6 +58,7 @@ __all__ = [
     "RewardModel",
     "Score",
     "Solution",
+    "WorldStep",
     "audit",
     "compare",
     "evaluate",
