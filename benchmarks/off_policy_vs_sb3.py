@@ -1,4 +1,4 @@
-"""Environment steps per second of computing: guerdon's SAC, Stable-Baselines3's SAC and SAC's matrix products alone.
+"""Environment steps per second of computing: SAC of guerdon, of Stable-Baselines3 and of sbx, and its matrix products.
 
 All act in Pendulum-v1, one copy, with batches of 256 transitions, one gradient step per environment step, two critics
 and a learned temperature, in float32 on one core. Each measurement runs in a process of its own, and they alternate.
@@ -7,9 +7,10 @@ counts for none of them; the process of the side `products` does nothing but the
 steps: two of the policy and three of the critics forwards, and those of the gradients.
 
 Stable-Baselines3 runs the way its documentation shows, with a gradient step after each step; guerdon's rollouts have 50
-steps, and 50 gradient steps follow.
+steps, and 50 gradient steps follow. sbx is Stable-Baselines3 in JAX; its functions are compiled before its time begins.
 
     python benchmarks/off_policy_vs_sb3.py --core=1 --repetitions=5
+    python benchmarks/off_policy_vs_sb3.py --core=1 --repetitions=5 --sides sb3 guerdon sbx products
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from harness import (
 
 TASK, BATCH, STARTS = "Pendulum-v1", 256, 500
 OBSERVED, ACTIONS, CRITICS = 3, 1, 2
+COMPILED = 100  # steps after which JAX compiles nothing more
 
 
 def run_sb3(width: int, steps: int) -> dict[str, Any]:
@@ -46,6 +48,20 @@ def run_sb3(width: int, steps: int) -> dict[str, Any]:
         policy_kwargs={"net_arch": [width, width]},
     )  # fmt: skip
     model.learn(STARTS)
+    watch = Stopwatch()
+    model.learn(steps, reset_num_timesteps=False)
+    return {**watch.read(), "steps": steps}
+
+
+def run_sbx(width: int, steps: int) -> dict[str, Any]:
+    """sbx's SAC, compiled, from its first gradient steps on."""
+    from sbx import SAC
+
+    model = SAC(
+        "MlpPolicy", TASK, batch_size=BATCH, learning_starts=STARTS, seed=0,
+        policy_kwargs={"net_arch": [width, width]},
+    )  # fmt: skip
+    model.learn(STARTS + COMPILED)
     watch = Stopwatch()
     model.learn(steps, reset_num_timesteps=False)
     return {**watch.read(), "steps": steps}
@@ -114,8 +130,10 @@ def run_products(width: int, steps: int) -> dict[str, Any]:
     return {**watch.read(), "steps": steps}
 
 
-RUNS = {"sb3": run_sb3, "guerdon": run_guerdon, "products": run_products}
-NAMES = {"sb3": "Stable-Baselines3 SAC", "guerdon": "guerdon SAC", "products": "the matrix products alone"}
+RUNS = {"sb3": run_sb3, "guerdon": run_guerdon, "sbx": run_sbx, "products": run_products}
+NAMES = {
+    "sb3": "Stable-Baselines3 SAC", "guerdon": "guerdon SAC", "sbx": "sbx SAC", "products": "the matrix products alone"
+}  # fmt: skip
 
 
 def main() -> None:
@@ -125,17 +143,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000, help="environment steps of each measurement")
     parser.add_argument("--widths", type=int, nargs="+", default=[128, 256], help="of the two hidden layers")
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--sides", nargs="+", choices=list(RUNS), default=["sb3", "guerdon", "products"])
     parser.add_argument("--side", choices=list(RUNS), help="one measurement in this process, of the first width")
     options = parser.parse_args()
     pin([options.core])
     if options.side:
         report_measurement(RUNS[options.side](options.widths[0], options.steps))
         return
-    where, rows = machine_line(["stable_baselines3"]), []
+    packages = ["stable_baselines3", *(["sbx_rl", "jax"] if "sbx" in options.sides else [])]
+    where, rows = machine_line(packages), []
     for width in options.widths:
-        results: dict[str, list[dict[str, Any]]] = {side: [] for side in RUNS}
+        results: dict[str, list[dict[str, Any]]] = {side: [] for side in options.sides}
         for repetition in range(options.repetitions):
-            for side in RUNS:
+            for side in options.sides:
                 given = {"side": side, "core": options.core, "steps": options.steps, "widths": width}
                 results[side].append(measure(__file__, given))
                 rate = rates(results[side], "core_seconds")[-1]
@@ -144,7 +164,7 @@ def main() -> None:
         rows += [
             [f"{NAMES[side]}, {width} x {width}", spread(core[side], 0), spread(ratios(core[side], core["sb3"])),
              spread(ratios(core["products"], core[side]))]
-            for side in RUNS
+            for side in options.sides
         ]  # fmt: skip
     header = ["", "steps per core-second", "ratio to SB3", "time over that of the products"]
     print(f"\n{where}\n\nMedian of {options.repetitions} (lowest to highest).\n\n{table(header, rows)}")
