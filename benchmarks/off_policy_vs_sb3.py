@@ -54,7 +54,7 @@ def run_sb3(width: int, steps: int) -> dict[str, Any]:
 
 
 def run_sbx(width: int, steps: int) -> dict[str, Any]:
-    """sbx's SAC, compiled, from its first gradient steps on."""
+    """SAC of sbx, compiled, from its first gradient steps on."""
     from sbx import SAC
 
     model = SAC(
