@@ -66,8 +66,8 @@ class ConfigError(GuerdonError, ValueError):
         key: the key that it is about. A check of a section names the key within that section.
 
     Attributes:
-        key: dotted, as in the file, such as `algorithm.loss`; of several problems, the key of the first one. None: the
-            error is about no key.
+        key: dotted, as in the file, such as `algorithm.loss`, or an option of the command line, such as `--rows`; of
+            several problems, the key of the first one. None: the error is about no key.
     """
 
     def __init__(self, message: str, *, key: str | None = None) -> None:

@@ -73,7 +73,7 @@ class MonitorFiles:
             found = table_rows(lines, ",", strict=False)
             names: list[str] | Unparsed = known.names or next(found, [])
             if isinstance(names, Unparsed):
-                raise DataError(f"{file}: the line with the names of the columns is {names}")
+                raise DataError(f"the line with the names of the columns is {names}", where=file)
             written = enumerate((cells for cells in found if cells), start=2 + len(known.rows))
             new = [(n, _episode(cells, names, known.started, f"{file}:{n}")) for n, cells in written]
             end = lines.tell()
