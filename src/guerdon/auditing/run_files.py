@@ -65,7 +65,7 @@ class MonitorFiles:
         known = self._known.get(file)
         if known is None or not known.still_holds(file):
             known = self._known[file] = _Monitor()
-        with boundary(DataError, f"{file}: cannot be read as a monitor file"), file.open(newline="") as lines:
+        with boundary(DataError, "cannot be read as a monitor file", where=str(file)), file.open(newline="") as lines:
             if known.names:
                 lines.seek(known.offset)
             else:
@@ -100,7 +100,7 @@ class _Monitor:
 
     def still_holds(self, file: Path) -> bool:
         """Whether the file begins with what was read."""
-        with boundary(DataError, f"{file}: cannot be read as a monitor file"), file.open("rb") as opened:
+        with boundary(DataError, "cannot be read as a monitor file", where=str(file)), file.open("rb") as opened:
             opened.seek(self.offset - len(self.end))
             return opened.read(len(self.end)) == self.end
 
@@ -197,7 +197,7 @@ class EventFiles:
         if files:
             from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
         for file in files:
-            with boundary(DataError, f"{file}: cannot be read as events of TensorBoard"):
+            with boundary(DataError, "cannot be read as events of TensorBoard", where=str(file)):
                 _check_events(file)
                 self._sizes[file] = file.stat().st_size
                 loader = self._loaders.setdefault(file, EventFileLoader(str(file)))

@@ -108,7 +108,8 @@ def label(
     if study.data is None and not settings.data_paths:
         raise ConfigError(
             "guerdon label needs a label section, and a data section (questions with answers) or solutions in "
-            "label.solutions.data_path"
+            "label.solutions.data_path",
+            key="data",
         )
     root = Path(settings.save_dir)
     folder = root / settings.dataset

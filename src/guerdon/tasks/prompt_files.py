@@ -110,7 +110,8 @@ def load_prompts(
     if len(examples) < settings.shots or len(train) <= settings.shots:
         raise DataError(
             f"data.shots is {settings.shots}, and {len(examples)} of the {len(train)} training prompts can be shown as "
-            "worked examples, of which at least one more must remain to train on; give rows a `solution`"
+            "worked examples, of which at least one more must remain to train on; give rows a `solution`",
+            field="data.shots",
         )
     shown = {example.id for example in examples}
     train = tuple(prompted(prompt, settings, examples) for prompt in train if prompt.id not in shown)
@@ -161,7 +162,8 @@ def _check_code_rows(settings: ReadDataSettings, prompts: Iterable[Prompt]) -> N
     if rows and settings.verifier not in ("auto", "code"):
         raise DataError(
             f"{len(rows)} rows are programming tasks, the first is {rows[0].id}: {rows[0].question[:80]!r}; "
-            f"data.verifier {settings.verifier} cannot judge them: remove it, or leave them out"
+            f"data.verifier {settings.verifier} cannot judge them: remove it, or leave them out",
+            field="data.verifier",
         )
     if rows or settings.verifier == "code":
         check_isolation()
@@ -281,10 +283,14 @@ def read_dataset(
             loaded = datasets.load_from_disk(path)
             if isinstance(loaded, datasets.DatasetDict):
                 if split not in loaded:
-                    raise DataError(f"data.path {path} has no split {split!r}, only {', '.join(loaded)}")
+                    raise DataError(
+                        f"data.path {path} has no split {split!r}, only {', '.join(loaded)}", field="data.path"
+                    )
                 loaded = loaded[split]
             elif split != "train":
-                raise DataError(f"data.path {path} is a single data set without splits; {split!r} is not in it")
+                raise DataError(
+                    f"data.path {path} is a single data set without splits; {split!r} is not in it", field="data.path"
+                )
         else:
             loaded = datasets.load_dataset(path, name, split=split, trust_remote_code=False)
 
@@ -358,7 +364,7 @@ class PromptRows(NamedTuple):
             raise DataError(f"{self.skipped[0][1]}; no row has a true answer that can be read")
         why = ", ".join(f"{n} {reason}" for reason, n in sorted(self.left_out.items()))
         why = f": left out were {why}" if why else "; give a file with a row per question"
-        raise DataError(f"{data}: there is no prompt in it{why}")
+        raise DataError(f"there is no prompt in it{why}", where=data)
 
 
 def prompts_of_rows(
@@ -640,7 +646,7 @@ def _gold(
     model, said = row.get("reward_model"), _is_said("reference", plan)
     try:
         if isinstance(model, Mapping) and not said:
-            return _as_text(model.get("ground_truth"), f"{where}: reward_model.ground_truth")
+            return _as_text(model.get("ground_truth"), where, "reward_model.ground_truth")
         if answered:
             plan.need(where, "reference")
         if not is_blank(roles.get("reference")) and "reference" not in plan.unclear:
@@ -659,7 +665,7 @@ def _gold(
 
 def _stated(reference: Any, where: str, column: str) -> str:
     """The answer that a cell is, or that a text in it marks."""
-    text = _as_text(reference, f"{where}: {column}")
+    text = _as_text(reference, where, column)
     gold = final_answer(text) if _marks(text) else text
     if gold is None or is_blank(gold):
         raise UnreadableGoldError(f"{column} marks no answer: {text[-80:]!r}", where=where, field=column)
@@ -678,14 +684,14 @@ def _no_answer(row: Mapping[str, Any], plan: Plan) -> str:
     return f"no true answer; expected {wanted}, or columns: reference=NAME; {found}"
 
 
-def _as_text(value: Any, where: str) -> str:
-    said = f"{where} must be text or a number, this is {str(value)[:80]!r}"
+def _as_text(value: Any, where: str, column: str) -> str:
+    said = f"{column} must be text or a number, this is {str(value)[:80]!r}"
     if is_blank(value):
-        raise NoGoldError(said)
+        raise NoGoldError(said, where=where, field=column)
     if isinstance(value, float) and not math.isfinite(value):
-        raise UnreadableGoldError(said)
+        raise UnreadableGoldError(said, where=where, field=column)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise DataError(said)
+        raise DataError(said, where=where, field=column)
     return str(value).strip()
 
 

@@ -766,7 +766,9 @@ class FrameTrainer(BaseTrainer):
         processes = 1 if sharded else distributed.launched()
         if settings.fsdp and not sharded:
             start = "`torchrun --nproc-per-node PROCESSES -m guerdon train ...`"
-            raise ConfigError(f"fsdp: true needs several processes, and this is the only one: {start}, or leave it out")
+            raise ConfigError(
+                f"fsdp: true needs several processes, and this is the only one: {start}, or leave it out", key="fsdp"
+            )
         distributed.check_device(device)
         train, val = frames.split()
         sampler = BalancedSampler(frames.positive[train], settings.fail_success_ratio, settings.seed)

@@ -793,7 +793,9 @@ class AttackStage:
             ConfigError: as `attackable`; or the study is of text.
         """
         if study.text:
-            raise ConfigError("--attack is for robots: models for text are always attacked, as evaluate.attacks says")
+            raise ConfigError(
+                "--attack is for robots: models for text are always attacked, as evaluate.attacks says", key="--attack"
+            )
         attackable(study, self.only)
 
     def estimate(self, study: Study) -> dict[str, Any]:

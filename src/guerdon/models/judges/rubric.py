@@ -122,10 +122,10 @@ def read_rubric(path: Path) -> Rubric:
         ConfigError: it cannot be read, or is not a rubric.
     """
     if path.suffix.lower() not in ENDINGS:
-        raise ConfigError(f"{path}: a rubric is a file that ends in {', '.join(ENDINGS)}")
+        raise ConfigError(f"{path}: a rubric is a file that ends in {', '.join(ENDINGS)}", key="rubric")
     if path.suffix.lower() != ".toml":
         return validate(Rubric, read_yaml(path), origin=str(path))  # JSON is YAML
-    with boundary(ConfigError, f"{path}: the rubric cannot be read"):
+    with boundary(ConfigError, f"{path}: the rubric cannot be read", key="rubric"):
         given = tomllib.loads(path.read_text(encoding="utf-8"))
     return validate(Rubric, given, origin=str(path))
 
@@ -138,7 +138,7 @@ def rubric_of(given: Any, where: str) -> Rubric:
         ConfigError: a criterion is not valid.
     """
     if isinstance(given, str):
-        with boundary(DataError, f"{where}: the rubric is not JSON"):
+        with boundary(DataError, "the rubric is not JSON", where=where):
             given = json.loads(given)
     items = given.get("criteria", given) if isinstance(given, Mapping) else given
     if not isinstance(items, Sequence) or isinstance(items, str) or not items:

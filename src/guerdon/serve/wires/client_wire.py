@@ -585,10 +585,13 @@ def refuse_idle(settings: RemoteSettings, info: RewardInfo) -> None:
     given = sorted(key for key in idle if getattr(settings, key) != fields[key].default)
     if given:
         what = {"text": "text", "state": "states"}.get(info.modality, "every frame")
-        raise ConfigError(f"{given[0]} would do nothing with the model {info.name!r}, which scores {what}; remove it")
+        raise ConfigError(
+            f"{given[0]} would do nothing with the model {info.name!r}, which scores {what}; remove it", key=given[0]
+        )
     if info.granularity == "step" and settings.upload in ("mp4", "path"):
         raise ConfigError(
-            f"the model {info.name!r} scores every frame, and a video does not keep them all: upload npy or jpeg"
+            f"the model {info.name!r} scores every frame, and a video does not keep them all: upload npy or jpeg",
+            key="upload",
         )
 
 
