@@ -328,15 +328,16 @@ def test_without_an_evaluate_section_the_own_family_is_asked(file):
     assert settings.generated.families[0].steps == 2
     assert settings.aggregation == "min"
     files = {"type": "files", "train_files": "x.jsonl"}
-    with pytest.raises(ConfigError, match="there is nothing to evaluate the reward models on"):
+    with pytest.raises(ConfigError, match="there is nothing to evaluate the reward models on") as refused:
         text_settings(None, study_of(file, evaluate=None, data=files).data)
+    assert refused.value.key == "evaluate"
 
 
 def test_a_model_that_is_not_trained_is_one_clear_line(file, tmp_path):
     train = {"prm": {"type": "stepwise", "save_dir": str(tmp_path / "none"), "data_path": "x"}}
     with pytest.raises(CheckpointError, match="train it first: guerdon train STUDY --only prm"):
         candidates(study_of(file, train=train))
-    with pytest.raises(ConfigError, match="no reward model to evaluate"):
+    with refuses("evaluate.models"):
         candidates(study_of(file, train={}, evaluate=None))
 
 

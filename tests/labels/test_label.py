@@ -315,8 +315,9 @@ def test_labels_belong_to_language_models():
         ValueError, match=r"label would do nothing .* a language model is `policy: \{type: text, path: FOLDER\}`"
     ):
         Study.model_validate({"label": {"labeler": "exact"}})
-    with pytest.raises(ConfigError, match="this configuration has no label section"):
+    with pytest.raises(ConfigError, match="this configuration has no label section") as refused:
         label(Study.model_validate({"policy": {"type": "text", "tiny": {}}, "data": DATA}))
+    assert refused.value.key == "label"
 
 
 @pytest.fixture

@@ -329,18 +329,25 @@ def frame_of(observation: Any, frames: str | Callable[[Any], Any]) -> ByteArray:
         ConfigError: there is no frame there.
     """
     if not isinstance(frames, str):
-        return checked_frame(frames(observation), "frames(observation)")
+        return checked_frame(frames(observation), "frames(observation)", key="frames")
     if not isinstance(observation, Mapping) or frames not in observation:
         had = ", ".join(observation) if isinstance(observation, Mapping) else type(observation).__name__
         raise ConfigError(f"frames={frames!r} is not a key of the observation, which has {had}", key="frames")
     what = f"observation[{frames!r}]"
     if np.ndim(observation[frames]) == 3 and np.shape(observation[frames])[-1] == 4:
-        raise ConfigError(f"{what} has four channels, RGBA or a stack of grey frames; give it as RGB or grey")
-    return checked_frame(observation[frames], what)
+        raise ConfigError(
+            f"{what} has four channels, RGBA or a stack of grey frames; give it as RGB or grey", key="frames"
+        )
+    return checked_frame(observation[frames], what, key="frames")
 
 
-def checked_frame(picture: Any, what: str) -> ByteArray:
+def checked_frame(picture: Any, what: str, *, key: str | None = None) -> ByteArray:
     """A picture as (H, W, 3) uint8.
+
+    Args:
+        picture: grey, RGB or RGBA.
+        what: it is, for messages.
+        key: the argument that names it, if one does.
 
     Raises:
         ConfigError: it is not such a picture.
@@ -350,5 +357,6 @@ def checked_frame(picture: Any, what: str) -> ByteArray:
     except DataError as error:
         raise ConfigError(
             f"{what}: {error}. Make the environment with render_mode='rgb_array', or say with frames= where they are "
-            "in the observation"
+            "in the observation",
+            key=key,
         ) from error
