@@ -340,8 +340,9 @@ def test_prometheus_shows_a_rubric_of_one_criterion():
         assert same.requests == client.requests
     two = Rubric(criteria=(*FIVE.criteria, Criterion(name="short", text="It is short.")))
     for rubric in (two, Rubric(criteria=two.criteria[1:])):
-        with pytest.raises(ConfigError, match="rubric: the prompt prometheus_absolute takes"):
+        with pytest.raises(ConfigError, match="rubric: the prompt prometheus_absolute takes") as refused:
             published_prompt("prometheus_absolute").check_rubric(rubric)
+        assert refused.value.key == "rubric"
         column = {"rubric": json.dumps(rubric.model_dump()["criteria"])}
         assert judged("prometheus_absolute", lambda _: "?", group("a", meta=column))[0] == ["no_rubric"]
 
