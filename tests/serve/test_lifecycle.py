@@ -345,38 +345,46 @@ def test_flags_of_one_model_are_about_the_one_that_is_named():
     beside = serve_settings(None, [], {**given, "backend": "text", "model_path": "runs/b"}).models
     assert (beside["prm"].update_dir, beside["text"].update_dir) == (None, "states")
     wanted = r"--update-dir: which of prm, b\?.* models.prm.update_dir=states, or in a file: models: .prm: "
-    with pytest.raises(ConfigError, match=wanted):
+    with pytest.raises(ConfigError, match=wanted) as refused:
         serve_settings(None, [], {**given, "model": ["prm=runs/prm", "b=runs/b"]})
+    assert refused.value.key == "--update-dir"
     two = serve_settings(None, ["models.prm.update_dir=states"], {"model": ["prm=runs/prm", "b=runs/b"]}).models
     assert [two[name].update_dir for name in ("prm", "b")] == ["states", None]
 
 
 @cases(
-    ("words", "message"),
+    ("words", "key", "message"),
     [
-        ((), "no model to serve"),
-        (("--temperature", "0.5"), "which model"),
-        (("--model", "x"), "write name=path"),
-        (("--backend", "constant", "--custom-backend", "m:f"), "both given; remove one of them"),
-        (("--custom-backend", "module"), "write module:factory"),
-        (("--backend", "constant", "--gpu-ids", "a"), "not a list of GPU numbers"),
-        (("--backend", "constant", "--primo-tensor-parallel-size", "2"), "would do nothing without --backend PRIMO-R1"),
-        (("--backend", "constant", "--default", "other"), "default is 'other'"),
-        (("--backend", "constant", "limits.max_items=2000"), "could never be accepted"),
-        (("--backend", "constant", "nonsense=1"), "nonsense"),
-        (("a.yaml", "b.yaml", "--backend", "constant"), "one file describes a server"),
+        ((), "models", "no model to serve"),
+        (("--temperature", "0.5"), "--temperature", "which model"),
+        (("--model", "x"), "--model", "write name=path"),
+        (("--backend", "constant", "--custom-backend", "m:f"), "models.constant.custom_backend", "both given"),
+        (("--custom-backend", "module"), "models.module.custom_backend", "write module:factory"),
+        (("--backend", "constant", "--gpu-ids", "a"), "gpu_ids", "not a list of GPU numbers"),
+        (
+            ("--backend", "constant", "--primo-tensor-parallel-size", "2"),
+            "--primo-tensor-parallel-size",
+            "would do nothing without --backend PRIMO-R1",
+        ),
+        (("--backend", "constant", "--default", "other"), "default", "default is 'other'"),
+        (("--backend", "constant", "limits.max_items=2000"), "limits.max_items", "could never be accepted"),
+        (("--backend", "constant", "nonsense=1"), "nonsense", ""),
+        (("a.yaml", "b.yaml", "--backend", "constant"), None, "one file describes a server"),
     ],
 )  # fmt: skip
-def test_command_lines_that_cannot_be_meant(words, message):
-    with pytest.raises(ConfigError, match=message):
+def test_command_lines_that_cannot_be_meant(words, key, message):
+    with pytest.raises(ConfigError) as refused:
         flags(*words)
+    assert refused.value.key == key
+    assert message in str(refused.value)
 
 
 def test_knobs_that_would_do_nothing_are_refused():
     with refuses("models.x.max_model_len"):
         model_loader("x", ServedModelSettings(backend="constant", max_model_len=3))
-    with pytest.raises(ConfigError, match="two models answer to the name 'y'"):
+    with pytest.raises(ConfigError, match="two models answer to the name 'y'") as refused:
         serve_settings(None, ["models={x: {backend: constant, aliases: [y]}, y: {backend: constant}}"], {})
+    assert refused.value.key == "models"
 
 
 def test_a_scorer_of_the_first_server(server):

@@ -80,14 +80,15 @@ def test_knobs_that_would_do_nothing_or_harm_are_refused(given, words):
 
 
 def test_python_callers_are_told_what_is_wrong_as_files_are():
-    with pytest.raises(ConfigError, match=r"time_out = 3: unknown key; did you mean timeout\?"):
+    with refuses("time_out"):
         RemoteSettings(endpoint=URL, time_out=3)
     with refuses("timeout"):
         RemoteSettings(timeout=0)
     with refuses("endpoint"):
         RewardClient("127.0.0.1:18080")
-    with pytest.raises(ConfigError, match=r"^h/score: endpoint is 'h/score'"):
+    with pytest.raises(ConfigError, match=r"^h/score: endpoint is 'h/score'") as refused:
         remote_at("h/score")
+    assert refused.value.key == "endpoint"
     with refuses("remote.time_out"):
         validate(RemoteModelSettings, {"model_type": "remote", "remote": {"time_out": 3}}, origin="f.yaml")
 
@@ -96,10 +97,11 @@ def test_python_callers_are_told_what_is_wrong_as_files_are():
 def test_settings_stand_beside_an_address(client):
     made = client(URL, timeout=3, backend="prm")
     assert made.settings == RemoteSettings(endpoint=URL, timeout=3, backend="prm")
-    with pytest.raises(ConfigError, match=r"^the reward client: timeout is 0"):
+    with refuses("timeout"):
         client(URL, timeout=0)
-    with pytest.raises(ConfigError, match="timeout is a setting: change the RemoteSettings"):
+    with pytest.raises(ConfigError, match="timeout is a setting: change the RemoteSettings") as refused:
         client(RemoteSettings(endpoint=URL), timeout=3)
+    assert refused.value.key == "timeout"
 
 
 @cases("client", [RewardClient, AsyncRewardClient])
@@ -114,5 +116,6 @@ def test_settings_stand_beside_an_address(client):
 )
 def test_unknown_arguments_are_refused_without_their_values(client, given, words):
     for address in (URL, RemoteSettings(endpoint=URL)):
-        with pytest.raises(ConfigError, match=words):
+        with pytest.raises(ConfigError, match=words) as refused:
             client(address, **given)
+        assert refused.value.key == next(iter(given))
