@@ -313,6 +313,7 @@ def _check_columns(row: Mapping[str, Any], where: str) -> None:
             "write question, choices (a list of texts) and answer (a letter), or remove these columns if the question "
             "is complete without them",
             where=where,
+            field=str(unknown[0]),
         )
 
 

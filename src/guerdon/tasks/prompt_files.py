@@ -278,7 +278,7 @@ def read_dataset(
         import datasets
     check_data_set(DataError, "data.path", path)
     folder = Path(path)
-    with boundary(DataError, f"data.path {path}: the split {split!r} cannot be loaded"):
+    with boundary(DataError, f"data.path {path}: the split {split!r} cannot be loaded", field="data.path"):
         if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
             loaded = datasets.load_from_disk(path)
             if isinstance(loaded, datasets.DatasetDict):

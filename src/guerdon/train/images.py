@@ -485,7 +485,7 @@ def label_rows(
         ids.append(episode.id)
         succeeded.append(bool(np.nanmax(target_T) > 0))  # by all rows, as `held_out_episodes` finds them again
     if unmarked and not any(some.any() for some in positive):
-        raise DataError(no_marks(unmarked, len(ids) + skipped))
+        raise DataError(no_marks(unmarked, len(ids) + skipped), field="next.success")
     if not ids:
         raise DataError(_none_usable(settings, skipped, needs_task=needs_task, unseen=unseen))
     positive_R = np.concatenate(positive)

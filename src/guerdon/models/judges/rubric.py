@@ -56,9 +56,9 @@ class Criterion(BaseModel):
     @model_validator(mode="after")
     def _differ(self) -> Criterion:
         if len({choice.casefold() for choice in self.choices}) < len(self.choices):
-            raise ValueError(f"the choices of {self.name} must differ")
+            raise ConfigError(f"the choices of {self.name} must differ", key="choices")
         if not self.weight:
-            raise ValueError(f"the weight of {self.name} is 0; remove the criterion")
+            raise ConfigError(f"the weight of {self.name} is 0; remove the criterion", key="weight")
         return self
 
     def share(self, choice: str) -> float | None:
@@ -85,9 +85,9 @@ class Rubric(BaseModel):
     def _names_differ(self) -> Rubric:
         names = [one.name.casefold() for one in self.criteria]
         if len(set(names)) < len(names):
-            raise ValueError("the names of criteria must differ")
+            raise ConfigError("the names of criteria must differ", key="criteria")
         if self.scoring == "points" and all(one.weight < 0 for one in self.criteria):
-            raise ValueError("no criterion has positive points, so that there is nothing to reach")
+            raise ConfigError("no criterion has positive points, so that there is nothing to reach", key="criteria")
         return self
 
     def value(self, shares: Mapping[str, float]) -> tuple[float | None, float]:
