@@ -83,31 +83,31 @@ def test_nothing_that_is_sent_tells_the_answer(make, tmp_path):
 
 
 @cases(
-    ("data", "wanted", "said"),
+    ("data", "wanted", "key", "said"),
     [
-        ("log", {"kind": "episodes"}, "is no LeRobot data set; leave out --as"),
-        ("log", {"kind": "response"}, "did you mean responses"),
-        ("episodes", {"kind": "pairs"}, "holds episodes of a robot; leave out --as"),
-        ("episodes", {"columns": "response=x"}, "--columns is for rows of text"),
-        ("pairs", {"kind": "steps"}, "nothing to judge"),
-        ("prompts", {}, "nothing to judge"),
-        ("prompts", {"kind": "pairs"}, "no rows with several responses"),
-        ("empty", {}, "there is no row"),
-        ("missing", {}, "no such file"),
-        ("log", {"choose": "best"}, "--choose best: choose one of random, uncertain, disagreement"),
-        ("log", {"random_share": 0.5}, "--random-share would do nothing"),
-        ("log", {"overlap": 2.0}, "a share is a number from 0 to 1"),
-        ("log", {"scale": 12}, "a scale has 2 to 9 numbers"),
-        ("pairs", {"scale": 5}, "--scale 5: of responses"),
-        ("log", {"rows": "1-x"}, "is no row; write numbers and ranges"),
-        ("log", {"rows": "40"}, "nothing to judge in row 40; rows are numbered from 0, the last one is 39"),
-        ("log", {"rows": "1", "finding": "length"}, "leave out one of them"),
-        ("log", {"finding": "lenght"}, "did you mean length"),
-        ("log", {"reference": True}, "has no reference answers"),
-        ("pairs", {"choose": "uncertain"}, "the data has none; name a --model"),
+        ("log", {"kind": "episodes"}, "--as", "is no LeRobot data set; leave out --as"),
+        ("log", {"kind": "response"}, "--as", "did you mean responses"),
+        ("episodes", {"kind": "pairs"}, "--as", "holds episodes of a robot; leave out --as"),
+        ("episodes", {"columns": "response=x"}, "--columns", "is for rows of text"),
+        ("pairs", {"kind": "steps"}, None, "nothing to judge"),
+        ("prompts", {}, None, "nothing to judge"),
+        ("prompts", {"kind": "pairs"}, "--as", "no rows with several responses"),
+        ("empty", {}, None, "there is no row"),
+        ("missing", {}, None, "no such file"),
+        ("log", {"choose": "best"}, "--choose", "choose one of random, uncertain, disagreement"),
+        ("log", {"random_share": 0.5}, "--random-share", "would do nothing"),
+        ("log", {"overlap": 2.0}, "--overlap", "a share is a number from 0 to 1"),
+        ("log", {"scale": 12}, "--scale", "a scale has 2 to 9 numbers"),
+        ("pairs", {"scale": 5}, "--scale", "of responses"),
+        ("log", {"rows": "1-x"}, "--rows", "is no row; write numbers and ranges"),
+        ("log", {"rows": "40"}, "--rows", "nothing to judge in row 40; rows are numbered from 0"),
+        ("log", {"rows": "1", "finding": "length"}, "--rows", "leave out one of them"),
+        ("log", {"finding": "lenght"}, "--finding", "did you mean length"),
+        ("log", {"reference": True}, "--show", "has no reference answers"),
+        ("pairs", {"choose": "uncertain"}, "--choose", "the data has none; name a --model"),
     ],
 )  # fmt: skip
-def test_what_is_refused_leaves_no_folder(data, wanted, said):
+def test_what_is_refused_leaves_no_folder(data, wanted, key, said):
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         make = {"log": log_of, "pairs": pairs_of, "episodes": lambda path: episodes_of(path, 1)}
@@ -116,8 +116,10 @@ def test_what_is_refused_leaves_no_folder(data, wanted, said):
             "empty": lambda path: lines(path, []), "missing": lambda path: path,
         }  # fmt: skip
         path = (make | made)[data](root / ("data" if data == "episodes" else "data.jsonl"))
-        with pytest.raises(GuerdonError, match=said), open_session(AnnotateSettings(str(path), root / "out", **wanted)):
+        wanted = AnnotateSettings(str(path), root / "out", **wanted)
+        with pytest.raises(GuerdonError, match=said) as refused, open_session(wanted):
             pass
+        assert getattr(refused.value, "key", None) == key
         assert not (root / "out").exists()
 
 

@@ -676,7 +676,7 @@ def refuse_all(settings: ServeSettings) -> None:
     refuse_early(settings)
     for name, model in settings.models.items():
         if model.custom_backend is not None:
-            factory(model.custom_backend)
+            factory(model.custom_backend, key=f"models.{name}.custom_backend")
             continue
         path = model.model_path or ""
         kind = backend_name(model.backend) or kind_at(path)
@@ -701,8 +701,9 @@ def load_custom(name: str, settings: ServedModelSettings) -> RewardModel:
     """
     spec = settings.custom_backend
     assert spec is not None
-    build = factory(spec)
-    with boundary(ConfigError, f"custom_backend {spec} raised", key=f"models.{name}.custom_backend"):
+    key = f"models.{name}.custom_backend"
+    build = factory(spec, key=key)
+    with boundary(ConfigError, f"custom_backend {spec} raised", key=key):
         built = build(settings)
     if isinstance(built, RewardModel):
         return built
@@ -710,7 +711,7 @@ def load_custom(name: str, settings: ServedModelSettings) -> RewardModel:
         return VideoScorer(name, built)
     raise ConfigError(
         f"custom_backend {spec} returned a {type(built).__name__}: it has neither score nor score_video",
-        key=f"models.{name}.custom_backend",
+        key=key,
     )
 
 
@@ -758,13 +759,20 @@ class VideoScorer:
         return ExplainedScore(Score(total=total), str(text))
 
 
-def factory(spec: str) -> Callable[[ServedModelSettings], Any]:
+def factory(spec: str, *, key: str = "custom_backend") -> Callable[[ServedModelSettings], Any]:
     """The function `module:factory`, imported and not called.
+
+    Args:
+        spec: it.
+        key: that names it.
 
     Raises:
         ConfigError: there is none, or it takes no argument.
     """
-    found = _FACTORIES.factory(spec)
+    try:
+        found = _FACTORIES.factory(spec)
+    except ConfigError as error:
+        raise ConfigError(str(error), key=key) from error
     if parameters_of(found) == {}:
-        raise ConfigError(f"custom_backend {spec} must take the model's settings as its argument", key="custom_backend")
+        raise ConfigError(f"custom_backend {spec} must take the model's settings as its argument", key=key)
     return found
