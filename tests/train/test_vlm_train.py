@@ -258,15 +258,16 @@ def test_data_that_teaches_nothing_is_refused(tmp_path):
 
 
 def test_settings_that_do_nothing_are_refused():
-    for changes, why in (
-        ({"path": "x"}, "one of them"),
-        ({"nframes": 4}, "nframes would do nothing"),
-        ({"horizon": 3.0}, "horizon would do nothing"),
-        ({"question": "progress", "reward_threshold": 0.4}, "reward_threshold would do nothing"),
-        ({"micro_batch_size": 3}, "multiple"),
+    for changes, key, words in (
+        ({"path": "x"}, "path", "one of them"),
+        ({"nframes": 4}, "nframes", ""),
+        ({"horizon": 3.0}, "horizon", ""),
+        ({"question": "progress", "reward_threshold": 0.4}, "reward_threshold", ""),
+        ({"micro_batch_size": 3}, "batch_size", "multiple"),
     ):
-        with pytest.raises(ValueError, match=why):
+        with refuses(key) as refused:
             settings("x", **changes)
+        assert words in str(refused.value)
 
 
 @pytest.mark.parametrize("steps", first([1, 4], 1))
