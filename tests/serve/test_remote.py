@@ -270,8 +270,9 @@ def test_all_episodes_of_a_call_are_scored_in_one_batch(served, home):
 
 def test_a_model_that_is_not_there(served):
     known = "there is no model 'nobody' here; there are eye, fixed, learner, prm, resnet, states; set backend"
-    with pytest.raises(ConfigError, match=known):
+    with pytest.raises(ConfigError, match=known) as refused:
         remote(served, "nobody")
+    assert refused.value.key == "backend"
     with pytest.raises(ConfigError, match="put its token into GUERDON_TOKEN"):
         load_remote(RemoteSettings(endpoint=served.url), token="another")
     with refuses("checkpoint_path"):

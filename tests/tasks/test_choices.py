@@ -178,7 +178,7 @@ def test_the_letters_of_shuffled_answers_are_even_and_change_with_the_seed():
         ({"question": Q, "mc1_targets": {"choices": ["a", "b"], "labels": [1, 1]}}, "mc1_targets", "2 right answers"),
         ({"question": Q, "choices": ["a", " "], "answer": 0}, None, "option B is empty"),
         ({"question": Q, "choices": list(map(str, range(100, 130))), "answer": 0}, None, "30 options; a question has"),
-        ({"choices": OPTIONS, "answer": 0}, None, "no question"),
+        ({"choices": OPTIONS, "answer": 0}, "prompt", "no question"),
     ],
 )  # fmt: skip
 def test_options_in_no_known_layout_are_refused_with_the_columns(row, field, why):

@@ -108,7 +108,7 @@ def test_plain_questions_and_answers_in_several_spellings(row, gold, solution):
     [
         ('{"question": "a", "answer": "1"', None, "not JSON"),
         ("[1]", None, "a row must be a map"),
-        ('{"question": "a", "solution": "no mark"}', None, "no true answer"),
+        ('{"question": "a", "solution": "no mark"}', "reference", "no true answer"),
         ('{"question": "a", "answer": true}', "answer", "must be text or a number"),
         ('{"prompt": [{"role": "user"}], "answer": "1"}', None, "needs role and content"),
         ('{"prompt": [{"role": "robot", "content": "a"}], "answer": "1"}', None, "one of the roles"),

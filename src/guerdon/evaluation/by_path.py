@@ -183,7 +183,7 @@ def robot_model(model: str) -> RewardModel:
         return load_reward_model("remote", remote=remote_at(model))
     found = load_reward_model(model) if is_factory(model) else load_reward_model(kind_at(model), model)
     if found.info.modality == "text":
-        raise ConfigError(f"{model} judges text, and the data has episodes of robots")
+        raise ConfigError(f"{model} judges text, and the data has episodes of robots", key="--model")
     return found
 
 

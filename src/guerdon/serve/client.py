@@ -144,7 +144,7 @@ class AsyncRewardClient:
         """
         found = await self._description(tries=FIRST_TRIES)
         if isinstance(found, Failure):
-            raise ConfigError(wire.no_description(wire.ServerReply(failure=found), self.settings))
+            raise wire.no_description(wire.ServerReply(failure=found), self.settings)
         return found
 
     async def judge(self, episodes: Sequence[Episode], options: JudgeOptions | None = None) -> list[ExplainedScore]:
@@ -315,7 +315,7 @@ class AsyncRewardClient:
                 return reply.failure
             found = self._format.info(reply.value) if reply.failure is None else reply.failure
             if isinstance(found, Failure):
-                raise ConfigError(wire.no_description(replace(reply, failure=found), self.settings))
+                raise wire.no_description(replace(reply, failure=found), self.settings)
             wire.refuse_idle(self.settings, found)
             self._info = found
         return self._info

@@ -343,13 +343,13 @@ class PromptRows(NamedTuple):
     Attributes:
         prompts: in order.
         left_out: rows without one, by reason.
-        skipped: place and reason of the rows whose true answer is missing or cannot be read.
+        skipped: of each row whose true answer is missing or cannot be read, why, with its place.
         rows: those with a prompt, and these.
     """
 
     prompts: list[Prompt]
     left_out: Counter[str]
-    skipped: list[tuple[str, str]]
+    skipped: list[UnreadableGoldError]
     rows: int
 
     def check(self, data: str) -> None:
@@ -361,7 +361,7 @@ class PromptRows(NamedTuple):
         if self.prompts:
             return
         if self.skipped:
-            raise DataError(f"{self.skipped[0][1]}; no row has a true answer that can be read")
+            raise _refused(self.skipped[0], "no row has a true answer that can be read")
         why = ", ".join(f"{n} {reason}" for reason, n in sorted(self.left_out.items()))
         why = f": left out were {why}" if why else "; give a file with a row per question"
         raise DataError(f"there is no prompt in it{why}", where=data)
@@ -378,7 +378,7 @@ def prompts_of_rows(
         DataError: as `read_prompts`, but for data without a prompt.
     """
     placed: list[tuple[str, Prompt]] = []
-    skipped: list[tuple[str, str]] = []  # place and reason
+    skipped: list[UnreadableGoldError] = []
     left_out: Counter[str] = Counter()
     unread = 0
     last: tuple[str, Any] | None = None
@@ -398,7 +398,7 @@ def prompts_of_rows(
         try:
             placed.append((record.where, prompt_of(record, reading.plan, source, ability, answered=answered)))
         except UnreadableGoldError as error:
-            skipped.append((record.where, str(error)))
+            skipped.append(error)
             unread += not isinstance(error, NoGoldError)
         except LeftOut as error:
             left_out[str(error)] += 1
@@ -412,26 +412,34 @@ def prompts_of_rows(
     if data is not None:
         _check_code_rows(data, prompts)
         found = unreadable_golds(prompts, data)
-        skipped += [(placed[i][0], f"{placed[i][0]}: {reason}") for i, reason in found.reasons.items()]
+        skipped += [UnreadableGoldError(reason, where=placed[i][0]) for i, reason in found.reasons.items()]
         share += found.share * len(prompts) / max(total, 1)
         prompts = [prompt for i, prompt in enumerate(prompts) if i not in found.reasons]
     if skipped:
         left_out["no_true_answer"] = len(skipped)
     if share > MOST_SKIPPED:
-        raise DataError(
-            f"{skipped[0][1]}; {len(skipped)} of {total} rows have no true answer that can be read, and more than "
-            f"{MOST_SKIPPED:.0%} of a file are not skipped: correct each or leave it out"
+        raise _refused(
+            skipped[0],
+            f"{len(skipped)} of {total} rows have no true answer that can be read, and more than {MOST_SKIPPED:.0%} of "
+            "a file are not skipped: correct each or leave it out",
         )
     return PromptRows(prompts, left_out, skipped, total)
 
 
+def _refused(first: UnreadableGoldError, why: str) -> DataError:
+    """An error about a data set whose rows are skipped, at the place of the first of them."""
+    reason = str(first).removeprefix(f"{first.where}: ")
+    return DataError(f"{reason}; {why}", where=first.where, field=first.field)
+
+
 def _say_skipped(data: str, found: PromptRows) -> None:
     """Log how many of all rows are skipped, with the places of the first and why."""
-    numbers = ", ".join((re.findall(r"\d+$", where) or [where])[-1] for where, _ in found.skipped[:5])
+    places = [str(one.where) for one in found.skipped[:5]]
+    numbers = ", ".join((re.findall(r"\d+$", place) or [place])[-1] for place in places)
     more = ", ..." if len(found.skipped) > 5 else ""
     log_once(
         f"{data}: skipped {len(found.skipped)} of {found.rows} rows whose true answer cannot be read "
-        f"(rows {numbers}{more}); the first: {found.skipped[0][1]}"
+        f"(rows {numbers}{more}); the first: {found.skipped[0]}"
     )
 
 
@@ -587,7 +595,9 @@ def _messages(
     if not isinstance(asked, list | tuple):
         names, found = ", ".join((*ROLES["prompt"], *ROLES["messages"][:1])), ", ".join(map(str, row))
         kind = NoValueError if is_empty(asked) else DataError
-        raise kind(f"no question; expected one of {names}, or columns: prompt=NAME; found {found}", where=where)
+        raise kind(
+            f"no question; expected one of {names}, or columns: prompt=NAME; found {found}", where=where, field="prompt"
+        )
     answer: str | None = None
     try:
         messages = chat_messages(asked)
@@ -655,7 +665,7 @@ def _gold(
         stated = final_answer(solution) if solution else None
         if stated is None:
             kind = UnreadableGoldError if solution or "reference" in plan.unclear else NoGoldError
-            raise kind(_no_answer(row, plan), where=where)
+            raise kind(_no_answer(row, plan), where=where, field="reference")
         return stated
     except UnreadableGoldError:
         if answered:

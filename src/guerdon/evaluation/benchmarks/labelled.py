@@ -490,7 +490,7 @@ def read_turns(
             used += 1
     if np.isnan(labels).all():
         why = ", ".join(f"{n} x {reason}" for reason, n in left_out.items()) or "all labels are null, or no numbers"
-        raise DataError(f"no turn of the assistant has a label ({why})", where=data)
+        raise DataError(f"no turn of the assistant has a label ({why})", where=data, field="step_labels")
     return LabelledTurns(turns, np.array(labels), prompts, shown_record(reading, used=used, left_out=left_out))
 
 
