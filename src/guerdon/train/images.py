@@ -765,10 +765,8 @@ class FrameTrainer(BaseTrainer):
         sharded = distributed.peers() > 1
         processes = 1 if sharded else distributed.launched()
         if settings.fsdp and not sharded:
-            start = "`torchrun --nproc-per-node PROCESSES -m guerdon train ...`"
-            raise ConfigError(
-                f"fsdp: true needs several processes, and this is the only one: {start}, or leave it out", key="fsdp"
-            )
+            start = "`torchrun --nproc-per-node PROCESSES -m guerdon train ...`, or leave it out"
+            raise ConfigError(f"fsdp: true needs several processes, and this is the only one: {start}", key="fsdp")
         distributed.check_device(device)
         train, val = frames.split()
         sampler = BalancedSampler(frames.positive[train], settings.fail_success_ratio, settings.seed)
