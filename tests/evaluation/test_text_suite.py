@@ -382,6 +382,9 @@ def test_what_is_read_after_scoring_is_looked_at_before(section, tmp_path, monke
     with pytest.raises(DataError, match="absent"):
         evaluate_text(model, given, tmp_path / "out")
     given = settings(attacks=None, best_of_n={"samples": "here.jsonl", "ns": [1, 64]}, process_bench=["here.jsonl"])
-    with pytest.raises(DataError, match="best-of-64 needs 64 samples of a question; the largest number is 1"):
+    with pytest.raises(
+        DataError, match="best-of-64 needs 64 samples of a question; the largest number is 1"
+    ) as refused:
         evaluate_text(model, given, tmp_path / "out")
+    assert refused.value.field == "ns"
     assert not scored

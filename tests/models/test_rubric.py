@@ -116,8 +116,9 @@ def test_points_and_weights_are_told_apart(tmp_path):
     weights = [{"criterion": one["criterion"], "weight": one["points"]} for one in HEALTH]
     assert rubric_of(weights, "row 1").scoring == "weights"
     assert rubric_of(weights, "row 1").value({"c1": 0.0, "c2": 0.0, "c3": 0.0}) == (pytest.approx(5 / 15), 1.0)
-    with pytest.raises(DataError, match="row 1: a rubric has weights or points, and this one has both"):
+    with pytest.raises(DataError, match="row 1: a rubric has weights or points, and this one has both") as refused:
         rubric_of([HEALTH[0], weights[1]], "row 1")
+    assert refused.value.field == "rubric"
     with pytest.raises(ConfigError, match="no criterion has positive points") as refused:
         rubric_of(HEALTH[2:], "row 1")
     assert refused.value.key == "criteria"
@@ -153,5 +154,6 @@ def test_rubrics_of_single_prompts(given_rubric):
 @pytest.mark.hostile("files")
 @pytest.mark.parametrize("bad", ["{", [], [3], {"a": 1}, "4"])
 def test_a_column_without_a_rubric_is_an_error_with_its_place(bad):
-    with pytest.raises(DataError, match="row 1"):
+    with refuses("rubric") as refused:
         rubric_of(bad, "row 1")
+    assert refused.value.where == "row 1"

@@ -213,8 +213,9 @@ def test_gsm8k(tmp_path):
     with pytest.raises(DataError, match=r"test\.jsonl: there is no such file; the folder of GSM8K has train\.jsonl"):
         read_gsm8k(tmp_path, "test")
     write_lines(tmp_path / "test.jsonl", [{"question": "a", "answer": "6"}])
-    with pytest.raises(DataError, match=r"test\.jsonl:1: a row of GSM8K"):
+    with pytest.raises(DataError, match=r"test\.jsonl:1: a row of GSM8K") as refused:
         read_gsm8k(tmp_path, "test")
+    assert refused.value.field == "answer"
 
 
 def test_data_sets_of_the_datasets_library(tmp_path):
@@ -277,8 +278,9 @@ def test_holding_out_keeps_questions_together_and_ignores_the_order():
     assert {p.question for p in again} == {p.question for p in held}
     assert {p.question for p in hold_out(prompts, 10, seed=1)[1]} != {p.question for p in held}
     assert hold_out(prompts, 0) == (tuple(prompts), ())
-    with pytest.raises(DataError, match="leaves none to train on"):
+    with pytest.raises(DataError, match="leaves none to train on") as refused:
         hold_out(prompts, 60)
+    assert refused.value.field == "data.val_size"
 
 
 @settings(deadline=None, max_examples=60)

@@ -138,7 +138,10 @@ def _short_enough(prompts: Sequence[Prompt], policy: TextPolicy, data: DataSetti
     lengths, most = chat_lengths(policy.tokenizer, prompts, data), data.max_prompt_length
     fitting = [(p, length) for p, length in zip(prompts, lengths, strict=True) if length <= most]
     if not fitting:
-        raise DataError(f"all {len(prompts)} questions are longer than data.max_prompt_length ({most})")
+        raise DataError(
+            f"all {len(prompts)} questions are longer than data.max_prompt_length ({most})",
+            field="data.max_prompt_length",
+        )
     for prompt, length in fitting:
         check_room(length, data.max_response_length, policy.base.positions, f"the question {prompt.id}")
     return [p for p, _ in fitting]

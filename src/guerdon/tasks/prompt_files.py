@@ -246,7 +246,9 @@ def read_gsm8k(
         answer = record.roles.get("reference")
         if not is_blank(answer) and "####" not in str(answer):
             raise DataError(
-                "a row of GSM8K has an answer that ends in '#### <number>'; this one has none", where=record.where
+                "a row of GSM8K has an answer that ends in '#### <number>'; this one has none",
+                where=record.where,
+                field="answer",
             )
     return prompts_in(reading, "openai/gsm8k", ability="math", data=data, read_as=read_as)
 

@@ -156,7 +156,9 @@ def check_samples(solutions: Iterable[Solution], ns: Sequence[int] | None) -> No
             "no sample has a checked answer (is_correct): check answers before best-of-N", field="is_correct"
         )
     if ns and max(ns) > most:
-        raise DataError(f"best-of-{max(ns)} needs {max(ns)} samples of a question; the largest number is {most}")
+        raise DataError(
+            f"best-of-{max(ns)} needs {max(ns)} samples of a question; the largest number is {most}", field="ns"
+        )
 
 
 def group_samples(

@@ -138,15 +138,15 @@ def rubric_of(given: Any, where: str) -> Rubric:
         ConfigError: a criterion is not valid.
     """
     if isinstance(given, str):
-        with boundary(DataError, "the rubric is not JSON", where=where):
+        with boundary(DataError, "the rubric is not JSON", where=where, field="rubric"):
             given = json.loads(given)
     items = given.get("criteria", given) if isinstance(given, Mapping) else given
     if not isinstance(items, Sequence) or isinstance(items, str) or not items:
-        raise DataError(f"a rubric is a list of criteria, this is {str(given)[:80]!r}", where=where)
+        raise DataError(f"a rubric is a list of criteria, this is {str(given)[:80]!r}", where=where, field="rubric")
     criteria = [_criterion(item, number, where) for number, item in enumerate(items, start=1)]
     by_points = [isinstance(item, Mapping) and item.get("points") is not None for item in items]
     if any(by_points) and any(isinstance(item, Mapping) and item.get("weight") is not None for item in items):
-        raise DataError("a rubric has weights or points, and this one has both", where=where)
+        raise DataError("a rubric has weights or points, and this one has both", where=where, field="rubric")
     return validate(Rubric, {"criteria": criteria, "scoring": "points" if any(by_points) else "weights"}, origin=where)
 
 
@@ -154,7 +154,9 @@ def _criterion(item: Any, number: int, where: str) -> dict[str, Any]:
     """A criterion, from a text or a map with the names of several data sets."""
     one = {"text": item} if isinstance(item, str) else item
     if not isinstance(one, Mapping):
-        raise DataError(f"criterion {number} must be text or a map, this is {str(item)[:80]!r}", where=where)
+        raise DataError(
+            f"criterion {number} must be text or a map, this is {str(item)[:80]!r}", where=where, field="rubric"
+        )
     criterion = {
         "name": str(one.get("name") or f"c{number}"),
         "text": next((one[key] for key in _TEXTS if isinstance(one.get(key), str)), None),
