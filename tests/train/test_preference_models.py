@@ -477,25 +477,26 @@ def test_reading_prompts_once_changes_neither_loss_nor_gradients(tmp_path, monke
 
 
 @pytest.mark.parametrize(
-    ("rows", "keys", "error", "said"),
+    ("rows", "keys", "field", "said"),
     [
-        ([{"prompt": "sea?", "response": "good", "helpfulness": 1}], {}, DataError, "1 rows with ratings"),
-        (pairs(4), {"attributes": {"helpfulness": 1}}, DataError, "has ratings helpfulness"),
+        ([{"prompt": "sea?", "response": "good", "helpfulness": 1}], {}, None, "1 rows with ratings"),
+        (pairs(4), {"attributes": {"helpfulness": 1}}, None, "has ratings helpfulness"),
         (
             [{"prompt": "sea?", "completion": "good", "label": True}],
             {"ranking": "list"},
-            DataError,
+            "ranking",
             "nothing with labels",
         ),
-        ([{"question": "a"}], {}, DataError, "no preferences are recognised, found question"),
+        ([{"question": "a"}], {}, None, "no preferences are recognised, found question"),
     ],
 )
-def test_other_data_is_refused_with_what_it_has(tmp_path, rows, keys, error, said):
+def test_other_data_is_refused_with_what_it_has(tmp_path, rows, keys, field, said):
     settings = settings_for(tmp_path, rows, **keys)
     study = Study.model_validate({"train": {"rm": settings.model_dump(mode="json", exclude_unset=True)}})
     for act in (train_text_model, check_training):
-        with pytest.raises(error, match=said):
+        with pytest.raises(DataError, match=said) as refused:
             act(settings, study)
+        assert refused.value.field == field
 
 
 @pytest.mark.parametrize(
