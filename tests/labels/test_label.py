@@ -299,7 +299,11 @@ def test_a_solution_beyond_the_positions_of_the_policy_fails_alone(policy, tmp_p
             "unknown key; it belongs to api: anthropic or api: openai",
         ),
         ({"labeler": "judge", "judge": {"token_limit_key": "max_tokens"}}, "judge.token_limit_key", ""),
-        ({"mining": {"attempts": 3, "min_fail_rate": 0.4, "max_fail_rate": 0.6}}, "mining", "no question can be kept"),
+        (
+            {"mining": {"attempts": 3, "min_fail_rate": 0.4, "max_fail_rate": 0.6}},
+            "mining.min_fail_rate",
+            "no question can be kept",
+        ),
         ({"method": 2, "solutions": {"top_p": 0.9}}, "solutions.top_p", ""),
     ],
 )
