@@ -11,7 +11,7 @@ from judged import episodes_of, judging, lines, log_of, pairs_of, steps_of
 from guerdon.annotate.items import read_items
 from guerdon.annotate.session import AnnotateSettings, open_session
 from guerdon.errors import ConfigError, DataError, GuerdonError
-from tables import cases
+from tables import cases, refuses
 
 
 def test_responses_of_a_log(tmp_path):
@@ -83,31 +83,31 @@ def test_nothing_that_is_sent_tells_the_answer(make, tmp_path):
 
 
 @cases(
-    ("data", "wanted", "said"),
+    ("data", "wanted", "key", "said"),
     [
-        ("log", {"kind": "episodes"}, "is no LeRobot data set; leave out --as"),
-        ("log", {"kind": "response"}, "did you mean responses"),
-        ("episodes", {"kind": "pairs"}, "holds episodes of a robot; leave out --as"),
-        ("episodes", {"columns": "response=x"}, "--columns is for rows of text"),
-        ("pairs", {"kind": "steps"}, "nothing to judge"),
-        ("prompts", {}, "nothing to judge"),
-        ("prompts", {"kind": "pairs"}, "no rows with several responses"),
-        ("empty", {}, "there is no row"),
-        ("missing", {}, "no such file"),
-        ("log", {"choose": "best"}, "--choose best: choose one of random, uncertain, disagreement"),
-        ("log", {"random_share": 0.5}, "--random-share would do nothing"),
-        ("log", {"overlap": 2.0}, "a share is a number from 0 to 1"),
-        ("log", {"scale": 12}, "a scale has 2 to 9 numbers"),
-        ("pairs", {"scale": 5}, "--scale 5: of responses"),
-        ("log", {"rows": "1-x"}, "is no row; write numbers and ranges"),
-        ("log", {"rows": "40"}, "nothing to judge in row 40; rows are numbered from 0, the last one is 39"),
-        ("log", {"rows": "1", "finding": "length"}, "leave out one of them"),
-        ("log", {"finding": "lenght"}, "did you mean length"),
-        ("log", {"reference": True}, "has no reference answers"),
-        ("pairs", {"choose": "uncertain"}, "the data has none; name a --model"),
+        ("log", {"kind": "episodes"}, "--as", "is no LeRobot data set; leave out --as"),
+        ("log", {"kind": "response"}, "--as", "did you mean responses"),
+        ("episodes", {"kind": "pairs"}, "--as", "holds episodes of a robot; leave out --as"),
+        ("episodes", {"columns": "response=x"}, "--columns", "is for rows of text"),
+        ("pairs", {"kind": "steps"}, None, "nothing to judge"),
+        ("prompts", {}, None, "nothing to judge"),
+        ("prompts", {"kind": "pairs"}, "--as", "no rows with several responses"),
+        ("empty", {}, None, "there is no row"),
+        ("missing", {}, None, "no such file"),
+        ("log", {"choose": "best"}, "--choose", "choose one of random, uncertain, disagreement"),
+        ("log", {"random_share": 0.5}, "--random-share", "would do nothing"),
+        ("log", {"overlap": 2.0}, "--overlap", "a share is a number from 0 to 1"),
+        ("log", {"scale": 12}, "--scale", "a scale has 2 to 9 numbers"),
+        ("pairs", {"scale": 5}, "--scale", "of responses"),
+        ("log", {"rows": "1-x"}, "--rows", "is no row; write numbers and ranges"),
+        ("log", {"rows": "40"}, "--rows", "nothing to judge in row 40; rows are numbered from 0"),
+        ("log", {"rows": "1", "finding": "length"}, "--rows", "leave out one of them"),
+        ("log", {"finding": "lenght"}, "--finding", "did you mean length"),
+        ("log", {"reference": True}, "--show", "has no reference answers"),
+        ("pairs", {"choose": "uncertain"}, "--choose", "the data has none; name a --model"),
     ],
 )  # fmt: skip
-def test_what_is_refused_leaves_no_folder(data, wanted, said):
+def test_what_is_refused_leaves_no_folder(data, wanted, key, said):
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         make = {"log": log_of, "pairs": pairs_of, "episodes": lambda path: episodes_of(path, 1)}
@@ -116,8 +116,10 @@ def test_what_is_refused_leaves_no_folder(data, wanted, said):
             "empty": lambda path: lines(path, []), "missing": lambda path: path,
         }  # fmt: skip
         path = (make | made)[data](root / ("data" if data == "episodes" else "data.jsonl"))
-        with pytest.raises(GuerdonError, match=said), open_session(AnnotateSettings(str(path), root / "out", **wanted)):
+        wanted = AnnotateSettings(str(path), root / "out", **wanted)
+        with pytest.raises(GuerdonError, match=said) as refused, open_session(wanted):
             pass
+        assert getattr(refused.value, "key", None) == key
         assert not (root / "out").exists()
 
 
@@ -128,15 +130,17 @@ def test_rows_and_findings(tmp_path):
         assert people[""].get("/api/setup").json()["choose"] == "rows"
         assert "about the rows 3,5-7 alone" in people[""].get("/api/summary").json()["tables"][0]["note"]
     with (
-        pytest.raises(ConfigError, match=r"--rows 3: .* was begun with 3,5-7"),
+        pytest.raises(ConfigError, match=r"--rows 3: .* was begun with 3,5-7") as refused,
         judging(data, tmp_path / "out", rows="3"),
     ):
         pass
+    assert refused.value.key == "--rows"
     with (
-        pytest.raises(ConfigError, match=r"the audit of .* does not find it"),
+        pytest.raises(ConfigError, match=r"the audit of .* does not find it") as refused,
         judging(data, tmp_path / "more", finding="nan"),
     ):
         pass
+    assert refused.value.key == "--finding"
 
 
 def test_a_folder_is_of_one_data_set_and_one_kind(tmp_path):
@@ -147,16 +151,14 @@ def test_a_folder_is_of_one_data_set_and_one_kind(tmp_path):
             pass
     with judging(data, out) as (_, people):
         assert [one["item"] for one in people[""].next(10)] == first
-    for wanted, said in (
-        ({"kind": "pairs"}, "--as pairs: .* begun with responses"), ({"seed": 4}, "--seed 4: .* begun with 3"),
-        ({"scale": 5}, "begun without it"),
-    ):  # fmt: skip
-        with pytest.raises(ConfigError, match=said), judging(data, out, **wanted):
+    for wanted, key in (({"kind": "pairs"}, "--as"), ({"seed": 4}, "--seed"), ({"scale": 5}, "--scale")):
+        with refuses(key), judging(data, out, **wanted):
             pass
     with pytest.raises(ConfigError, match="has judgements of"), judging(pairs_of(tmp_path / "pairs.jsonl"), out):
         pass
-    with pytest.raises(ConfigError, match="is inside of"), judging(tmp_path, tmp_path / "out"):
+    with pytest.raises(ConfigError, match="is inside of") as refused, judging(tmp_path, tmp_path / "out"):
         pass
+    assert refused.value.key == "--output"
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")
     with pytest.raises(ConfigError, match="holds something else than judgements"), judging(data, tmp_path / "full"):
@@ -196,7 +198,8 @@ def test_values_of_a_model_choose_and_stay(tmp_path):
     with judging(data, out) as (session, _):
         np.testing.assert_array_equal(session.models["length_model:Length"], values)
     with (
-        pytest.raises(ConfigError, match="does not judge episodes"),
+        pytest.raises(ConfigError, match="does not judge episodes") as refused,
         judging(episodes_of(tmp_path / "episodes", 1), tmp_path / "more", models=("length_model:Length",)),
     ):
         pass
+    assert refused.value.key == "--model"

@@ -19,6 +19,7 @@ from guerdon.episodes.preferences import read_preferences
 from guerdon.errors import ConfigError
 from guerdon.evaluation.benchmarks.labelled import label_figures, read_labelled
 from guerdon.models.judges.rubric import Rubric, read_rubric
+from tables import refuses
 
 TOML = """
 [[criteria]]
@@ -214,22 +215,27 @@ NINE = ", ".join(f'"{k}"' for k in range(10))
 
 
 @pytest.mark.parametrize(
-    ("text", "options", "why"),
+    ("text", "options", "key", "why"),
     [
-        ("criteria = []", {}, "criteria"),
-        ("[[criteria]]\nname = 'a'\ntexte = 'b'", {}, "texte"),
-        ("[[criteria", {}, "the rubric cannot be read"),
-        (None, {}, "rubric.toml"),
-        (f"[[criteria]]\nname = 'a'\ntext = 'b'\nchoices = [{NINE}]", {}, "a has 10 choices; there are keys for 9"),
-        (TOML, {"scale": 5}, "--scale and --rubric"),
-        (TOML, {"data": "pairs"}, "of responses, and these are pairs; remove it"),
+        ("criteria = []", {}, "--rubric", "criteria"),
+        ("[[criteria]]\nname = 'a'\ntexte = 'b'", {}, "--rubric", "texte"),
+        ("[[criteria", {}, "--rubric", "the rubric cannot be read"),
+        (None, {}, "--rubric", "rubric.toml"),
+        (
+            f"[[criteria]]\nname = 'a'\ntext = 'b'\nchoices = [{NINE}]",
+            {},
+            "--rubric",
+            "a has 10 choices; there are keys for 9",
+        ),
+        (TOML, {"scale": 5}, "--scale", "--scale and --rubric"),
+        (TOML, {"data": "pairs"}, "--rubric", "of responses, and these are pairs; remove it"),
     ],
 )
-def test_what_is_refused_is_one_line_and_writes_nothing(text, options, why, file, tmp_path):
+def test_what_is_refused_is_one_line_and_writes_nothing(text, options, key, why, file, tmp_path):
     data = pairs_of(tmp_path / "p.jsonl") if options.pop("data", "") else log_of(tmp_path / "log.jsonl", 4)
     file.unlink() if text is None else file.write_text(text)
     with (
-        pytest.raises(ConfigError) as caught,
+        refuses(key) as caught,
         open_session(AnnotateSettings(str(data), tmp_path / "out", rubric=file, **options)),
     ):
         pass
@@ -245,11 +251,12 @@ def test_another_rubric_is_refused(file, tmp_path):
     other = tmp_path / "other.toml"
     other.write_text(TOML.replace("weight = 2", "weight = 3"))
     with (
-        pytest.raises(ConfigError, match="was begun with other criteria"),
+        pytest.raises(ConfigError, match="was begun with other criteria") as refused,
         judging(data, tmp_path / "out", rubric=other),
     ):
         pass
+    assert refused.value.key == "--rubric"
     with judging(data, tmp_path / "plain"):
         pass
-    with pytest.raises(ConfigError, match="was begun without it"), judging(data, tmp_path / "plain", rubric=file):
+    with refuses("--rubric"), judging(data, tmp_path / "plain", rubric=file):
         pass

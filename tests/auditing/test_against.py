@@ -157,8 +157,9 @@ def test_runs_are_listed_one_by_one_with_a_page_of_each(tmp_path, monkeypatch):
     for name in ("a", "b"):
         assert f'<a href="./sweep.audit.{name}.html">{name}</a>' in page
         assert "<h1>" + name in (tmp_path / f"sweep.audit.{name}.html").read_text()
-    with pytest.raises(ConfigError, match=r"--second: sweep holds 2 runs \(a, b\); pass one of them"):
+    with pytest.raises(ConfigError, match=r"--second: sweep holds 2 runs \(a, b\); pass one of them") as refused:
         guerdon.audit("sweep", second="sweep/a")
+    assert refused.value.key == "--second"
     with pytest.raises(DataError, match="it holds 2 runs"):
         guerdon.audit("sweep/a", against="sweep")
     against = guerdon.audit("sweep/a", against="sweep/b").runs[0]

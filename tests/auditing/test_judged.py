@@ -14,13 +14,13 @@ from guerdon.auditing.checks import audit
 from guerdon.auditing.logs import read_log
 from guerdon.auditing.second import SecondReward, sampled
 from guerdon.cli import app
-from guerdon.errors import ConfigError, DataError
+from guerdon.errors import DataError
 
 sys.path.append(str(Path(__file__).parent.parent / "labels"))
 
 from judge_server import judge_server
 
-from tables import first
+from tables import first, refuses
 
 RUBRIC = '[[criteria]]\nname = "right"\ntext = "It is right."\n'
 
@@ -118,14 +118,15 @@ def test_calls_that_fail_and_money_that_does_not_suffice_are_said(folder):
 
 
 def test_words_that_do_not_fit_are_refused_before_anything_is_read(folder):
-    for words, said in (
-        (["judge.model=m"], "judge.model=m: of a judge, and there is none; add --judge MODEL"),
-        (["--sample", "9"], "--sample 9: of a judge, and there is none; add --judge MODEL"),
-        (["--judge", "rubric.toml", "--second", "log.jsonl"], "--second is the one second reward"),
-        (["--judge", "rubric.toml", "--watch"], "--watch would call it at each change"),
+    for words, key, said in (
+        (["judge.model=m"], "judge.model", "judge.model=m: of a judge, and there is none; add --judge MODEL"),
+        (["--sample", "9"], "--sample", "of a judge, and there is none"),
+        (["--judge", "rubric.toml", "--second", "log.jsonl"], "--judge", "--second is the one second reward"),
+        (["--judge", "rubric.toml", "--watch"], "--judge", "--watch would call it at each change"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with refuses(key) as refused:
             CliRunner().invoke(app, ["audit", "none.jsonl", *words], catch_exceptions=False)
+        assert said in str(refused.value)
     Path("numbers.csv").write_text("reward,step\n" + "".join(f"{k % 2},{k}\n" for k in range(50)))
     with pytest.raises(DataError, match="has no column of responses"):
         CliRunner().invoke(app, ["audit", "numbers.csv", "--judge", "rubric.toml"], catch_exceptions=False)

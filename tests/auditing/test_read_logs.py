@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from guerdon.auditing import text_rows
 from guerdon.auditing.logs import read_log
 from guerdon.errors import ConfigError, DataError
+from tables import refuses
 
 DATA = Path(__file__).parent / "data"
 
@@ -291,7 +292,7 @@ def test_a_lerobot_data_set(tmp_path):
     assert groups(rows) == []
     assert rows.prompt_N.tolist() == [0] * 9 + [1] * 6
     assert read_log(DATA / "lerobot", columns={"reward": "sarm_reward"}).reward_N[1] == pytest.approx(0.2)
-    with pytest.raises(DataError, match=r"without a column missing, found .*next\.reward"):
+    with refuses("missing"):
         read_log(DATA / "lerobot", columns={"reward": "missing"})
     shutil.copytree(DATA / "lerobot", tmp_path / "cut")
     data = tmp_path / "cut" / "data" / "chunk-000" / "file-000.parquet"
@@ -300,8 +301,9 @@ def test_a_lerobot_data_set(tmp_path):
     assert (len(rows), rows.bad) == (15, {"file-001.parquet cannot be read": 1})
     table = pq.read_table(data)
     pq.write_table(table.drop_columns(["next.reward", "sarm_reward"]), data)
-    with pytest.raises(DataError, match=r"without a column next\.reward.*--columns reward=NAME"):
+    with pytest.raises(DataError, match=r"without a column next\.reward.*--columns reward=NAME") as refused:
         read_log(tmp_path / "cut")
+    assert refused.value.field == "next.reward"
 
 
 def test_runs_of_guerdon(tmp_path):
@@ -416,10 +418,14 @@ def test_columns_that_are_passed(tmp_path):
     assert (groups(rows), rows.grouped_by) == ([2], "the column batch")
     assert (rows.texts.prompts, rows.texts.responses) == (["a"] * 2, ["b"] * 2)
     assert rows.rewards["reward"].tolist() == [9.0, 9.0]
-    with pytest.raises(DataError, match=r"--columns reward=qualty: there is no such column.*did you mean quality"):
+    with pytest.raises(
+        DataError, match=r"--columns reward=qualty: there is no such column.*did you mean quality"
+    ) as refused:
         read_log(log, columns={"reward": "qualty"})
-    with pytest.raises(ConfigError, match=r"rewrd=quality: no column is for 'rewrd'; did you mean reward"):
+    assert refused.value.field == "qualty"
+    with pytest.raises(ConfigError, match=r"rewrd=quality: no column is for 'rewrd'; did you mean reward") as refused:
         read_log(log, columns={"rewrd": "quality"})
+    assert refused.value.key == "columns"
 
 
 def test_a_conversation_ends_with_the_response(tmp_path):

@@ -95,18 +95,19 @@ def test_a_window_shows_the_pictures(runs, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "why"),
+    ("words", "key", "why"),
     [
-        (("keyed",), "it holds the runs .*keyed/ppo-seed0"),
-        (("keyed/ppo-seed0", "--video", "a.mp4"), "draws no pictures"),
-        (("drawn/ppo-seed0", "--video", "a.gif"), "MP4"),
-        (("nowhere",), "no folder of a run"),
+        (("keyed",), None, "it holds the runs .*keyed/ppo-seed0"),
+        (("keyed/ppo-seed0", "--video", "a.mp4"), "--video", "draws no pictures"),
+        (("drawn/ppo-seed0", "--video", "a.gif"), "--video", "MP4"),
+        (("nowhere",), None, "no folder of a run"),
     ],
 )
-def test_what_cannot_be_played_is_refused(runs, words, why, monkeypatch):
+def test_what_cannot_be_played_is_refused(runs, words, key, why, monkeypatch):
     monkeypatch.chdir(runs)
-    with pytest.raises(ConfigError, match=why):
+    with pytest.raises(ConfigError, match=why) as refused:
         raise played(*words)[2]
+    assert refused.value.key == key
 
 
 def test_a_run_without_a_policy_says_so(runs, tmp_path):

@@ -55,25 +55,26 @@ def test_a_gain_is_the_mean_over_seeds_with_both_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "field", "words"),
     [
-        ({"task": None}, "no task"),
-        ({"kind": "car"}, "robot or text"),
-        ({"success": [0.1]}, "one of each per seed"),
-        ({"success": [0.1, 2.0, 0.3]}, "within 0..1"),
-        ({"feature.bon16": "high"}, "a number or null"),
+        ({"task": None}, "task", "no task"),
+        ({"kind": "car"}, "kind", "robot or text"),
+        ({"success": [0.1]}, "baseline", "one of each per seed"),
+        ({"success": [0.1, 2.0, 0.3]}, "success", "within 0..1"),
+        ({"feature.bon16": "high"}, "feature.bon16", "a number or null"),
     ],
 )
-def test_a_bad_row_is_refused_with_its_place(change: dict[str, object], words: str) -> None:
+def test_a_bad_row_is_refused_with_its_place(change: dict[str, object], field: str, words: str) -> None:
     with pytest.raises(DataError, match=words) as caught:
         gate_table([("table.jsonl:7", made_rows(1, 1)[0] | change)])
-    assert "table.jsonl:7" in str(caught.value)
+    assert (caught.value.where, caught.value.field) == ("table.jsonl:7", field)
 
 
 def test_a_reward_model_has_one_row() -> None:
     row = made_rows(1, 1)[0]
-    with pytest.raises(DataError, match="is in a already"):
+    with pytest.raises(DataError, match="is in a already") as refused:
         gate_table([("a", row), ("b", row)])
+    assert refused.value.field == "model"
 
 
 def test_a_row_without_any_pair_of_runs_is_left_out() -> None:

@@ -58,8 +58,9 @@ def test_pairs_of_right_and_wrong():
 
 
 def test_what_cannot_be_made_is_said():
-    with pytest.raises(ConfigError, match="error_rate"):
+    with pytest.raises(ConfigError, match="error_rate") as refused:
         generated_bench(FAMILIES, 4, 0, 1.5)
+    assert refused.value.key == "error_rate"
     with pytest.raises(DataError, match="little more than"):
         generated_bench([ChainSettings(steps=1, ops="+", low=0, high=1)], 50, 0)
 

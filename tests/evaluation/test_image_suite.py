@@ -401,10 +401,12 @@ def test_it_writes_beside_the_model(study):
 
 def test_only_one_and_unknown_ones(study):
     assert list(evaluate_study(study, only=["far"])) == ["far"]
-    with pytest.raises(ConfigError, match=r"zz.*done, far"):
+    with pytest.raises(ConfigError, match=r"zz.*done, far") as refused:
         evaluate_study(study, only=["zz"])
-    with pytest.raises(ConfigError, match=r"no reward model to evaluate.*evaluate\.remote"):
+    assert refused.value.key == "--only"
+    with pytest.raises(ConfigError, match=r"no reward model to evaluate.*evaluate\.remote") as refused:
         evaluate_study(Study())
+    assert refused.value.key == "evaluate.remote"
 
 
 def test_other_episodes_and_none(study):

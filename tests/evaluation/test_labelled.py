@@ -13,6 +13,7 @@ from scipy.stats import spearmanr
 from guerdon.errors import DataError
 from guerdon.evaluation.benchmarks.labelled import agreement, corrected_mean, label_figures, label_lines, read_labelled
 from guerdon.types import Failure
+from tables import refuses
 
 nan = math.nan
 
@@ -57,30 +58,36 @@ def test_labels_of_other_layouts(tmp_path):
 
 @pytest.mark.hostile("files")
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "field", "said"),
     [
-        ([{"judge_score": 1}], "no row has a label of a person"),
-        ([{"judge_score": 1, "oracle_label": "high"}], r"oracle_label must be a finite number or null, this is 'high'"),
-        ([{"judge_score": 1, "oracle_label": math.inf}], "oracle_label must be a finite number"),
-        ([{"judge_score": 1, "oracle_label": 10**400}], "oracle_label must be a finite number"),
-        ([{"prompt": "p", "chosen": "a", "rejected": "b"}], r"evaluate\.pairs"),
-        ([3], "no row can be read: 1 x a row that is no map"),
+        ([{"judge_score": 1}], "label", "no row has a label of a person"),
+        (
+            [{"judge_score": 1, "oracle_label": "high"}],
+            "oracle_label",
+            r"oracle_label must be a finite number or null, this is 'high'",
+        ),
+        ([{"judge_score": 1, "oracle_label": math.inf}], "oracle_label", None),
+        ([{"judge_score": 1, "oracle_label": 10**400}], "oracle_label", None),
+        ([{"prompt": "p", "chosen": "a", "rejected": "b"}], "label", r"evaluate\.pairs"),
+        ([3], None, "no row can be read: 1 x a row that is no map"),
     ],
 )
-def test_rows_that_cannot_be_read_are_one_line(tmp_path, rows, said):
-    with pytest.raises(DataError, match=said):
+def test_rows_that_cannot_be_read_are_one_line(tmp_path, rows, field, said):
+    with pytest.raises(DataError, match=said) as refused:
         read_labelled(written(tmp_path / "rows.jsonl", rows))
+    assert refused.value.field == field
 
 
 @pytest.mark.hostile("files")
 def test_scores_that_cannot_be_read_are_one_line(tmp_path):
     rows = read_labelled(written(tmp_path / "rows.jsonl", [{"prompt": "p", "oracle_label": 1}]))
-    with pytest.raises(DataError, match=r"no row has a judge_score; name the model"):
+    with pytest.raises(DataError, match=r"no row has a judge_score; name the model") as refused:
         rows.judged()
+    assert refused.value.field == "judge_score"
     with pytest.raises(DataError, match="nothing to score"):
         rows.responses()
     rows = read_labelled(written(tmp_path / "more.jsonl", [{"oracle_label": 1, "judge_score": [1]}]))
-    with pytest.raises(DataError, match="judge_score must be a finite number"):
+    with refuses("judge_score"):
         rows.judged()
 
 

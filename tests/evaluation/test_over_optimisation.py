@@ -178,5 +178,6 @@ def test_an_evaluation_shows_where_gold_turns_down(tmp_path):
     assert "== best-of-n by the gold reward" in text
     assert "gold first rises, then falls" in text
     assert (tmp_path / "over_optimisation.svg").read_text().startswith("<svg")
-    with pytest.raises(ConfigError, match="compares the values of different prompts"):
+    with pytest.raises(ConfigError, match="compares the values of different prompts") as refused:
         evaluate_text(model, settings("relative"), tmp_path, sets=sets)
+    assert refused.value.key == "evaluate.best_of_n.gold"

@@ -99,8 +99,9 @@ def test_the_subset_ties_goes_by_its_own_formula_and_pairs_stay_together():
     assert lost.measured.n == 5
     assert lost.failures_wrong.estimate < found.measured.estimate
     rows[0]["id"] = "odd"
-    with pytest.raises(DataError, match=r"ref:<n>"):
+    with pytest.raises(DataError, match=r"ref:<n>") as refused:
         reward_bench_2(choices_from_rows(rows), values, seed=0, reps=100)
+    assert refused.value.field == "id"
 
 
 def test_bad_rows_and_numbers_are_one_clear_line():

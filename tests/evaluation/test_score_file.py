@@ -291,5 +291,6 @@ def test_turns_need_conversations_and_a_model_that_judges_alone(tmp_path):
         score_file(jsonl(tmp_path / "in.jsonl", [{"n": 1}]), Length(), tmp_path / "a.jsonl", name="m", turns=True)
     model = Length()
     model.info = replace(model.info, compares=True)
-    with pytest.raises(ConfigError, match="compares responses to one prompt"):
+    with pytest.raises(ConfigError, match="compares responses to one prompt") as refused:
         score_file(jsonl(tmp_path / "b.jsonl", ROWS), model, tmp_path / "c.jsonl", name="m", turns=True)
+    assert refused.value.key == "--turns"

@@ -257,19 +257,20 @@ def test_the_rubric_and_the_reference_of_a_row(folder):
 
 
 @pytest.mark.parametrize(
-    ("path", "given", "said"),
+    ("path", "given", "key", "said"),
     [
-        ("rubric.toml", {"modle": 1}, "modle"),
-        ("rubric.toml", {"judge": {"api": "openai"}}, "model"),
-        ("none.toml", {"judge": {"api": "openai", "model": "m"}}, "none.toml"),
-        ("runs/none", {}, "there is no such folder"),
-        ("./none", {}, "there is no such folder; check the path"),
-        ("runs/none", {"mode": "scale"}, "mode"),
+        ("rubric.toml", {"modle": 1}, "modle", None),
+        ("rubric.toml", {"judge": {"api": "openai"}}, "judge.model", None),
+        ("none.toml", {"judge": {"api": "openai", "model": "m"}}, "rubric", "none.toml"),
+        ("runs/none", {}, None, "there is no such folder"),
+        ("./none", {}, None, "there is no such folder; check the path"),
+        ("runs/none", {"mode": "scale"}, "mode", None),
     ],
 )
-def test_a_wrong_model_is_one_line(folder, path, given, said, monkeypatch):
+def test_a_wrong_model_is_one_line(folder, path, given, key, said, monkeypatch):
     monkeypatch.setattr("huggingface_hub.file_exists", lambda *_: False)
     with pytest.raises((CheckpointError, ConfigError), match=said) as caught:
         load_any_text_model(path, options=given)
+    assert getattr(caught.value, "key", None) == key
     assert "\n" not in str(caught.value)
     assert "http" not in str(caught.value)

@@ -21,6 +21,7 @@ from guerdon.policies.language.text_files import load_policy
 from guerdon.settings.study import Study
 from guerdon.settings.text_policy import LocalGenerationSettings, TextPolicySettings, TinyModelSettings
 from guerdon.types import Failure
+from tables import refuses
 
 
 class Digits:
@@ -157,14 +158,22 @@ def test_a_beam_without_room_is_given_up():
 
 
 @pytest.mark.parametrize(
-    "given", [{"n": 5, "beam_width": 2}, {"n": 4, "beam_width": 0}, {"n": 4, "rounds": 0}, {"n": 4, "batch_size": 0}]
+    ("given", "key"),
+    [
+        ({"n": 5, "beam_width": 2}, "n"),
+        ({"n": 4, "beam_width": 0}, "beam_width"),
+        ({"n": 4, "rounds": 0}, "rounds"),
+        ({"n": 4, "batch_size": 0}, "batch_size"),
+    ],
 )
-def test_bad_numbers_are_refused(given):
-    with pytest.raises(ConfigError, match="multiple of beam_width"):
+def test_bad_numbers_are_refused(given, key):
+    with pytest.raises(ConfigError, match="multiple of beam_width") as refused:
         SearchPlan(**given, **COMMON)
-    with pytest.raises(ConfigError, match="needs a separator"):
+    assert refused.value.key == key
+    with pytest.raises(ConfigError, match="needs a separator") as refused:
         SearchPlan(n=4, aggregation="min", separator="")
-    with pytest.raises(ConfigError, match="at least 1"):
+    assert refused.value.key == "separator"
+    with refuses("n"):
         best_of_n_search(Digits(), Scripted(mean_digit), ["q"], n=0, **COMMON)
 
 

@@ -85,8 +85,9 @@ def test_a_model_without_values_of_steps_fails_everywhere():
 def test_unknown_first_errors_are_left_out_and_counted():
     bench = process_bench([item("a", 1), item("b", -1), item("c", None)], scores(SECOND, GOOD, GOOD), seed=0, reps=100)
     assert (bench.unknown, bench.subsets["gsm8k"].n) == (1, 2)
-    with pytest.raises(DataError, match="first error"):
+    with pytest.raises(DataError, match="first error") as refused:
         process_bench([item("c", None)], scores(GOOD), seed=0)
+    assert refused.value.field == "first_error"
 
 
 def test_the_threshold_is_chosen_on_one_subset_and_recorded():
@@ -99,8 +100,9 @@ def test_the_threshold_is_chosen_on_one_subset_and_recorded():
     assert bench.subsets["math"].measured["f1"].estimate == 0
     assert (bench.average_f1["measured"].estimate, bench.average_f1["measured_without_tuned"].estimate) == (0.5, 0.0)
     assert bench.threshold_source == "best F1 on gsm8k"
-    with pytest.raises(DataError, match=r"aime.*gsm8k, math"):
+    with pytest.raises(DataError, match=r"aime.*gsm8k, math") as refused:
         process_bench(solutions, said, tune_on="aime", seed=0)
+    assert refused.value.field == "tune_on"
     with pytest.raises(DataError, match="with and without"):
         process_bench(solutions[:1], said[:1], tune_on="gsm8k", seed=0)
     with pytest.raises(ValueError, match="not both"):
@@ -213,8 +215,9 @@ def test_prm_bench_failures_are_counted_and_given_both_ways():
 def test_rows_that_are_no_prm_bench_are_refused():
     with pytest.raises(DataError, match="category"):
         prm_bench([solution("a", 2, -1)], scores([1, 1]), seed=0)
-    with pytest.raises(DataError, match="other than correct"):
+    with pytest.raises(DataError, match="other than correct") as refused:
         prm_bench([labelled("a", "correct", [])], scores([1, 1, 1]), seed=0)
+    assert refused.value.field == "category"
 
 
 def test_labels_and_classification_are_read_too():

@@ -200,17 +200,19 @@ def test_segmentation_is_said():
 
 
 def test_a_bad_combination_is_refused():
-    for given, words in (
-        ({}, "name what to evaluate on"),
-        ({**GENERATED, "threshold": 0.5, "tune_on": "chain"}, "remove it"),
-        ({"prm_bench": "x", "threshold": 0.4}, "threshold would do nothing"),
-        ({**GENERATED, "ties": "half"}, "ties would do nothing"),
-        ({"best_of_n": {"samples": "x", "ns": [0]}}, "at least 1"),
-        ({"best_of_n": {"ns": [4, 17]}}, "ns asks for 17 samples of a question, and n is 16"),
+    with pytest.raises(ValueError, match="name what to evaluate on"):
+        EvaluateTextSettings(aggregation="min")
+    for given, key, words in (
+        ({**GENERATED, "threshold": 0.5, "tune_on": "chain"}, "threshold", "with tune_on, which chooses it"),
+        ({"prm_bench": "x", "threshold": 0.4}, "threshold", "without generated or process_bench"),
+        ({**GENERATED, "ties": "half"}, "ties", ""),
+        ({"best_of_n": {"samples": "x", "ns": [0]}}, "ns", "at least 1"),
+        ({"best_of_n": {"ns": [4, 17]}}, "ns", "ns asks for 17 samples of a question, and n is 16"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with refuses(key) as refused:
             EvaluateTextSettings.model_validate({"aggregation": "min", **given})
-    with pytest.raises(ValueError, match="aggregation"):
+        assert words in str(refused.value)
+    with refuses("aggregation"):
         EvaluateTextSettings.model_validate(GENERATED)
 
 
@@ -328,15 +330,16 @@ def test_without_an_evaluate_section_the_own_family_is_asked(file):
     assert settings.generated.families[0].steps == 2
     assert settings.aggregation == "min"
     files = {"type": "files", "train_files": "x.jsonl"}
-    with pytest.raises(ConfigError, match="there is nothing to evaluate the reward models on"):
+    with pytest.raises(ConfigError, match="there is nothing to evaluate the reward models on") as refused:
         text_settings(None, study_of(file, evaluate=None, data=files).data)
+    assert refused.value.key == "evaluate"
 
 
 def test_a_model_that_is_not_trained_is_one_clear_line(file, tmp_path):
     train = {"prm": {"type": "stepwise", "save_dir": str(tmp_path / "none"), "data_path": "x"}}
     with pytest.raises(CheckpointError, match="train it first: guerdon train STUDY --only prm"):
         candidates(study_of(file, train=train))
-    with pytest.raises(ConfigError, match="no reward model to evaluate"):
+    with refuses("evaluate.models"):
         candidates(study_of(file, train={}, evaluate=None))
 
 
@@ -379,6 +382,9 @@ def test_what_is_read_after_scoring_is_looked_at_before(section, tmp_path, monke
     with pytest.raises(DataError, match="absent"):
         evaluate_text(model, given, tmp_path / "out")
     given = settings(attacks=None, best_of_n={"samples": "here.jsonl", "ns": [1, 64]}, process_bench=["here.jsonl"])
-    with pytest.raises(DataError, match="best-of-64 needs 64 samples of a question; the largest number is 1"):
+    with pytest.raises(
+        DataError, match="best-of-64 needs 64 samples of a question; the largest number is 1"
+    ) as refused:
         evaluate_text(model, given, tmp_path / "out")
+    assert refused.value.field == "ns"
     assert not scored

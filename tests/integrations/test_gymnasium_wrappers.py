@@ -15,7 +15,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from guerdon.errors import ConfigError, MissingDependencyError, RewardFailure
 from guerdon.integrations.gymnasium import KeepTerminalFrame, RewardModelVectorWrapper, RewardModelWrapper
 from guerdon.types import Failure, RewardInfo, Score
-from tables import cases
+from tables import cases, refuses
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STILL = np.zeros(1, np.float32)
@@ -43,21 +43,22 @@ PER_STEP = {"reward_mode": "per_step", "shaping": "raw"}
 
 
 @cases(
-    ("model", "given", "message"),
+    ("model", "given", "key", "words"),
     [
-        (None, {"on_failure": "drop"}, "raises RewardFailure"),
-        (None, {"reward_weight": 2.0}, "take reward_coef"),
-        (None, {"shapping": "raw"}, "shaping"),
-        (None, {"shaping": "relative"}, "per_step"),
-        (None, {"tries": 0}, "at least 1"),
-        (None, {"task": ["one", "two"]}, "2 tasks for 1 copies"),
-        (Clip(), PER_STEP, "takes 8 frames at a time"),
-        ({"model_type": "nothing"}, {}, "nothing"),
+        (None, {"on_failure": "drop"}, "on_failure", "raises RewardFailure"),
+        (None, {"reward_weight": 2.0}, "reward_weight", ""),
+        (None, {"shapping": "raw"}, "shapping", ""),
+        (None, {"shaping": "relative"}, "shaping", ""),
+        (None, {"tries": 0}, "tries", ""),
+        (None, {"task": ["one", "two"]}, "task", "2 tasks for 1 copies"),
+        (Clip(), PER_STEP, "reward_mode", "takes 8 frames at a time"),
+        ({"model_type": "nothing"}, {}, "model.model_type", ""),
     ],
 )
-def test_keys_that_cannot_work_are_refused(model, given, message):
-    with pytest.raises(ConfigError, match=message):
+def test_keys_that_cannot_work_are_refused(model, given, key, words):
+    with refuses(key) as refused:
         wrapped(model, **given)
+    assert words in str(refused.value)
 
 
 def test_a_model_by_its_keys_and_a_reward_that_is_added():
@@ -116,11 +117,12 @@ def test_only_the_frames_that_are_scored_are_drawn():
 
 @pytest.mark.parametrize(
     ("frames", "message"),
-    [("picture", "which has image"), (lambda seen: seen["image"][0, 0], r"shape \(3,\)")],
+    [("picture", "which has image"), (lambda seen: seen["image"][0, 0], "shape (3,)")],
 )
 def test_frames_that_are_not_there_are_refused(frames, message):
-    with pytest.raises(ConfigError, match=message):
+    with refuses("frames") as refused:
         wrapped(frames=frames, **PER_STEP).step(STILL)
+    assert message in str(refused.value)
 
 
 def test_an_environment_that_draws_nothing_is_refused():

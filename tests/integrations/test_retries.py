@@ -39,8 +39,9 @@ def test_only_failed_episodes_are_scored_again():
 
 
 def test_a_number_of_tries_below_one_is_refused():
-    with pytest.raises(ConfigError, match="at least 1"):
+    with pytest.raises(ConfigError, match="at least 1") as refused:
         RetriedModel(Flaky({}), tries=0)
+    assert refused.value.key == "tries"
 
 
 def test_a_reward_failure_names_places_and_reasons():

@@ -19,7 +19,7 @@ from guerdon.policies.language.tiny_text import byte_tokenizer
 from guerdon.rewards.source import SourceTerms
 from guerdon.tasks.prompts import Prompt
 from guerdon.types import Failure, RewardInfo, Score, last_valid
-from tables import cases
+from tables import cases, refuses
 
 CHATML = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n3+5=?<|im_end|>\n<|im_start|>assistant\n"
 
@@ -62,17 +62,19 @@ def test_what_cannot_be_read_is_a_failure():
 
 
 def test_settings_that_do_not_fit_are_refused():
-    for model, options, message in (
-        (ConstantModel(), {}, "scores states, not text"),
-        (Scripted(), {}, "say by aggregation"),
-        (Scripted(), {"aggregation": "min", "separator": ";"}, "give both, or neither"),
+    for model, options, key, message in (
+        (ConstantModel(), {}, None, "scores states, not text"),
+        (Scripted(), {}, "aggregation", "say by aggregation"),
+        (Scripted(), {"aggregation": "min", "separator": ";"}, "separator", "give both, or neither"),
     ):
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(ConfigError, match=message) as refused:
             TextScorer(model, **options)
+        assert refused.value.key == key
     whole = Scripted()
     whole.info = RewardInfo("whole", (0.0, 1.0), granularity="total", modality="text")
-    with pytest.raises(ConfigError, match="aggregation would do nothing"):
+    with pytest.raises(ConfigError, match="aggregation would do nothing") as refused:
         TextScorer(whole, aggregation="min")
+    assert refused.value.key == "aggregation"
     with pytest.raises(DataError, match="give a list of each"):
         TextScorer(Scripted(), aggregation="min").score(["a"], [])
 
@@ -121,14 +123,15 @@ def test_advantages_of_tokens_in_closed_form():
 def test_an_estimator_has_only_its_own_keys():
     found = rollout(["a", "b"], [0, 0])
     outcome = {"right": (outcome_rewards([1.0, 0.0], found.mask), SourceTerms("right"))}
-    for keys, message in (
-        ({"adv_estimator": "rloo", "learning_rate": 1e-6}, "learning_rate would do nothing"),
-        ({"adv_estimator": "gae"}, "needs value heads"),
-        ({"adv_estimator": "remax"}, "needs greedy responses"),
-        ({"adv_estimator": "grpo", "rloo_form": "paper"}, "rloo_form would do nothing"),
+    for keys, key, words in (
+        ({"adv_estimator": "rloo", "learning_rate": 1e-6}, "learning_rate", "has its own loss and optimiser"),
+        ({"adv_estimator": "gae"}, "adv_estimator", "needs value heads"),
+        ({"adv_estimator": "remax"}, "adv_estimator", "needs greedy responses"),
+        ({"adv_estimator": "grpo", "rloo_form": "paper"}, "rloo_form", ""),
     ):
-        with pytest.raises(ConfigError, match=message):
+        with refuses(key) as refused:
             token_advantages(found, outcome, keys)
+        assert words in str(refused.value)
 
 
 def test_outcomes_are_paid_at_the_last_token():

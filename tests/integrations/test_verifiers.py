@@ -231,5 +231,6 @@ def test_what_does_not_go_with_conversations_is_refused():
         with pytest.raises(ConfigError, match=said):
             assign_advantages(made, sources, {"adv_estimator": estimator}, tokenizer)
     single, tokenizer = traces([("a", "1"), ("a", "0")], [1.0, 0.0])
-    with pytest.raises(ConfigError, match="these are single responses"):
+    with pytest.raises(ConfigError, match="these are single responses") as refused:
         assign_advantages(single, [], {"adv_estimator": "turn_rloo"}, tokenizer)
+    assert refused.value.key == "adv_estimator"

@@ -17,6 +17,7 @@ from guerdon.files.append_log import Cache
 from guerdon.settings.label import AnthropicJudgeSettings, OpenAIJudgeSettings, OwnJudgeSettings
 from guerdon.types import Failure
 from raisers import WAYS
+from tables import refuses
 
 pytestmark = pytest.mark.usefixtures("keys")
 
@@ -415,8 +416,9 @@ def test_stream_false_may_be_given_and_is_the_same_request(tmp_path):
             with World(tmp_path, server, extra_body=body) as world:
                 assert judge(world) == [[1, -1]]
         assert len(server.requests) == 1
-    with pytest.raises(ValueError, match=r"extra_body\.stream"):
+    with refuses("stream") as refused:
         OpenAIJudgeSettings(model="m", extra_body={"stream": True})
+    assert "extra_body.stream is set by guerdon" in str(refused.value)
 
 
 @pytest.mark.parametrize(("base", "path"), [

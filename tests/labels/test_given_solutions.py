@@ -14,6 +14,7 @@ from guerdon.labels.label import label
 from guerdon.network.retry import Clock
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.study import Study
+from tables import refuses
 
 
 def fake():
@@ -103,16 +104,16 @@ def test_nothing_to_label_names_the_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "key"),
     [
-        ({"method": 1}, "method would do nothing with solutions.data_path"),
-        ({"num_rollouts": 3, "splitter": "newline"}, "num_rollouts, splitter would do nothing"),
-        ({"mining": {}}, "mining would do nothing"),
-        ({"solutions": {"data_path": "x", "temperature": 1.0}}, "temperature would do nothing with"),
+        ({"method": 1}, "method"),
+        ({"num_rollouts": 3, "splitter": "newline"}, "num_rollouts"),
+        ({"mining": {}}, "mining"),
+        ({"solutions": {"data_path": "x", "temperature": 1.0}}, "temperature"),
     ],
 )
-def test_keys_that_write_solutions_do_nothing_with_given_ones(given, words):
-    with pytest.raises(ValueError, match=words):
+def test_keys_that_write_solutions_do_nothing_with_given_ones(given, key):
+    with refuses(key):
         LabelSettings.model_validate({"labeler": "exact", "solutions": {"data_path": "x"}, **given})
 
 

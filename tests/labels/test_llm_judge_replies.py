@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from judge_server import judge_server, judgements
-from pydantic import ValidationError
 
 from guerdon.endpoints.llm_client import LLMRequest, send
 from guerdon.labels.labelers import JUDGEMENT_SCHEMA, PromptedSolution, StepLabels, judgement_request, parse_judgement
 from guerdon.settings.label import AnthropicJudgeSettings, LocalJudgeSettings, OpenAIJudgeSettings
 from guerdon.types import Failure
-from tables import cases
+from tables import cases, refuses
 
 TWO = (
     '{"steps": [{"step_number": 1, "reasoning": "ok", "score": 1}, {"step_number": 2, "reasoning": "no", "score": -1}]}'
@@ -268,7 +267,7 @@ def test_an_endpoint_that_can_is_held_to_the_schema(monkeypatch):
     judgement, free = sent("anthropic", response_format="json_schema")
     assert judgement["output_config"] == {"format": {"type": "json_schema", "schema": JUDGEMENT_SCHEMA}}
     assert "output_config" not in free
-    with pytest.raises(ValidationError, match="json_object"):
+    with refuses("response_format"):
         AnthropicJudgeSettings(response_format="json_object")
 
 
@@ -285,7 +284,7 @@ def test_more_fields_go_with_every_request():
         assert body["chat_template_kwargs"] == {"enable_thinking": False}
         assert body["top_k"] == 1
     for key in ("model", "messages", "temperature", "max_tokens", "response_format", "stream"):
-        with pytest.raises(ValidationError, match=f"extra_body.{key}"):
+        with refuses(key):
             OpenAIJudgeSettings(model="m", extra_body={key: 1})
-    with pytest.raises(ValidationError, match="extra_body"):
+    with refuses("extra_body"):
         LocalJudgeSettings(model="m", extra_body={"a": 1})

@@ -13,7 +13,7 @@ from guerdon.errors import ConfigError
 from guerdon.files.append_log import Cache, CallUsage, Ledger, reported_usage
 from guerdon.network.retry import Clock
 from guerdon.settings.label import AnthropicJudgeSettings, LabelSettings, OpenAIJudgeSettings
-from tables import cases, first
+from tables import cases, first, refuses
 
 pytestmark = pytest.mark.usefixtures("keys")
 
@@ -212,8 +212,9 @@ def test_calls_that_pass_their_own_limit_are_reserved_for_at_that_price(tmp_path
 @pytest.mark.parametrize("judge", [{"api": "openai", "model": "m"}, {"api": "anthropic"}])
 def test_one_price_of_two_is_refused(judge, given):
     (missing,) = PRICES.keys() - given.keys()
-    with pytest.raises(ValueError, match=f"{missing} is missing: give both prices"):
+    with refuses(missing) as refused:
         LabelSettings(judge={**judge, **given})
+    assert "give both prices" in str(refused.value)
     LabelSettings(judge={**judge, **given, missing: 0.0})
     LabelSettings(judge=judge)
 
@@ -221,8 +222,9 @@ def test_one_price_of_two_is_refused(judge, given):
 def test_a_budget_needs_a_limit_of_tokens(tmp_path):
     both = ["max_tokens", "max_completion_tokens"]
     judge = {"api": "openai", "model": "m", **PRICES, "leave_out": both}
-    with pytest.raises(ValueError, match="max_usd needs a limit of tokens"):
+    with refuses("max_usd") as error:
         LabelSettings(judge=judge, max_usd=1.0)
+    assert "needs a limit of tokens" in str(error.value)
     LabelSettings(judge=judge)
     LabelSettings(judge={**judge, "leave_out": both[:1]}, max_usd=1.0)
     refused = [(400, {}, {"error": {"param": name, "code": "unsupported_parameter"}}) for name in both]

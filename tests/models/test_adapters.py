@@ -257,16 +257,18 @@ def test_families_do_not_read_each_others_folders(known):
         if name != family.name and (family.name, name) != ("rlhflow", "math_shepherd"):
             with pytest.raises(CheckpointError):
                 load_adapter(name, str(folder), 1)
-    with pytest.raises(ConfigError, match="at least 1"):
+    with pytest.raises(ConfigError, match="at least 1") as refused:
         load_adapter(family.name, str(folder), 0)
+    assert refused.value.key == "micro_batch_size"
 
 
 def test_nothing_is_read_where_there_is_nothing(tmp_path):
     for name in ADAPTERS:
         with pytest.raises(CheckpointError):
             load_adapter(name, str(tmp_path / "nowhere"), 1)
-    with pytest.raises(ConfigError, match="choose one of qwen_prm"):
+    with pytest.raises(ConfigError, match="choose one of qwen_prm") as refused:
         load_adapter("orm", str(tmp_path), 1)
+    assert refused.value.key == "adapter"
 
 
 def test_an_implicit_model_needs_a_reference_with_the_same_tokens(tmp_path):

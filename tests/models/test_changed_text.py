@@ -170,8 +170,11 @@ def test_arguments_of_a_template_are_those_that_are_given_and_are_saved(tmp_path
 
 @pytest.mark.parametrize("name", ["enable_thinkin", "a-b", "x"])
 def test_an_argument_that_the_template_does_not_have_is_refused(name):
-    with pytest.raises(ConfigError, match=rf"policy.chat_template_kwargs: the chat template has no argument '{name}'"):
+    with pytest.raises(
+        ConfigError, match=rf"policy.chat_template_kwargs: the chat template has no argument '{name}'"
+    ) as refused:
         given(**{name: True})
+    assert refused.value.key == "policy.chat_template_kwargs"
 
 
 def test_a_study_and_a_folder_give_arguments(tmp_path):
@@ -188,7 +191,7 @@ def test_a_study_and_a_folder_give_arguments(tmp_path):
     (tmp_path / "adapter.json").write_text('{"chat_template_kwargs": {"enable_thinking": false}}')
     assert len(load_adapter("qwen_prm", str(tmp_path), 8).tokenize("a?", ["b"])) > len(without)
     (tmp_path / "adapter.json").write_text('{"chat_template_kwargs": {"enable": false}}')
-    with pytest.raises(ConfigError, match="no argument 'enable'"):
+    with refuses(f"chat_template_kwargs of {str(tmp_path)!r}"):
         load_adapter("qwen_prm", str(tmp_path), 8)
 
 
@@ -239,7 +242,7 @@ def test_an_argument_is_what_a_template_reads_and_does_not_set(template, known):
             set_arguments(tokenizer, {"think": 7}, "policy.chat_template_kwargs")
             assert "7" in tokenizer.apply_chat_template(CHAT, tokenize=False)
         else:
-            with pytest.raises(ConfigError, match="has no argument 'think'"):
+            with refuses("policy.chat_template_kwargs"):
                 set_arguments(tokenizer, {"think": 7}, "policy.chat_template_kwargs")
 
 

@@ -277,8 +277,9 @@ def test_members_of_an_encoder_are_labels_of_its_head(tmp_path):
 )
 def test_keys_that_an_encoder_has_no_use_for_are_refused(tmp_path, keys):
     study = study_of(tmp_path, written(tmp_path / "start", "bert", kind=AutoModel), **keys)
-    with pytest.raises(ConfigError, match=f"{next(iter(keys))}.*is an encoder"):
+    with pytest.raises(ConfigError, match="is an encoder") as refused:
         start_model(study.train["rm"], study.text_default, separator="")
+    assert refused.value.key == next(iter(keys))
 
 
 def test_a_training_that_was_cut_off_ends_with_the_same_weights(tmp_path, monkeypatch):

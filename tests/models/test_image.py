@@ -120,8 +120,9 @@ def test_head_follows_hidden_dim():
     head = make_scorer(hidden_dim=8).head
     assert [type(layer).__name__ for layer in head] == ["Linear", "ReLU", "Dropout", "Linear"]
     assert not head[0].bias.any()
-    with pytest.raises(ConfigError, match="resnet19"):
+    with pytest.raises(ConfigError, match="resnet19") as refused:
         ImageScorer("resnet19", hidden_dim=8, dropout=0.0)
+    assert refused.value.key == "arch"
 
 
 def test_a_checkpoint_comes_back_exactly(checkpoint, scorer):
@@ -229,8 +230,9 @@ def test_constant_and_foreign_options():
     assert load_reward_model("dummy").score([episode(3)])[0].steps.tolist() == [0, 0, 0]
     assert load_reward_model("constant", value=0.5).info.range == (0.5, 0.5)
     assert isinstance(ConstantModel(), RewardModel)
-    with pytest.raises(ConfigError, match="finite"):
+    with pytest.raises(ConfigError, match="finite") as refused:
         ConstantModel(float("nan"))
+    assert refused.value.key == "value"
     with refuses("checkpoint_path"):
         load_reward_model("dummy", "somewhere")
     with refuses("value"):

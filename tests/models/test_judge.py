@@ -190,8 +190,9 @@ def test_votes_are_averaged_and_need_a_temperature():
     )  # fmt: skip
     assert outcomes(found) == [pytest.approx(0.5)]
     assert [r.sample for r in client.requests] == [0, 1, 2]
-    with pytest.raises(ConfigError, match="temperature"):
+    with pytest.raises(ConfigError, match="temperature") as refused:
         judged(lambda *_: "", group("four"), mode="scale", votes=3)
+    assert refused.value.key == "votes"
 
 
 def longer(texts, _):

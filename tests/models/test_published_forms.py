@@ -8,13 +8,13 @@ import pytest
 import torch
 from chat_families import FAMILIES, alone, assistant, folder_of, tokenizer_of, user
 
-from guerdon.errors import CheckpointError, ConfigError
+from guerdon.errors import CheckpointError
 from guerdon.models.text.sequence_classifier import SequenceClassifier
 from guerdon.models.text.text_load import load_text_model
 from guerdon.policies.batches.tokens import conversation_ids, prompt_ids, prompt_lengths
 from guerdon.reading.chats import ChatError
 from guerdon.types import Episode, RewardModel
-from tables import first
+from tables import first, refuses
 
 torch.set_num_threads(1)
 TEXTS = ("8", "It is eight, or so.", "12", "3+5 is 8.\nSo: 8", " 9 ")
@@ -173,7 +173,7 @@ def test_a_folder_without_a_template_or_with_other_labels_is_refused(tmp_path):
         load_text_model(path)
     config = json.loads((Path(path) / "config.json").read_text())
     (Path(path) / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaForTokenClassification"]}))
-    with pytest.raises(ConfigError, match="unknown adapter"):
+    with refuses("adapter"):
         load_text_model(path, adapter="classifiers")
     with pytest.raises(CheckpointError):
         load_text_model(path, adapter="classifier")

@@ -13,7 +13,7 @@ from guerdon.models.judges.published import Asked, published_prompt
 from guerdon.models.judges.rubric import Criterion, Rubric
 from guerdon.settings.reward_models import JUDGE_PROMPTS, JudgeModelSettings
 from guerdon.types import Episode, Failure
-from tables import cases
+from tables import cases, refuses
 
 PAIRS = [name for name, form in JUDGE_PROMPTS.items() if form.mode == "pairwise"]
 SINGLES = [name for name, form in JUDGE_PROMPTS.items() if form.mode == "scale"]
@@ -340,8 +340,9 @@ def test_prometheus_shows_a_rubric_of_one_criterion():
         assert same.requests == client.requests
     two = Rubric(criteria=(*FIVE.criteria, Criterion(name="short", text="It is short.")))
     for rubric in (two, Rubric(criteria=two.criteria[1:])):
-        with pytest.raises(ConfigError, match="rubric: the prompt prometheus_absolute takes"):
+        with pytest.raises(ConfigError, match="rubric: the prompt prometheus_absolute takes") as refused:
             published_prompt("prometheus_absolute").check_rubric(rubric)
+        assert refused.value.key == "rubric"
         column = {"rubric": json.dumps(rubric.model_dump()["criteria"])}
         assert judged("prometheus_absolute", lambda _: "?", group("a", meta=column))[0] == ["no_rubric"]
 
@@ -358,17 +359,22 @@ def test_a_prompt_sets_mode_and_scale():
 
 
 @cases(
-    ("given", "message"),
+    ("given", "key", "message"),
     [
-        ({"prompt": "judgelm", "mode": "scale"}, "mode: the prompt judgelm has the mode pairwise; remove mode"),
-        ({"prompt": "mt_bench_single", "scale": (1, 5)}, "scale: the prompt mt_bench_single has the scale"),
-        ({"prompt": "judgelm", "rubric": "r.toml"}, "rubric: the prompt judgelm has no place for a rubric"),
-        ({"prompt": "rm_r1", "reference": True}, "reference: the prompt rm_r1 has no place for a true answer"),
-        ({"prompt": "rm_r1", "judge": {**JUDGE, "response_format": "json_object"}}, "asks for words and not for JSON"),
-        ({"prompt": "judge_lm"}, "judgelm"),
-        ({"prompt": "auto_j"}, "prompt"),
+        ({"prompt": "judgelm", "mode": "scale"}, "mode", "the prompt judgelm has the mode pairwise; remove mode"),
+        ({"prompt": "mt_bench_single", "scale": (1, 5)}, "scale", "the prompt mt_bench_single has the scale"),
+        ({"prompt": "judgelm", "rubric": "r.toml"}, "rubric", "the prompt judgelm has no place for a rubric"),
+        ({"prompt": "rm_r1", "reference": True}, "reference", "has no place for a true answer"),
+        (
+            {"prompt": "rm_r1", "judge": {**JUDGE, "response_format": "json_object"}},
+            "judge.response_format",
+            "asks for words and not for JSON",
+        ),
+        ({"prompt": "judge_lm"}, "prompt", "judgelm"),
+        ({"prompt": "auto_j"}, "prompt", ""),
     ],
 )
-def test_what_a_prompt_makes_idle_is_refused(given, message):
-    with pytest.raises(ValueError, match=message):
+def test_what_a_prompt_makes_idle_is_refused(given, key, message):
+    with refuses(key) as refused:
         JudgeModelSettings.model_validate({"judge": JUDGE, **given})
+    assert message in str(refused.value)

@@ -18,6 +18,7 @@ from guerdon.settings.reward_models import RewardModelSettings
 from guerdon.settings.serve import ServedModelSettings
 from guerdon.settings.study import Study
 from guerdon.types import Episode
+from tables import refuses
 
 EPISODES = [Episode(id=str(k), task="2+2?", texts=(text,)) for k, text in enumerate(("4", "5", "12", "=7"))]
 
@@ -63,14 +64,16 @@ def test_an_evaluation_with_other_weights(rm, tmp_path):
 
 @pytest.mark.parametrize("weights", [{"hlep": 1.0}, {"help": 0.0}, {}])
 def test_weights_of_nothing_are_refused_with_the_ratings_that_there_are(rm, weights):
-    with pytest.raises(ConfigError, match="are help, long"):
+    with pytest.raises(ConfigError, match="are help, long") as refused:
         load_text_model(str(rm), weights=weights)
+    assert refused.value.key == "weights"
 
 
 def test_models_without_ratings_have_no_weights(tmp_path):
     card = TextModelCard("preference", "conversation", "bradley_terry")
     plain = PreferenceModel(tiny_policy(), card).write(tmp_path / "rm")
-    with pytest.raises(ConfigError, match="not trained with attributes"):
+    with pytest.raises(ConfigError, match="not trained with attributes") as refused:
         load_text_model(str(plain), weights={"reward": 2.0})
-    with pytest.raises(ConfigError, match="weights would do nothing"):
+    assert refused.value.key == "weights"
+    with refuses("weights"):
         load_text_model("http://127.0.0.1:1/v1/rewards?model=x", weights={"reward": 2.0})

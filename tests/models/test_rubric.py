@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from guerdon.errors import ConfigError, DataError
 from guerdon.models.judges.rubric import Criterion, Rubric, read_rubric, rubric_of
+from tables import refuses
 
 TOML = """
 [[criteria]]
@@ -38,29 +39,31 @@ def test_three_kinds_of_files_say_the_same(tmp_path):
 
 @pytest.mark.hostile("files")
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "key", "said"),
     [
-        ("[[criteria]]\nname = 'a'\n", "text"),
-        ("[[criteria]]\nname = 'a'\ntext = 'b'\nwieght = 2\n", "weight"),
-        ("[[criteria]]\nname = 'a'\ntext = 'b'\nweight = 0\n", "remove the criterion"),
-        ("[[criteria]]\nname = 'a'\ntext = 'b'\nchoices = ['Yes', 'yes']\n", "must differ"),
-        ("[[criteria]]\nname = 'a'\ntext = 'b'\nchoices = ['yes']\n", "choices"),
-        ("criteria = []\n", "criteria"),
-        ("criteria = [\n", "cannot be read"),
-        (TOML.replace('polite"', 'answers"', 1), "names of criteria must differ"),
-        (TOML.replace('polite"', 'ANSWERS"', 1), "names of criteria must differ"),
+        ("[[criteria]]\nname = 'a'\n", "criteria.0.text", ""),
+        ("[[criteria]]\nname = 'a'\ntext = 'b'\nwieght = 2\n", "criteria.0.wieght", ""),
+        ("[[criteria]]\nname = 'a'\ntext = 'b'\nweight = 0\n", "criteria.0.weight", "remove the criterion"),
+        ("[[criteria]]\nname = 'a'\ntext = 'b'\nchoices = ['Yes', 'yes']\n", "criteria.0.choices", "must differ"),
+        ("[[criteria]]\nname = 'a'\ntext = 'b'\nchoices = ['yes']\n", "criteria.0.choices", ""),
+        ("criteria = []\n", "criteria", ""),
+        ("criteria = [\n", "rubric", "cannot be read"),
+        (TOML.replace('polite"', 'answers"', 1), "criteria", "names of criteria must differ"),
+        (TOML.replace('polite"', 'ANSWERS"', 1), "criteria", ""),
     ],
 )
-def test_a_file_that_is_not_a_rubric_is_one_clear_error(tmp_path, text, said):
+def test_a_file_that_is_not_a_rubric_is_one_clear_error(tmp_path, text, key, said):
     (tmp_path / "r.toml").write_text(text)
-    with pytest.raises(ConfigError, match=said) as caught:
+    with refuses(key) as caught:
         read_rubric(tmp_path / "r.toml")
     assert "r.toml" in str(caught.value)
+    assert said in str(caught.value)
 
 
 def test_other_endings_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"ends in \.toml"):
+    with pytest.raises(ConfigError, match=r"ends in \.toml") as refused:
         read_rubric(tmp_path / "rubric.txt")
+    assert refused.value.key == "rubric"
 
 
 def test_values_by_hand():
@@ -113,10 +116,12 @@ def test_points_and_weights_are_told_apart(tmp_path):
     weights = [{"criterion": one["criterion"], "weight": one["points"]} for one in HEALTH]
     assert rubric_of(weights, "row 1").scoring == "weights"
     assert rubric_of(weights, "row 1").value({"c1": 0.0, "c2": 0.0, "c3": 0.0}) == (pytest.approx(5 / 15), 1.0)
-    with pytest.raises(DataError, match="row 1: a rubric has weights or points, and this one has both"):
+    with pytest.raises(DataError, match="row 1: a rubric has weights or points, and this one has both") as refused:
         rubric_of([HEALTH[0], weights[1]], "row 1")
-    with pytest.raises(ConfigError, match="no criterion has positive points"):
+    assert refused.value.field == "rubric"
+    with pytest.raises(ConfigError, match="no criterion has positive points") as refused:
         rubric_of(HEALTH[2:], "row 1")
+    assert refused.value.key == "criteria"
     (tmp_path / "rubric.yaml").write_text(
         json.dumps(
             {
@@ -149,5 +154,6 @@ def test_rubrics_of_single_prompts(given_rubric):
 @pytest.mark.hostile("files")
 @pytest.mark.parametrize("bad", ["{", [], [3], {"a": 1}, "4"])
 def test_a_column_without_a_rubric_is_an_error_with_its_place(bad):
-    with pytest.raises(DataError, match="row 1"):
+    with refuses("rubric") as refused:
         rubric_of(bad, "row 1")
+    assert refused.value.where == "row 1"

@@ -117,13 +117,20 @@ NAMED = {"state_keys": [["hand.pos", 1], ["hand.vel", 1], ["goal", 1]]}
 
 def test_keys_that_the_data_does_not_have_are_refused_by_name(tmp_path):
     settings = ResNetTrainSettings(save_dir=str(tmp_path / "rm"), **FAST, keys=("hand", "gaol"))
-    with pytest.raises(DataError, match=r"'0' have no named parts: remove keys, and the model looks at whole states"):
+    with pytest.raises(
+        DataError, match=r"'0' have no named parts: remove keys, and the model looks at whole states"
+    ) as refused:
         train_image_model(settings, walks(4))
-    with pytest.raises(DataError, match=r"have no 'gaol'; there are hand.pos \(1\), hand.vel \(1\), goal \(1\)"):
+    assert refused.value.field == "keys"
+    with pytest.raises(
+        DataError, match=r"have no 'gaol'; there are hand.pos \(1\), hand.vel \(1\), goal \(1\)"
+    ) as refused:
         train_image_model(settings, [replace(one, meta=NAMED) for one in walks(4)])
+    assert refused.value.field == "keys"
     one_key = settings.model_copy(update={"keys": ("goal",)})
-    with pytest.raises(DataError, match="are not as wide as their parts"):
+    with pytest.raises(DataError, match="are not as wide as their parts") as refused:
         train_image_model(one_key, [replace(one, meta=NAMED) for one in walks(4, size=2)])
+    assert refused.value.field == "keys"
 
 
 def test_states_that_are_not_as_wide_as_their_parts_are_a_failure(tmp_path):
@@ -160,8 +167,9 @@ def test_the_gate_says_nothing_of_what_its_table_does_not_have(tmp_path):
 
 def test_a_folder_for_scored_frames_is_refused(tmp_path):
     folder = trained(tmp_path, max_epochs=1).save_dir
-    with pytest.raises(ConfigError, match="this model looks at states"):
+    with pytest.raises(ConfigError, match="this model looks at states") as refused:
         load_reward_model("resnet", folder, debug_save_dir=str(tmp_path / "frames"))
+    assert refused.value.key == "debug_save_dir"
     assert not (tmp_path / "frames").exists()
 
 
@@ -171,9 +179,10 @@ def test_the_server_refuses_one_that_looks_at_actions_and_so_does_its_dry_run(tm
     train_image_model(ResNetTrainSettings(save_dir=str(tmp_path / "rm"), **options), taken)
     served = ServedModelSettings(model_path=str(tmp_path / "rm"))
     said = r"models.m looks at the action .*actions: true.*, and requests have no actions: serve a model"
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=said) as refused:
         build_model("m", served)
-    with pytest.raises(ConfigError, match=said):
+    assert refused.value.key == "models.m"
+    with refuses("models.m"):
         refuse_all(ServeSettings(models={"m": served}))
 
 

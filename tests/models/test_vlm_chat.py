@@ -388,8 +388,9 @@ def test_an_endpoint_that_refuses_template_arguments_stops_by_name(sharp, messag
     with serving(sharp, script=[(400, {}, {"error": {"message": message}})] * 9) as server:
         backend = OpenAIBackend(endpoint(server, retries=0), template={"enable_thinking": False})
         if "chat_template" in message:
-            with pytest.raises(ConfigError, match=r"refuses vlm\.chat_template_kwargs .*remove it"):
+            with pytest.raises(ConfigError, match=r"refuses vlm\.chat_template_kwargs .*remove it") as refused:
                 backend.generate([question()], GenerationOptions(3))
+            assert refused.value.key == "vlm.chat_template_kwargs"
         else:
             (found,) = backend.generate([question()], GenerationOptions(3))
             assert found == Failure("rejected", f"400: {message}")

@@ -56,8 +56,9 @@ def test_six_channels_survive_half_precision_and_name_their_towers():
         to_rgb_uint8(two_towers(RGB, "dinoclip") * 1.5)
     with pytest.raises(DataError, match="not one picture"):
         to_rgb_uint8(np.concatenate([two_towers(RGB)[:, 3:], two_towers(RGB)[:, :3]], axis=1))  # the towers swapped
-    with pytest.raises(DataError, match="unknown towers"):
+    with pytest.raises(DataError, match="unknown towers") as refused:
         to_rgb_uint8(RGB, towers="clip")
+    assert refused.value.field == "towers"
 
 
 @cases(

@@ -171,8 +171,11 @@ def test_a_question_may_be_chat_messages(tmp_path):
     assert [s.context for s in found] == [(SYSTEM, USER), (), (), (USER, ANSWER, USER)]
     assert [len(s.tools) for s in found] == [1, 0, 0, 0]
     path.write_text(json.dumps({"prompt": [USER, ANSWER], "completions": ["4"], "labels": [True]}) + "\n")
-    with pytest.raises(DataError, match=r"x.jsonl:1: prompt: the messages of a question end with the user's turn"):
+    with pytest.raises(
+        DataError, match=r"x.jsonl:1: prompt: the messages of a question end with the user's turn"
+    ) as refused:
         read_solutions(path)
+    assert refused.value.field == "prompt"
 
 
 def test_messages_of_other_apis():

@@ -10,7 +10,7 @@ from guerdon.reading.columns import said_columns
 from guerdon.reading.data_sets import DataPart
 from guerdon.reading.reader import DataReading
 from guerdon.reading.values import Sketch, canonical, number_of, truth_of
-from tables import cases
+from tables import cases, refuses
 
 
 def sketch_of(cells):
@@ -88,7 +88,7 @@ def test_what_the_user_says(text, role, cells, wanted):
 
 @pytest.mark.parametrize("text", ["", "1", "1/1", "a/b/c/d", "1..1", "5..", "/", "a/"])
 def test_what_is_no_coding_is_refused(text):
-    with pytest.raises(ConfigError, match=r"the coding .* is none; write FIRST/SECOND"):
+    with refuses("columns"):
         said(text, "winner")
 
 
@@ -136,6 +136,7 @@ def test_both_readings_are_named_with_what_to_say():
     rows = [{"prompt": "q", "response_a": "x", "response_b": "y", "winner": k % 2} for k in range(6)]
     with pytest.raises(DataError) as refused:
         reading_of(rows).need("winner")
+    assert refused.value.field == "winner"
     words = str(refused.value)
     for text in ("0 for the first and 1 for the second or 1 for the first and 0 for the second",
                  "--columns winner=winner:0/1 or --columns winner=winner:1/0"):  # fmt: skip
@@ -154,16 +155,18 @@ def test_both_readings_are_named_with_what_to_say():
 def test_one_value_alone_is_a_label_where_the_name_or_the_word_says_which(name, cells, wanted):
     reading = reading_of([{"prompt": f"q{k}", "response": "r", name: cell} for k, cell in enumerate(cells)])
     if wanted is None:
-        with pytest.raises(DataError, match=r"say which: --columns label=\S+ or --columns label=\S+"):
+        with pytest.raises(DataError, match=r"say which: --columns label=\S+ or --columns label=\S+") as refused:
             reading.need("label")
+        assert refused.value.field == "label"
     else:
         assert all(record.roles["label"] == wanted for record in reading.records())
 
 
 def test_labels_of_steps_that_are_all_one_are_refused_unless_they_are_said():
     rows = [{"problem": f"q{k}", "steps": ["a", "b"], "labels": [1, 1]} for k in range(3)]
-    with pytest.raises(DataError, match="step_labels=labels:1/0 or --columns step_labels=labels:2/1"):
+    with pytest.raises(DataError, match="step_labels=labels:1/0 or --columns step_labels=labels:2/1") as refused:
         reading_of(rows).need("step_labels")
+    assert refused.value.field == "step_labels"
     said = reading_of(rows, "step_labels=labels:2/1")
     assert [record.roles["step_labels"] for record in said.records()] == [[0, 0]] * 3
 
@@ -172,8 +175,9 @@ def test_two_columns_for_one_role_are_refused_and_one_that_holds_the_other_is_no
     rows = [{"question": f"q{k}?", "prompt": f"Answer this: q{k}?", "response": "r"} for k in range(4)]
     assert reading_of(rows).plan.uses["prompt"].column == "prompt"
     reading = reading_of([{**row, "prompt": "another text"} for row in rows])
-    with pytest.raises(DataError, match="--columns prompt=prompt or --columns prompt=question"):
+    with pytest.raises(DataError, match="--columns prompt=prompt or --columns prompt=question") as refused:
         reading.need("prompt")
+    assert refused.value.field == "prompt"
     assert reading_of(rows, "prompt=question").plan.uses["prompt"].column == "question"
 
 
@@ -205,10 +209,14 @@ def test_a_function_of_the_user_gives_the_roles(monkeypatch, tmp_path):
      ("=x", "write what a column is for"), ("winner=vote:1", "the coding '1' is none")],
 )  # fmt: skip
 def test_what_cannot_be_said(given, words):
-    with pytest.raises(ConfigError, match=words):
+    with refuses("columns") as refused:
         said_columns(given)
+    assert words in str(refused.value)
 
 
 def test_a_column_that_is_not_there_is_refused_with_the_nearest():
-    with pytest.raises(DataError, match=r"--columns prompt=promt: there is no such column; did you mean prompt"):
+    with pytest.raises(
+        DataError, match=r"--columns prompt=promt: there is no such column; did you mean prompt"
+    ) as refused:
         reading_of([{"prompt": "q", "response": "r"}], "prompt=promt")
+    assert refused.value.field == "promt"

@@ -9,6 +9,7 @@ from layout_rows import ANSWERS, PROMPTS, UNANSWERED, letter, stdin
 
 from guerdon.errors import DataError
 from guerdon.tasks.prompt_files import read_prompts
+from tables import refuses
 
 CHOICES = ("MMLU", "MMLU-Pro", "GPQA")
 SOLUTIONS = {
@@ -131,7 +132,7 @@ def test_two_questions_in_a_row_are_refused_with_both(tmp_path):
         {"question": "3+1?", "problem": "4?", "answer": "4"},
     ]
     path = written(tmp_path, "rows.jsonl", rows)
-    with pytest.raises(DataError, match="--columns prompt=question or --columns prompt=problem"):
+    with refuses("prompt"):
         read_prompts(path)
     assert [p.question for p in read_prompts(path, columns="prompt=problem")] == ["2+2?", "4?"]
 

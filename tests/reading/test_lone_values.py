@@ -8,6 +8,7 @@ from layout_files import written
 from guerdon.auditing.logs import read_log
 from guerdon.errors import DataError
 from guerdon.evaluation.benchmarks.labelled import read_labelled
+from tables import refuses
 
 
 def rewards(path, columns=None):
@@ -26,6 +27,7 @@ def test_one_word_is_no_reward_until_it_is_said(tmp_path, ending, words):
     path = written(tmp_path, f"rows{ending}", log(words))
     with pytest.raises(DataError, match="no second word to compare it with") as refused:
         rewards(path)
+    assert refused.value.field == "reward"
     word = words[0]
     assert f"--columns reward=reward:{word}/other or --columns reward=reward:other/{word}" in str(refused.value)
     for coding, value in ((f"{word}/other", 1.0), (f"other/{word}", 0.0)):
@@ -41,5 +43,5 @@ def test_what_has_a_second_word_or_needs_none_is_read(tmp_path, words):
 
 def test_scores_of_a_judge_in_one_word_are_no_scores(tmp_path):
     rows = [{"prompt_id": f"p{k}", "judge_score": "good", "oracle_label": k % 2} for k in range(6)]
-    with pytest.raises(DataError, match="no second word"):
+    with refuses("judge_score"):
         read_labelled(written(tmp_path, "rows.jsonl", rows)).judged()

@@ -104,6 +104,7 @@ def test_votes_with_several_readings_are_refused_with_each(tmp_path, name, endin
     path = written(tmp_path, f"votes{ending}", voted(*how, tie))
     with pytest.raises(DataError) as refused:
         read_preferences(path)
+    assert refused.value.field == "winner"
     named = re.findall(r"--columns (\S+)", str(refused.value))
     assert wanted in named
     assert agreement(path, wanted) == (len(SIDES), len(SIDES), int(tie is not None))

@@ -156,11 +156,13 @@ def test_the_implicit_model_served_and_taught_says_what_the_local_one_says(serve
 
 def test_a_factory_takes_the_settings_or_does_not_say_what_it_takes():
     assert factory("builtins:dict") is dict  # written in C, without a signature
-    with pytest.raises(ConfigError, match="must take the model's settings"):
+    with pytest.raises(ConfigError, match="must take the model's settings") as refused:
         factory("builtins:locals")
+    assert refused.value.key == "custom_backend"
 
 
 def test_what_is_neither_a_folder_nor_a_hub_id_is_one_line():
-    with pytest.raises(ConfigError, match="--backend my_rewards:make_redness"):
+    with pytest.raises(ConfigError, match="--backend my_rewards:make_redness") as refused:
         kind_at("my_rewards:make_redness")
+    assert refused.value.key == "model_path"
     assert [model_folder(name) for name in ("a b", "a--b", "-a/b", "a/b.git", "a" * 97, "../a")] == [None] * 6

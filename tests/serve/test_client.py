@@ -29,7 +29,7 @@ from guerdon.serve.client import AsyncRewardClient, RewardClient
 from guerdon.serve.wires.client_wire import read_items, read_score
 from guerdon.settings.remote import RemoteSettings
 from guerdon.types import Episode, RewardInfo
-from tables import cases
+from tables import cases, refuses
 
 INFO = RewardInfo(name="chaos", range=(0.0, 1.0), modality="text", frames_needed=0)
 REASONS = {
@@ -521,8 +521,9 @@ def test_true_success_takes_a_missing_scores_place_only_where_asked_for_and_is_c
             unknown = client.score_videos(["t"] * 2, frames[:2], native_success=[None, True])
             assert [(a.value, a.fallback) for a in unknown] == [(None, False), (1.0, True)]
             assert client.counts["unscored"] == 5
-            with pytest.raises(ConfigError, match="needs native_success"):
+            with pytest.raises(ConfigError, match="needs native_success") as refused:
                 client.score_videos(["t"], frames[:1])
+            assert refused.value.key == "fallback"
         with client_of(server) as client, pytest.raises(DataError, match="2 tasks, 3 videos"):
             client.score_videos(["t"] * 2, frames)
 
@@ -567,10 +568,18 @@ def test_a_server_that_promises_nothing_is_refused():
         server.info["range"] = [None, None]
         with client_of(server) as client:
             assert client.info().range == (-math.inf, math.inf)
-        with client_of(server, upload="mp4") as client, pytest.raises(ConfigError, match="upload would do nothing"):
+        with (
+            client_of(server, upload="mp4") as client,
+            pytest.raises(ConfigError, match="upload would do nothing") as refused,
+        ):
             client.info()
+        assert refused.value.key == "upload"
         server.info["modality"] = "image"
-        with client_of(server, upload="mp4") as client, pytest.raises(ConfigError, match="does not keep them all"):
+        with (
+            client_of(server, upload="mp4") as client,
+            pytest.raises(ConfigError, match="does not keep them all") as refused,
+        ):
             client.info()
-        with client_of(server, nframes=8) as client, pytest.raises(ConfigError, match="nframes would do nothing"):
+        assert refused.value.key == "upload"
+        with client_of(server, nframes=8) as client, refuses("nframes"):
             client.info()

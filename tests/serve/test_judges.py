@@ -12,13 +12,15 @@ import pytest
 from processes import start_server
 from test_model_queue import running
 
+from tables import refuses
+
 HERE = Path(__file__).parent
 sys.path += [str(HERE.parent / "labels"), str(HERE.parent / "models")]
 
 from judge_server import judge_server  # noqa: E402
 from tiny_text_policies import tiny_policy  # noqa: E402
 
-from guerdon.errors import ConfigError, DataError  # noqa: E402
+from guerdon.errors import DataError  # noqa: E402
 from guerdon.files.append_log import Cache, Ledger, shared  # noqa: E402
 from guerdon.models.explained_score import JudgeOptions  # noqa: E402
 from guerdon.models.text.sequence_classifier import PreferenceModel  # noqa: E402
@@ -282,25 +284,26 @@ def test_requests_of_a_model_that_compares_are_neither_joined_nor_cut():
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "key", "message"),
     [
-        ({"backend": "judge", "processes": 2}, "copies would do nothing"),
-        ({"backend": "judge", "update_dir": "u"}, "cannot learn"),
-        ({"backend": "judge", "temperature": 0.5}, "temperature would do nothing"),
-        ({"backend": "judge", "options": {"mode": "rank"}}, "mode"),
-        ({"backend": "judge", "options": {"rubrik": "x"}}, "no rubrik"),
-        ({"model_path": "r.yaml", "options": {"adapter": "trl"}}, "no adapter"),
-        ({"model_path": "bad.toml"}, "criteria"),
-        ({"model_path": "none.toml"}, "there is no such"),
+        ({"backend": "judge", "processes": 2}, "models.j.processes", "copies would do nothing"),
+        ({"backend": "judge", "update_dir": "u"}, "models.j.update_dir", "cannot learn"),
+        ({"backend": "judge", "temperature": 0.5}, "models.j.temperature", ""),
+        ({"backend": "judge", "options": {"mode": "rank"}}, "models.j.options.mode", ""),
+        ({"backend": "judge", "options": {"rubrik": "x"}}, "models.j.options", "no rubrik"),
+        ({"model_path": "r.yaml", "options": {"adapter": "trl"}}, "models.j.options", ""),
+        ({"model_path": "bad.toml"}, "title", "bad.toml"),
+        ({"model_path": "none.toml"}, "model_path", ""),
     ],
     ids=str,
 )
-def test_what_a_served_judge_does_not_have_is_refused_before_the_start(given, message, tmp_path, monkeypatch):
+def test_what_a_served_judge_does_not_have_is_refused_before_the_start(given, key, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "r.yaml").write_text("criteria: [{name: a, text: b}]")
     (tmp_path / "bad.toml").write_text('title = "a rubric"')
-    with pytest.raises(ConfigError, match=message):
+    with refuses(key) as refused:
         refuse_all(ServeSettings(models={"j": ServedModelSettings(**given)}))
+    assert message in str(refused.value)
     fine = {"model_path": "r.yaml", "options": {"judge": {"api": "openai", "model": "m"}}}
     refuse_all(ServeSettings(models={"j": ServedModelSettings(**fine)}))
     assert model_loader("j", ServedModelSettings(**fine)).lanes == 1

@@ -147,22 +147,23 @@ def test_reloads_while_requests_come_lose_none_and_failures_keep_the_old(server,
 
 @pytest.mark.hostile("parts")
 @cases(
-    ("settings", "message"),
+    ("settings", "key", "message"),
     [
-        ({"model_path": "/nonexistent/prm"}, "/nonexistent/prm"),
-        ({"backend": "nonsense"}, "unknown backend 'nonsense'; known are"),
-        ({"backend": "primo-r1"}, "did you mean 'PRIMO-R1'"),
-        ({"backend": "text"}, "backend text needs model_path"),
-        ({"backend": "constant", "options": {"speed": 3}}, "models.x.options has no speed"),
-        ({"custom_backend": "toys:nobody"}, "custom_backend toys:nobody"),
-        ({"custom_backend": "no_such_module:make"}, "there is no module no_such_module"),
-        ({"custom_backend": "toys:make_nothing"}, "returned a int"),
-        ({"custom_backend": "toys:TOKENS", "options": {}}, "toys:TOKENS"),
+        ({"model_path": "/nonexistent/prm"}, "model_path", "/nonexistent/prm"),
+        ({"backend": "nonsense"}, "models.x.backend", "unknown backend 'nonsense'; known are"),
+        ({"backend": "primo-r1"}, "models.x.backend", "did you mean 'PRIMO-R1'"),
+        ({"backend": "text"}, "models.x.model_path", "backend text needs model_path"),
+        ({"backend": "constant", "options": {"speed": 3}}, "models.x.options", ""),
+        ({"custom_backend": "toys:nobody"}, "models.x.custom_backend", "custom_backend toys:nobody"),
+        ({"custom_backend": "no_such_module:make"}, "models.x.custom_backend", "there is no module no_such_module"),
+        ({"custom_backend": "toys:make_nothing"}, "models.x.custom_backend", "returned a int"),
+        ({"custom_backend": "toys:TOKENS", "options": {}}, "models.x.custom_backend", ""),
     ],
 )  # fmt: skip
-def test_models_that_cannot_be_loaded(settings, message):
-    with pytest.raises(GuerdonError, match=message):
+def test_models_that_cannot_be_loaded(settings, key, message):
+    with refuses(key) as refused:
         model_loader("x", ServedModelSettings(**settings)).load()
+    assert message in str(refused.value)
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server_in_one_line(tmp_path):
@@ -218,24 +219,42 @@ def test_the_options_that_are_known_before_an_import_are_those_of_the_function()
 def test_a_dry_run_refuses_what_a_start_would(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    for words, message in (
-        (("--backend", "constant", "models.constant.options.valu=1"), "has no valu; did you mean value?"),
-        (("--backend", "resnet", "--model-path", "empty"), "no reward model at empty"),
-        (("--backend", "text", "--model-path", "./empty"), "no reward model can be read at ./empty"),
-        (("--backend", "text", "--model-path", "hub/id", "models.text.options.adapter=skyworck"), "unknown adapter"),
-        (("--backend", "qwen_vl"), "backend qwen_vl needs model_path"),
+    for words, key, message in (
+        (
+            ("--backend", "constant", "models.constant.options.valu=1"),
+            "models.constant.options",
+            "has no valu; did you mean value?",
+        ),
+        (("--backend", "resnet", "--model-path", "empty"), None, "no reward model at empty"),
+        (("--backend", "text", "--model-path", "./empty"), None, "no reward model can be read at ./empty"),
+        (
+            ("--backend", "text", "--model-path", "hub/id", "models.text.options.adapter=skyworck"),
+            "models.text.options.adapter",
+            "unknown adapter",
+        ),
+        (("--backend", "qwen_vl"), "models.qwen_vl.model_path", "backend qwen_vl needs model_path"),
         (
             ("--backend", "qwen_vl", "--model-path", "hub/id", "models.qwen_vl.options.vlm.nframe=2"),
+            "models.qwen_vl.options.vlm.nframe",
             "did you mean vlm.nframes",
         ),
-        (("--backend", "qwen_vl", "--model-path", "hub/id", "models.qwen_vl.options.vlm.path=x"), "path"),
-        (("--custom-backend", "toys:nobody"), "custom_backend toys:nobody"),
-        (("--custom-backend", "toys:__doc__"), "toys:__doc__ is a str and cannot be called"),
-        (("--backend", "constant", "--host", "0.0.0.0"), "give a token"),
+        (
+            ("--backend", "qwen_vl", "--model-path", "hub/id", "models.qwen_vl.options.vlm.path=x"),
+            "models.qwen_vl.options.vlm.path",
+            "",
+        ),
+        (("--custom-backend", "toys:nobody"), "models.toys.custom_backend", "custom_backend toys:nobody"),
+        (
+            ("--custom-backend", "toys:__doc__"),
+            "models.toys.custom_backend",
+            "toys:__doc__ is a str and cannot be called",
+        ),
+        (("--backend", "constant", "--host", "0.0.0.0"), "host", "give a token"),
     ):
         with pytest.raises(GuerdonError) as refused:
             flags(*words)
         assert message in str(refused.value), words
+        assert getattr(refused.value, "key", None) == key
     assert flags("--custom-backend", "toys:make").models["toys"].custom_backend == "toys:make"
     for path in ("hub/id", "http://127.0.0.1:9/v1/rewards?model=prm"):
         assert flags("--backend", "text", "--model-path", path).models["text"].model_path == path
@@ -345,38 +364,46 @@ def test_flags_of_one_model_are_about_the_one_that_is_named():
     beside = serve_settings(None, [], {**given, "backend": "text", "model_path": "runs/b"}).models
     assert (beside["prm"].update_dir, beside["text"].update_dir) == (None, "states")
     wanted = r"--update-dir: which of prm, b\?.* models.prm.update_dir=states, or in a file: models: .prm: "
-    with pytest.raises(ConfigError, match=wanted):
+    with pytest.raises(ConfigError, match=wanted) as refused:
         serve_settings(None, [], {**given, "model": ["prm=runs/prm", "b=runs/b"]})
+    assert refused.value.key == "--update-dir"
     two = serve_settings(None, ["models.prm.update_dir=states"], {"model": ["prm=runs/prm", "b=runs/b"]}).models
     assert [two[name].update_dir for name in ("prm", "b")] == ["states", None]
 
 
 @cases(
-    ("words", "message"),
+    ("words", "key", "message"),
     [
-        ((), "no model to serve"),
-        (("--temperature", "0.5"), "which model"),
-        (("--model", "x"), "write name=path"),
-        (("--backend", "constant", "--custom-backend", "m:f"), "both given; remove one of them"),
-        (("--custom-backend", "module"), "write module:factory"),
-        (("--backend", "constant", "--gpu-ids", "a"), "not a list of GPU numbers"),
-        (("--backend", "constant", "--primo-tensor-parallel-size", "2"), "would do nothing without --backend PRIMO-R1"),
-        (("--backend", "constant", "--default", "other"), "default is 'other'"),
-        (("--backend", "constant", "limits.max_items=2000"), "could never be accepted"),
-        (("--backend", "constant", "nonsense=1"), "nonsense"),
-        (("a.yaml", "b.yaml", "--backend", "constant"), "one file describes a server"),
+        ((), "models", "no model to serve"),
+        (("--temperature", "0.5"), "--temperature", "which model"),
+        (("--model", "x"), "--model", "write name=path"),
+        (("--backend", "constant", "--custom-backend", "m:f"), "models.constant.custom_backend", "both given"),
+        (("--custom-backend", "module"), "models.module.custom_backend", "write module:factory"),
+        (("--backend", "constant", "--gpu-ids", "a"), "gpu_ids", "not a list of GPU numbers"),
+        (
+            ("--backend", "constant", "--primo-tensor-parallel-size", "2"),
+            "--primo-tensor-parallel-size",
+            "would do nothing without --backend PRIMO-R1",
+        ),
+        (("--backend", "constant", "--default", "other"), "default", "default is 'other'"),
+        (("--backend", "constant", "limits.max_items=2000"), "limits.max_items", "could never be accepted"),
+        (("--backend", "constant", "nonsense=1"), "nonsense", ""),
+        (("a.yaml", "b.yaml", "--backend", "constant"), None, "one file describes a server"),
     ],
 )  # fmt: skip
-def test_command_lines_that_cannot_be_meant(words, message):
-    with pytest.raises(ConfigError, match=message):
+def test_command_lines_that_cannot_be_meant(words, key, message):
+    with pytest.raises(ConfigError) as refused:
         flags(*words)
+    assert refused.value.key == key
+    assert message in str(refused.value)
 
 
 def test_knobs_that_would_do_nothing_are_refused():
     with refuses("models.x.max_model_len"):
         model_loader("x", ServedModelSettings(backend="constant", max_model_len=3))
-    with pytest.raises(ConfigError, match="two models answer to the name 'y'"):
+    with pytest.raises(ConfigError, match="two models answer to the name 'y'") as refused:
         serve_settings(None, ["models={x: {backend: constant, aliases: [y]}, y: {backend: constant}}"], {})
+    assert refused.value.key == "models"
 
 
 def test_a_scorer_of_the_first_server(server):

@@ -104,5 +104,6 @@ def test_no_descriptor_is_left_behind(root):
 
 
 def test_a_root_that_is_none(tmp_path):
-    with pytest.raises(ConfigError, match="not a folder"):
+    with pytest.raises(ConfigError, match="not a folder") as refused:
         MediaRoot(tmp_path / "nothing")
+    assert refused.value.key == "media.root"

@@ -254,14 +254,17 @@ def test_true_success_takes_a_failures_place_where_asked_for_and_is_counted(tmp_
 
 def test_models_that_cannot_give_what_is_asked_for_are_refused(tmp_path):
     with chaos_server(modality="image", granularity="total") as server:
-        with pytest.raises(ConfigError, match="needs reward_mode: episode"):
+        with pytest.raises(ConfigError, match="needs reward_mode: episode") as refused:
             start(clock_study(tmp_path, reward=source(remote(server))), reader="own")
+        assert refused.value.key == "reward.sources.rm.reward_mode"
         server.info["range"] = [-1, 1]
-        with pytest.raises(ConfigError, match="fallback native gives 0 or 1"):
+        with pytest.raises(ConfigError, match="fallback native gives 0 or 1") as refused:
             start(clock_study(tmp_path, reward=source(remote(server, fallback="native"), **EPISODE)), reader="own")
+        assert refused.value.key == "reward.sources.rm.model.remote.fallback"
         server.info["modality"] = "text"
-        with pytest.raises(ConfigError, match="judges text, not frames"):
+        with pytest.raises(ConfigError, match="judges text, not frames") as refused:
             start(clock_study(tmp_path, reward=source(remote(server), **EPISODE)), reader="own")
+        assert refused.value.key == "reward.sources.rm.model"
     with pytest.raises(ConfigError, match="start it with `guerdon serve`"):
         start(clock_study(tmp_path, reward=source(remote(server))), reader="own")
 

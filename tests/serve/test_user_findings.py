@@ -100,8 +100,9 @@ def test_a_folder_that_is_not_there_is_not_looked_for_on_the_hub(tmp_path, monke
     (tmp_path / "runs").mkdir()
     monkeypatch.chdir(tmp_path)
     for path in ("runs/nope", "./nope", "other/nope/prm", str(tmp_path / "nope")):
-        with pytest.raises(ConfigError, match="there is no such folder"):
+        with pytest.raises(ConfigError, match="there is no such folder") as refused:
             model_loader("m", ServedModelSettings(model_path=path)).load()
+        assert refused.value.key == "model_path"
 
 
 def test_a_refused_token_is_not_shown():

@@ -81,8 +81,9 @@ REFUSED = [
 
 @cases("names, words", REFUSED)
 def test_functions_that_are_no_tools(names, words):
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=words) as refused:
         schemas_of(names)
+    assert refused.value.key == "agent.tools"
 
 
 NAMES = [

@@ -348,8 +348,9 @@ def test_rows_that_would_be_judged_as_something_else_are_refused_at_load(tmp_pat
     for verifier in ("math", "numeric", "exact"):
         with pytest.raises(
             DataError, match=f"1 rows are programming tasks.*data.verifier {verifier} cannot judge them"
-        ):
+        ) as refused:
             load_prompts(settings_for(tmp_path, asserts, verifier=verifier))
+        assert refused.value.field == "data.verifier"
     with pytest.raises(DataError, match=r"is a programming task, but its tests cannot be read.*leave it out"):
         load_prompts(settings_for(tmp_path, row("5")))
     with pytest.raises(DataError, match="its tests cannot be read"):

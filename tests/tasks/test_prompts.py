@@ -104,23 +104,24 @@ def test_plain_questions_and_answers_in_several_spellings(row, gold, solution):
 
 @pytest.mark.hostile("files")
 @pytest.mark.parametrize(
-    ("line", "why"),
+    ("line", "field", "why"),
     [
-        ('{"question": "a", "answer": "1"', "not JSON"),
-        ("[1]", "a row must be a map"),
-        ('{"question": "a", "solution": "no mark"}', "no true answer"),
-        ('{"question": "a", "answer": true}', "must be text or a number"),
-        ('{"prompt": [{"role": "user"}], "answer": "1"}', "needs role and content"),
-        ('{"prompt": [{"role": "robot", "content": "a"}], "answer": "1"}', "one of the roles"),
-        ('{"prompt": [{"role": "assistant", "content": "a"}], "answer": "1"}', "end with the user's turn"),
-        ('{"question": "a", "answer": "1", "extra_info": [1]}', "extra_info must be a map"),
+        ('{"question": "a", "answer": "1"', None, "not JSON"),
+        ("[1]", None, "a row must be a map"),
+        ('{"question": "a", "solution": "no mark"}', "reference", "no true answer"),
+        ('{"question": "a", "answer": true}', "answer", "must be text or a number"),
+        ('{"prompt": [{"role": "user"}], "answer": "1"}', None, "needs role and content"),
+        ('{"prompt": [{"role": "robot", "content": "a"}], "answer": "1"}', None, "one of the roles"),
+        ('{"prompt": [{"role": "assistant", "content": "a"}], "answer": "1"}', None, "end with the user's turn"),
+        ('{"question": "a", "answer": "1", "extra_info": [1]}', "extra_info", "must be a map"),
     ],
 )
-def test_a_bad_row_is_an_error_with_its_file_and_line(tmp_path, line, why):
+def test_a_bad_row_is_an_error_with_its_file_and_line(tmp_path, line, field, why):
     path = tmp_path / "train.jsonl"
     path.write_text('{"question": "fine", "answer": "1"}\n\n' + line + "\n")
-    with pytest.raises(DataError, match=re.escape(f"{path}:3") + ".*" + re.escape(why)):
+    with pytest.raises(DataError, match=re.escape(f"{path}:3") + ".*" + re.escape(why)) as refused:
         read_prompts(path)
+    assert refused.value.field == field
 
 
 @cases(
@@ -212,8 +213,9 @@ def test_gsm8k(tmp_path):
     with pytest.raises(DataError, match=r"test\.jsonl: there is no such file; the folder of GSM8K has train\.jsonl"):
         read_gsm8k(tmp_path, "test")
     write_lines(tmp_path / "test.jsonl", [{"question": "a", "answer": "6"}])
-    with pytest.raises(DataError, match=r"test\.jsonl:1: a row of GSM8K"):
+    with pytest.raises(DataError, match=r"test\.jsonl:1: a row of GSM8K") as refused:
         read_gsm8k(tmp_path, "test")
+    assert refused.value.field == "answer"
 
 
 def test_data_sets_of_the_datasets_library(tmp_path):
@@ -228,8 +230,9 @@ def test_data_sets_of_the_datasets_library(tmp_path):
         assert (prompt.ground_truth, prompt.messages) == ("42", tuple(EURUS["prompt"]))
     assert [p.ground_truth for p in read_dataset(str(tmp_path / "plain"), "train")] == ["6", "1,200"]
     for name, why in [("both", "has no split 'dev', only train, test"), ("one", "without splits"), ("plain", "dev")]:
-        with pytest.raises(DataError, match=why):
+        with pytest.raises(DataError, match=why) as refused:
             read_dataset(str(tmp_path / name), "dev")
+        assert refused.value.field == "data.path"
 
 
 def test_the_system_prompt_is_inserted_and_no_user_turn_is_lost():
@@ -275,8 +278,9 @@ def test_holding_out_keeps_questions_together_and_ignores_the_order():
     assert {p.question for p in again} == {p.question for p in held}
     assert {p.question for p in hold_out(prompts, 10, seed=1)[1]} != {p.question for p in held}
     assert hold_out(prompts, 0) == (tuple(prompts), ())
-    with pytest.raises(DataError, match="leaves none to train on"):
+    with pytest.raises(DataError, match="leaves none to train on") as refused:
         hold_out(prompts, 60)
+    assert refused.value.field == "data.val_size"
 
 
 @settings(deadline=None, max_examples=60)
@@ -509,7 +513,7 @@ def test_the_columns_of_the_data_section_are_those_of_its_files(tmp_path):
         assert found == {f"{k}+1?": str(k + 1) for k in range(6)}
     asked = PromptsDataSettings(path=str(path), val_size=2, columns="prompt=task")
     assert {p.question for part in load_prompts(asked) for p in part} == {f"{k}+1?" for k in range(6)}
-    with pytest.raises(DataError, match=r"--columns prompt=taks: there is no such column; did you mean .*task"):
+    with refuses("taks"):
         load_prompts(FilesDataSettings(train_files=str(path), columns="prompt=taks"))
 
 

@@ -200,8 +200,9 @@ def test_truth_needs_a_generated_prompt_that_nobody_changed():
         id="1", messages=prompt.messages, ground_truth="1", data_source="x",
         extra_info={"family": "chain", "parameters": {"hardness": 3}},
     )  # fmt: skip
-    with pytest.raises(DataError, match="no family of this version"):
+    with pytest.raises(DataError, match="no family of this version") as refused:
         step_truth(odd, "")
+    assert refused.value.field == "extra_info"
 
 
 @cases("family", FAMILIES, ids=NAMES)

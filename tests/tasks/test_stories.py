@@ -172,5 +172,6 @@ def test_worked_examples_before_every_question():
         assert prompt.messages[2]["content"] == plain[0].solution.strip()
         assert prompt.messages[3]["content"] == plain[1].question
         assert step_truth(prompt, prompt.solution).complete
-    with pytest.raises(DataError, match=r"data\.shots is 6"):
+    with pytest.raises(DataError, match=r"data\.shots is 6") as refused:
         load_prompts(data.model_copy(update={"shots": 6}))
+    assert refused.value.field == "data.shots"

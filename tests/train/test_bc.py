@@ -191,8 +191,9 @@ def test_frames_are_cloned_by_a_cnn(tmp_path):
     folder, metrics = train_bc(study(tmp_path, policy=policy, env={"frame_size": 16}, epochs=40))
     assert metrics["val_mae"] < 0.2, "guessing the mean gives 0.5"
     assert load_policy(folder).card["observation_shape"] == [16, 16, 3]
-    with pytest.raises(ConfigError, match=r"env\.frame_size"):
+    with pytest.raises(ConfigError, match=r"env\.frame_size") as refused:
         train_bc(study(tmp_path, policy=policy, env={"frame_size": 24}, save_dir=str(tmp_path / "other")))
+    assert refused.value.key == "env.frame_size"
 
 
 def test_a_few_expert_episodes_are_enough_for_metaworld(tmp_path):

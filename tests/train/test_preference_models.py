@@ -30,7 +30,7 @@ from guerdon.train.preferences import (
 )
 from guerdon.train.text import check_training, start_model, train_text_model
 from guerdon.types import Episode
-from tables import first
+from tables import first, refuses
 
 torch.set_num_threads(1)
 TINY = {
@@ -477,39 +477,40 @@ def test_reading_prompts_once_changes_neither_loss_nor_gradients(tmp_path, monke
 
 
 @pytest.mark.parametrize(
-    ("rows", "keys", "error", "said"),
+    ("rows", "keys", "field", "said"),
     [
-        ([{"prompt": "sea?", "response": "good", "helpfulness": 1}], {}, DataError, "1 rows with ratings"),
-        (pairs(4), {"attributes": {"helpfulness": 1}}, DataError, "has ratings helpfulness"),
+        ([{"prompt": "sea?", "response": "good", "helpfulness": 1}], {}, None, "1 rows with ratings"),
+        (pairs(4), {"attributes": {"helpfulness": 1}}, None, "has ratings helpfulness"),
         (
             [{"prompt": "sea?", "completion": "good", "label": True}],
             {"ranking": "list"},
-            DataError,
+            "ranking",
             "nothing with labels",
         ),
-        ([{"question": "a"}], {}, DataError, "no preferences are recognised, found question"),
+        ([{"question": "a"}], {}, None, "no preferences are recognised, found question"),
     ],
 )
-def test_other_data_is_refused_with_what_it_has(tmp_path, rows, keys, error, said):
+def test_other_data_is_refused_with_what_it_has(tmp_path, rows, keys, field, said):
     settings = settings_for(tmp_path, rows, **keys)
     study = Study.model_validate({"train": {"rm": settings.model_dump(mode="json", exclude_unset=True)}})
     for act in (train_text_model, check_training):
-        with pytest.raises(error, match=said):
+        with pytest.raises(DataError, match=said) as refused:
             act(settings, study)
+        assert refused.value.field == field
 
 
 @pytest.mark.parametrize(
-    "keys",
+    ("keys", "idle"),
     [
-        {"attributes": {"a": 1}, "members": 2},
-        {"member_reward": "mean"},
-        {"members": 2, "deviations": 2.0},
-        {"ranking": "list", "margin_coef": 1.0},
-        {"ranking": "list", "length_coef": 1.0},
-        {"members": 2, "length_coef": 1.0},
-        {"attributes": {"a": 1}, "ranking": "list"},
+        ({"attributes": {"a": 1}, "members": 2}, "members"),
+        ({"member_reward": "mean"}, "member_reward"),
+        ({"members": 2, "deviations": 2.0}, "deviations"),
+        ({"ranking": "list", "margin_coef": 1.0}, "margin_coef"),
+        ({"ranking": "list", "length_coef": 1.0}, "length_coef"),
+        ({"members": 2, "length_coef": 1.0}, "length_coef"),
+        ({"attributes": {"a": 1}, "ranking": "list"}, "ranking"),
     ],
 )
-def test_keys_that_do_nothing_are_refused(tmp_path, keys):
-    with pytest.raises((ValueError, ConfigError)):
+def test_keys_that_do_nothing_are_refused(tmp_path, keys, idle):
+    with refuses(idle):
         settings_for(tmp_path, pairs(2), **keys)

@@ -256,14 +256,16 @@ def test_a_file_of_lerobot_is_read_and_one_of_other_data_refused(tmp_path):
     dense = sample_weights(study(tmp_path, model=None, head_mode="dense"), chunk=1)
     assert dense.rows["down"].tolist()[2:4] == [1, 1]
     lerobot_file(root / "sarm_progress.parquet", root, columns=("progress_dense",))
-    with pytest.raises(DataError, match="no column progress_sparse; it has index"):
+    with pytest.raises(DataError, match="no column progress_sparse; it has index") as refused:
         sample_weights(study(tmp_path, model=None), chunk=1)
+    assert refused.value.field == "progress_sparse"
     lerobot_file(root / "sarm_progress.parquet", root, rows=slice(1, None))
     with pytest.raises(DataError, match=r"does not fit episode 0 .* made from another data set"):
         sample_weights(study(tmp_path, model=None), chunk=1)
-    with pytest.raises(ConfigError, match="written by another program"):
+    with pytest.raises(ConfigError, match="written by another program") as refused:
         sample_weights(study(tmp_path, progress_path=str(root / "sarm_progress.parquet"),
                              model={"model_type": "test_rabc:Position", "modality": "state"}), chunk=1)  # fmt: skip
+    assert refused.value.key == "progress_path"
 
 
 def test_a_file_without_its_model_is_used_until_the_data_change(tmp_path):

@@ -59,8 +59,9 @@ def test_soft_labels_stay_what_they_are():
 
 
 def test_a_soft_label_is_never_cut_to_a_hard_one_in_silence():
-    with pytest.raises(DataError, match=r"labels\[1\] is 0.8, .*labels: soft, or give a threshold"):
+    with pytest.raises(DataError, match=r"labels\[1\] is 0.8, .*labels: soft, or give a threshold") as refused:
         step_targets(solution((1.0, 0.8)), settings_for())
+    assert refused.value.field == "labels"
 
 
 @given(st.lists(st.integers(0, 8), min_size=1, max_size=6), st.integers(1, 8))
@@ -190,8 +191,9 @@ def test_the_label_section_says_where_the_data_is_unless_the_settings_do():
     label = study_of(label={"save_dir": "d", "method": 2, "reward": "SE", "labeler": "judge"}).label
     assert data_paths(settings_for(), label) == ("d/prm_dataset_method2_SE",)
     assert data_paths(settings_for(data_path=("a", "b")), label) == ("a", "b")
-    with pytest.raises(ConfigError, match="needs data_path, or a label section"):
+    with pytest.raises(ConfigError, match="needs data_path, or a label section") as refused:
         data_paths(settings_for(), None)
+    assert refused.value.key == "data_path"
 
 
 def test_the_card_of_the_data_names_the_folder(tmp_path):

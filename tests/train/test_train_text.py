@@ -173,8 +173,9 @@ def test_the_head_learns_first_and_alone(tmp_path):
     trainer.training_step = watched
     trainer.train()
     assert seen == [True] * (trainer.head_steps + 1) + [False] * (13 - trainer.head_steps)
-    with pytest.raises(ConfigError, match="nothing else would be trained"):
+    with pytest.raises(ConfigError, match="nothing else would be trained") as refused:
         planned_steps(settings_for("stepwise", tmp_path, head_epochs=5, max_steps=10), 40)
+    assert refused.value.key == "head_epochs"
 
 
 def test_the_rates_are_those_that_were_asked_for(tmp_path):
@@ -305,8 +306,9 @@ def test_nothing_to_learn_from_is_an_error_that_says_why(tmp_path):
     with pytest.raises(DataError, match="pairs a right with a wrong"):
         train_text_model(settings_for("bradley_terry", tmp_path), STUDY, data_of(right))
     for rewards in ("weight", "target"):
-        with pytest.raises(DataError, match=f"rewards: {rewards} needs rewards of steps"):
+        with pytest.raises(DataError, match=f"rewards: {rewards} needs rewards of steps") as refused:
             train_text_model(settings_for("stepwise", tmp_path, rewards=rewards), STUDY, data_of())
+        assert refused.value.field == "rewards"
     wild = {"learning_rate": 1e30, "max_grad_norm": 1e30, "lr_scheduler": "constant"}
     with pytest.raises(NonFiniteError, match="lower learning_rate"):
         train_text_model(settings_for("outcome", tmp_path, **wild), STUDY, data_of())
@@ -316,10 +318,12 @@ def test_4_bits_without_a_gpu_are_refused(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     settings = settings_for("stepwise", tmp_path, path="somewhere", lora=LoraSettings(), quantize="nf4")
-    with pytest.raises(ConfigError, match="needs a GPU"):
+    with pytest.raises(ConfigError, match="needs a GPU") as refused:
         train_text_model(settings, STUDY, data_of())
-    with pytest.raises(ConfigError, match="there is none here"):
+    assert refused.value.key == "quantize"
+    with pytest.raises(ConfigError, match="there is none here") as refused:
         train_text_model(settings_for("stepwise", tmp_path, wait_for_gpu=4.0), STUDY, data_of())
+    assert refused.value.key == "wait_for_gpu"
 
 
 def test_pairs_are_of_the_same_question(tmp_path):

@@ -25,7 +25,7 @@ from guerdon.settings.vlm import TinyVLMSettings, VLMSettings
 from guerdon.train.vlm import _AnswerLoss, _backend, train_vlm, vlm_examples
 from guerdon.types import Episode
 from pretend_cuda import pretended
-from tables import first
+from tables import first, refuses
 
 TINY = TinyVLMSettings(hidden_size=32, intermediate=64, layers=1, vision_layers=1)
 
@@ -85,16 +85,16 @@ def test_a_checkpoint_says_how_it_is_asked(trained):
     model = load_vlm("qwen_vl", folder)
     assert model.info.success_threshold == 0.5
     assert load_vlm("qwen_vl", folder, vlm=VLMSettings(question="completed")).settings.question == "completed"
-    for wrong, error, why in (
-        (VLMSettings(question="progress"), CheckpointError, "question mismatch"),
-        (VLMSettings(max_pixels=1000), CheckpointError, "max_pixels mismatch"),
-        (VLMSettings(prompt="completed"), ConfigError, "both given; remove one"),
-        (VLMSettings(path="other"), ConfigError, "both given; remove one"),
-    ):
-        with pytest.raises(error, match=why):
-            load_vlm("qwen_vl", folder, vlm=wrong)
-    with pytest.raises(ConfigError, match="no checkpoints"):
+    for name, value in (("question", "progress"), ("max_pixels", 1000)):
+        with pytest.raises(CheckpointError, match=f"{name} mismatch"):
+            load_vlm("qwen_vl", folder, vlm=VLMSettings(**{name: value}))
+    for name, value in (("prompt", "completed"), ("path", "other")):
+        with pytest.raises(ConfigError, match="both given; remove one") as refused:
+            load_vlm("qwen_vl", folder, vlm=VLMSettings(**{name: value}))
+        assert refused.value.key == f"vlm.{name}"
+    with pytest.raises(ConfigError, match="no checkpoints") as refused:
         load_vlm("trend", folder)
+    assert refused.value.key == "vlm.path"
 
 
 def test_the_adapter_is_kept_apart_and_makes_the_difference(trained):
@@ -127,10 +127,11 @@ def test_arguments_of_the_template_are_those_of_the_training(tmp_path, monkeypat
     assert again.backend.inputs.render(said) == asked.render(said)
     with pytest.raises(CheckpointError, match="chat_template_kwargs mismatch"):
         load_vlm("qwen_vl", tmp_path / "a", vlm={"chat_template_kwargs": {"think": True}})
-    with pytest.raises(ConfigError, match=r"vlm\.chat_template_kwargs: the chat template has no argument 'thinks'"):
+    with refuses("vlm.chat_template_kwargs"):
         load_vlm("qwen_vl", base, vlm={"chat_template_kwargs": {"thinks": True}})
-    with pytest.raises(ConfigError, match=r"has no chat template: remove vlm\.chat_template_kwargs"):
+    with pytest.raises(ConfigError, match=r"has no chat template: remove vlm\.chat_template_kwargs") as refused:
         load_vlm("true_logprob", base, vlm={"prompt": "true_logprob", "chat_template_kwargs": {"think": True}})
+    assert refused.value.key == "vlm.chat_template_kwargs"
 
 
 def test_a_disk_without_room_is_refused_before_the_first_step(tmp_path, monkeypatch):
@@ -257,15 +258,16 @@ def test_data_that_teaches_nothing_is_refused(tmp_path):
 
 
 def test_settings_that_do_nothing_are_refused():
-    for changes, why in (
-        ({"path": "x"}, "one of them"),
-        ({"nframes": 4}, "nframes would do nothing"),
-        ({"horizon": 3.0}, "horizon would do nothing"),
-        ({"question": "progress", "reward_threshold": 0.4}, "reward_threshold would do nothing"),
-        ({"micro_batch_size": 3}, "multiple"),
+    for changes, key, words in (
+        ({"path": "x"}, "path", "one of them"),
+        ({"nframes": 4}, "nframes", ""),
+        ({"horizon": 3.0}, "horizon", ""),
+        ({"question": "progress", "reward_threshold": 0.4}, "reward_threshold", ""),
+        ({"micro_batch_size": 3}, "batch_size", "multiple"),
     ):
-        with pytest.raises(ValueError, match=why):
+        with refuses(key) as refused:
             settings("x", **changes)
+        assert words in str(refused.value)
 
 
 @pytest.mark.parametrize("steps", first([1, 4], 1))

@@ -68,13 +68,15 @@ def annotate(
         from guerdon.annotate.session import TOKENS, AnnotateSettings, names_of_people, open_session
 
     if show not in (None, "reference"):
-        raise ConfigError(f"--show {show}: only the reference answer can be shown, --show reference")
+        raise ConfigError(f"--show {show}: only the reference answer can be shown, --show reference", key="--show")
     wanted = AnnotateSettings(
         data, output or folder_of(data), kind, columns, choose, random_share, seed, overlap, scale, rows, finding,
         tuple(model or ()), names_of_people(people), show is not None, guideline, rubric,
     )  # fmt: skip
     if only_export and not (wanted.out / "setup.json").is_file():
-        raise ConfigError(f"--export: there are no judgements in {wanted.out}; name their folder, -o OUT")
+        raise ConfigError(
+            f"--export: there are no judgements in {wanted.out}; name their folder, -o OUT", key="--export"
+        )
     with ExitStack() as stack:
         if not only_export:
             from guerdon.annotate.server import listening, serve

@@ -43,11 +43,14 @@ def read_criteria(file: Path) -> Rubric:
     try:
         rubric = read_rubric(file)
     except ConfigError as error:
-        raise ConfigError(f"--rubric: {'; '.join(line.strip() for line in str(error).splitlines())}") from error
+        raise ConfigError(
+            f"--rubric: {'; '.join(line.strip() for line in str(error).splitlines())}", key="--rubric"
+        ) from error
     for criterion in rubric.criteria:
         if len(criterion.choices) > MOST_CHOICES:
             raise ConfigError(
-                f"--rubric {file}: {criterion.name} has {len(criterion.choices)} choices; there are keys for 9"
+                f"--rubric {file}: {criterion.name} has {len(criterion.choices)} choices; there are keys for 9",
+                key="--rubric",
             )
     return rubric
 

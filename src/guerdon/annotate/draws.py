@@ -73,14 +73,18 @@ def usefulness(choose: str, items: Items, models: dict[str, tuple[Numbers, Numbe
     found = _uncertainty(items, models) if choose == "uncertain" else _disagreement(items, models)
     known = np.isfinite(found)
     if not known.any():
-        raise ConfigError(f"--choose {choose}: no item has the values that it needs; name another --model M")
+        raise ConfigError(
+            f"--choose {choose}: no item has the values that it needs; name another --model M", key="--choose"
+        )
     return np.maximum(np.where(known, found, found[known].mean()), LEAST)
 
 
 def _uncertainty(items: Items, models: dict[str, tuple[Numbers, Numbers]]) -> Numbers:
     values = {name: value for name, (value, _) in models.items()} or items.rewards
     if not values:
-        raise ConfigError("--choose uncertain needs values of the items, and the data has none; name a --model M")
+        raise ConfigError(
+            "--choose uncertain needs values of the items, and the data has none; name a --model M", key="--choose"
+        )
     name = next(iter(values))
     spread = models[name][1] if name in models else np.full(len(items), np.nan)
     if np.isfinite(spread).any():
@@ -92,7 +96,8 @@ def _uncertainty(items: Items, models: dict[str, tuple[Numbers, Numbers]]) -> Nu
     if known.size and not ((known >= 0) & (known <= 1)).all():
         raise ConfigError(
             f"--choose uncertain needs values from 0 to 1, and {name} has {known.min():.3g} to {known.max():.3g}; "
-            "name a --model M that gives probabilities, or --choose disagreement"
+            "name a --model M that gives probabilities, or --choose disagreement",
+            key="--choose",
         )
     return np.asarray(1 - np.abs(2 * value - 1))
 
@@ -103,7 +108,9 @@ def _disagreement(items: Items, models: dict[str, tuple[Numbers, Numbers]]) -> N
     values = {name: value for name, (value, _) in models.items()} | wholes
     if len(values) < 2:
         has = f"there is {next(iter(values))} alone" if values else "there is none"
-        raise ConfigError(f"--choose disagreement needs two rewards of the items, and {has}; name a --model M")
+        raise ConfigError(
+            f"--choose disagreement needs two rewards of the items, and {has}; name a --model M", key="--choose"
+        )
     first, second = (_ranks(one) for one in list(values.values())[:2])
     return np.asarray(np.abs(first - second))
 

@@ -113,7 +113,9 @@ class Items:
             DataError: as `score_solutions`.
         """
         if (self.kind == "episodes") == (model.info.modality == "text"):
-            raise ConfigError(f"the reward model {model.info.name} does not judge {self.kind}; name another --model")
+            raise ConfigError(
+                f"the reward model {model.info.name} does not judge {self.kind}; name another --model", key="--model"
+            )
         each = self._episode_scores(model) if self.kind == "episodes" else self._text_scores(model)
         values, spreads = np.full(len(self), np.nan), np.full(len(self), np.nan)
         for place, found in each.items():
@@ -169,13 +171,13 @@ def read_items(data: str, kind: str | None, *, columns: _Columns = None, seed: i
         DataError: it cannot be read, or there is nothing to judge.
     """
     if kind is not None and kind not in KINDS:
-        raise ConfigError(f"--as {kind}: choose one of {', '.join(KINDS)}{did_you_mean(kind, KINDS)}")
+        raise ConfigError(f"--as {kind}: choose one of {', '.join(KINDS)}{did_you_mean(kind, KINDS)}", key="--as")
     is_data_set = Path(data, INFO_PATH).is_file()
     if kind is not None and is_data_set != (kind == "episodes"):
         what = "holds episodes of a robot" if is_data_set else "is no LeRobot data set"
-        raise ConfigError(f"--as {kind}: {data} {what}; leave out --as")
+        raise ConfigError(f"--as {kind}: {data} {what}; leave out --as", key="--as")
     if is_data_set and columns is not None:
-        raise ConfigError(f"--columns is for rows of text, and {data} holds episodes; remove it")
+        raise ConfigError(f"--columns is for rows of text, and {data} holds episodes; remove it", key="--columns")
     chosen = next((one for one in KINDS if one == kind), "episodes" if is_data_set else _kind_of(data, columns))
     items = Items(chosen, data)
     _READERS[chosen](items, columns, np.random.default_rng(seed))
@@ -336,7 +338,7 @@ def _read_pairs(items: Items, columns: _Columns, rng: np.random.Generator) -> No
     plan = reading.plan
     if not (plan.has("chosen", "rejected") or plan.has("first", "second") or plan.has("responses")):
         groups = f"; {why}" if why else "; this log has no groups of responses to one prompt"
-        raise ConfigError(f"--as pairs: {items.data} has no rows with several responses{groups}")
+        raise ConfigError(f"--as pairs: {items.data} has no rows with several responses{groups}", key="--as")
     for row, record in enumerate(reading.records()):
         try:
             found = given(record, plan)

@@ -48,7 +48,9 @@ def listening(host: str, port: int, *, has_tokens: bool) -> socket.socket:
         ConfigError: the address cannot be used, or is one of other machines and there is no token.
     """
     if not has_tokens and not is_loopback(host):
-        raise ConfigError(f"--host {host} is reachable from other machines: name those who judge, --people ann,bo")
+        raise ConfigError(
+            f"--host {host} is reachable from other machines: name those who judge, --people ann,bo", key="--host"
+        )
     return listen(host, port)
 
 

@@ -183,9 +183,11 @@ def names_of_people(given: str | None) -> tuple[str, ...]:
     names = tuple(one.strip() for one in (given or "").split(",")) if given else ()
     for name in names:
         if not name or not name.replace("-", "").replace("_", "").replace(".", "").isalnum() or len(name) > 40:
-            raise ConfigError(f"--people {given}: {name!r} is no name; write letters, digits, - . _, such as ann,bo")
+            raise ConfigError(
+                f"--people {given}: {name!r} is no name; write letters, digits, - . _, such as ann,bo", key="--people"
+            )
         if names.count(name) > 1:
-            raise ConfigError(f"--people {given}: {name} comes twice")
+            raise ConfigError(f"--people {given}: {name} comes twice", key="--people")
     return names
 
 
@@ -200,7 +202,9 @@ def open_session(wanted: AnnotateSettings) -> Iterator[Session]:
         InUseError: another process works on the folder.
     """
     if Path(wanted.data).is_dir() and wanted.out.resolve().is_relative_to(Path(wanted.data).resolve()):
-        raise ConfigError(f"-o {wanted.out} is inside of {wanted.data}: name a folder outside, such as ../NAME.labels")
+        raise ConfigError(
+            f"-o {wanted.out} is inside of {wanted.data}: name a folder outside, such as ../NAME.labels", key="--output"
+        )
     setup = _stored_setup(wanted)
     rubric = _rubric(wanted, setup)
     before = setup or {"kind": None, "columns": None, "seed": _or_default(wanted, "seed")}
@@ -209,7 +213,7 @@ def open_session(wanted: AnnotateSettings) -> Iterator[Session]:
     items = read_items(wanted.data, kind, columns=columns, seed=seed)
     judges = NO_JUDGES if rubric is None else take_criteria(items, rubric)
     if wanted.reference and not any(items.references):
-        raise ConfigError(f"--show reference: {wanted.data} has no reference answers; remove it")
+        raise ConfigError(f"--show reference: {wanted.data} has no reference answers; remove it", key="--show")
     guideline = _guideline(wanted.guideline)
     with ExitStack() as stack:
         stack.enter_context(atomic.held(wanted.out, busy=f"another guerdon annotate works on {wanted.out}; stop it"))
@@ -261,7 +265,8 @@ def _stored_setup(wanted: AnnotateSettings) -> dict[str, Any] | None:
             option = {"kind": "as", "models": "model"}.get(name, name.replace("_", "-"))
             was = "without it" if setup[name] in (None, []) else f"with {setup[name]}"
             raise ConfigError(
-                f"--{option} {given}: {wanted.out} was begun {was}; leave it out, or name another folder, -o OUT"
+                f"--{option} {given}: {wanted.out} was begun {was}; leave it out, or name another folder, -o OUT",
+                key=f"--{option}",
             )
     return setup
 
@@ -279,7 +284,8 @@ def _rubric(wanted: AnnotateSettings, setup: Mapping[str, Any] | None) -> Rubric
     if given is not None and given != known:
         was = "without it" if known is None else "with other criteria"
         raise ConfigError(
-            f"--rubric {wanted.rubric}: {wanted.out} was begun {was}; leave it out, or name another folder, -o OUT"
+            f"--rubric {wanted.rubric}: {wanted.out} was begun {was}; leave it out, or name another folder, -o OUT",
+            key="--rubric",
         )
     return known
 
@@ -349,19 +355,27 @@ def _check_options(wanted: AnnotateSettings, items: Items, choose: str, shares: 
         ConfigError: with the first of them.
     """
     if choose not in CHOICES:
-        raise ConfigError(f"--choose {choose}: choose one of {', '.join(CHOICES)}{did_you_mean(choose, CHOICES)}")
+        raise ConfigError(
+            f"--choose {choose}: choose one of {', '.join(CHOICES)}{did_you_mean(choose, CHOICES)}", key="--choose"
+        )
     for option, value in zip(("random-share", "overlap"), shares, strict=True):
         if not 0 <= value <= 1:
-            raise ConfigError(f"--{option} {value:g}: a share is a number from 0 to 1")
+            raise ConfigError(f"--{option} {value:g}: a share is a number from 0 to 1", key=f"--{option}")
     if wanted.random_share is not None and choose == "random":
-        raise ConfigError("--random-share would do nothing with --choose random; remove it")
+        raise ConfigError("--random-share would do nothing with --choose random; remove it", key="--random-share")
     for option, given in (("scale", wanted.scale), ("rubric", wanted.rubric)):
         if given is not None and items.kind != "responses":
-            raise ConfigError(f"--{option} {given}: of responses, and these are {items.kind}; remove it")
+            raise ConfigError(
+                f"--{option} {given}: of responses, and these are {items.kind}; remove it", key=f"--{option}"
+            )
     if wanted.scale is not None and wanted.rubric is not None:
-        raise ConfigError("--scale and --rubric: each says how responses are judged; leave out one of them")
+        raise ConfigError(
+            "--scale and --rubric: each says how responses are judged; leave out one of them", key="--scale"
+        )
     if wanted.scale is not None and not 2 <= wanted.scale <= 9:
-        raise ConfigError(f"--scale {wanted.scale}: a scale has 2 to 9 numbers, for which there are keys")
+        raise ConfigError(
+            f"--scale {wanted.scale}: a scale has 2 to 9 numbers, for which there are keys", key="--scale"
+        )
 
 
 def _scored(model: str, data: str, items: Items) -> tuple[Numbers, Numbers]:
@@ -382,7 +396,7 @@ def _pool(wanted: AnnotateSettings, items: Items) -> Flags:
         ConfigError: a row is not there, or the finding is none of the audit's.
     """
     if wanted.rows is not None and wanted.finding is not None:
-        raise ConfigError("--rows and --finding: each names the rows to judge; leave out one of them")
+        raise ConfigError("--rows and --finding: each names the rows to judge; leave out one of them", key="--rows")
     if wanted.rows is None and wanted.finding is None:
         return np.ones(len(items), bool)
     rows = _numbers(wanted.rows) if wanted.rows is not None else _rows_of(str(wanted.finding), wanted, items)
@@ -392,10 +406,11 @@ def _pool(wanted: AnnotateSettings, items: Items) -> Flags:
     if wanted.rows is not None and gone:
         raise ConfigError(
             f"--rows {wanted.rows}: there is nothing to judge in row {gone[0]}; rows are numbered from 0, the last "
-            f"one is {max(items.rows)}"
+            f"one is {max(items.rows)}",
+            key="--rows",
         )
     if not chosen.any():
-        raise ConfigError(f"--finding {wanted.finding}: none of its rows can be judged")
+        raise ConfigError(f"--finding {wanted.finding}: none of its rows can be judged", key="--finding")
     return chosen
 
 
@@ -407,7 +422,8 @@ def _numbers(given: str) -> set[int]:
         ends = (first, last) if dash else (first, first)
         if not all(end.isascii() and end.isdigit() and int(end) <= MOST_ROWS for end in ends):
             raise ConfigError(
-                f"--rows {given}: {part.strip()!r} is no row; write numbers and ranges, such as 3,17,20-40"
+                f"--rows {given}: {part.strip()!r} is no row; write numbers and ranges, such as 3,17,20-40",
+                key="--rows",
             )
         found.update(range(int(ends[0]), int(ends[1]) + 1))
     return found
@@ -422,12 +438,13 @@ def _rows_of(finding: str, wanted: AnnotateSettings, items: Items) -> set[int]:
     from guerdon.auditing.checks import NAMES, audit
 
     if finding not in NAMES:
-        raise ConfigError(f"--finding {finding}: no check has this name{did_you_mean(finding, NAMES)}")
+        raise ConfigError(f"--finding {finding}: no check has this name{did_you_mean(finding, NAMES)}", key="--finding")
     log = read_log(Path(wanted.data), columns=wanted.columns)
     found = next((one for one in audit(log).findings if one.name == finding), None)
     if found is None:
         raise ConfigError(
-            f"--finding {finding}: the audit of {wanted.data} does not find it; guerdon audit lists what it finds"
+            f"--finding {finding}: the audit of {wanted.data} does not find it; guerdon audit lists what it finds",
+            key="--finding",
         )
     rows = np.asarray(found.rows if found.marked is None else found.marked, dtype=np.int64)
     if log.steps is not None:
@@ -445,10 +462,15 @@ def _tokens(wanted: AnnotateSettings) -> dict[str, str]:
     known: dict[str, str] = json.loads(file.read_bytes()) if file.is_file() else {}
     has_begun = (wanted.out / "judgements.jsonl").exists()
     if wanted.people and not known and has_begun:
-        raise ConfigError(f"--people: {wanted.out} was begun by one person; name another folder, -o OUT")
+        raise ConfigError(
+            f"--people: {wanted.out} was begun by one person; name another folder, -o OUT", key="--people"
+        )
     gone = [name for name in known if wanted.people and name not in wanted.people]
     if gone:
-        raise ConfigError(f"--people: {', '.join(gone)} judged in {wanted.out}, too; name everybody, or another folder")
+        raise ConfigError(
+            f"--people: {', '.join(gone)} judged in {wanted.out}, too; name everybody, or another folder",
+            key="--people",
+        )
     new = [name for name in wanted.people if name not in known]
     if new:
         known |= {name: secrets.token_urlsafe(24) for name in new}
@@ -473,7 +495,7 @@ def _guideline(file: Path | None) -> dict[str, str] | None:
         data = file.read_bytes()
         return {"text": data.decode("utf-8"), "hash": sha256(data).hexdigest()}
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--guideline {file}: it cannot be read as text: {error}") from error
+        raise ConfigError(f"--guideline {file}: it cannot be read as text: {error}", key="--guideline") from error
 
 
 def _stored_order(folder: Path) -> _Order:

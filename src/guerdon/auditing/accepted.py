@@ -46,9 +46,9 @@ def read_accepted(path: Path, known: Collection[str]) -> tuple[Accepted, ...]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--accepted {path}: cannot be read ({error}); write a name of a finding in each line") from (
-            error
-        )
+        raise ConfigError(
+            f"--accepted {path}: cannot be read ({error}); write a name of a finding in each line", key="--accepted"
+        ) from (error)
     found = []
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.partition("#")[0].split()
@@ -60,15 +60,17 @@ def read_accepted(path: Path, known: Collection[str]) -> tuple[Accepted, ...]:
 def _accepted(words: Sequence[str], known: Collection[str], where: str) -> Accepted:
     name, _, severity = words[0].partition(":")
     if name not in known:
-        raise ConfigError(f"{where}: no check is called {name}{did_you_mean(name, known)}")
+        raise ConfigError(f"{where}: no check is called {name}{did_you_mean(name, known)}", key="--accepted")
     if severity and severity not in SEVERITIES:
-        raise ConfigError(f"{where}: the severity {severity} is none of {', '.join(SEVERITIES)}")
+        raise ConfigError(f"{where}: the severity {severity} is none of {', '.join(SEVERITIES)}", key="--accepted")
     if len(words) > 2:
-        raise ConfigError(f"{where}: NAME[:SEVERITY] [LARGEST_EFFECT], and a remark only after a #")
+        raise ConfigError(f"{where}: NAME[:SEVERITY] [LARGEST_EFFECT], and a remark only after a #", key="--accepted")
     try:
         most = float(words[1]) if len(words) == 2 else None
     except ValueError:
-        raise ConfigError(f"{where}: {words[1]} is no number: it is the largest effect that is accepted") from None
+        raise ConfigError(
+            f"{where}: {words[1]} is no number: it is the largest effect that is accepted", key="--accepted"
+        ) from None
     return Accepted(name, severity or "error", most)
 
 

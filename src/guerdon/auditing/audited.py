@@ -158,7 +158,9 @@ def _check_one_run(wanted: Wanted, names: Sequence[str]) -> None:
     for option, value in given.items():
         if value is not None:
             listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-            raise ConfigError(f"--{option}: {wanted.path} holds {len(names)} runs ({listed}); pass one of them")
+            raise ConfigError(
+                f"--{option}: {wanted.path} holds {len(names)} runs ({listed}); pass one of them", key=f"--{option}"
+            )
 
 
 def _audit_run(wanted: Wanted, name: str, path: Path, rows: Rows, accepted: Sequence[Accepted]) -> Audited:
@@ -208,9 +210,11 @@ def check_saved(name: str, file: Path) -> None:
     """
     if name not in NAMES:
         near = did_you_mean(name, NAMES) or f"; there are {', '.join(NAMES)}"
-        raise ConfigError(f"--save-rows {name}: no check has this name{near}")
+        raise ConfigError(f"--save-rows {name}: no check has this name{near}", key="--save-rows")
     if file.suffix != SAVED:
-        raise ConfigError(f"--save-rows {name} {file}: rows are written as JSON lines; end the name in {SAVED}")
+        raise ConfigError(
+            f"--save-rows {name} {file}: rows are written as JSON lines; end the name in {SAVED}", key="--save-rows"
+        )
 
 
 def save_rows(done: Audited, name: str, file: Path) -> str:

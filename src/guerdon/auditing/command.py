@@ -96,12 +96,15 @@ def audit(
     if labels is not None:
         _check_labels(labels, {"--second": second is not None, "--judge": judge is not None, "--watch": watch})
     if accepted is not None and not fail_on:
-        raise ConfigError(f"--accepted {accepted}: of --fail-on, and there is none; add --fail-on any, or remove it")
+        raise ConfigError(
+            f"--accepted {accepted}: of --fail-on, and there is none; add --fail-on any, or remove it", key="--accepted"
+        )
     if save is not None:
         check_saved(*save)
     if watch and against is not None:
         raise ConfigError(
-            f"--against {against}: the log that is watched is compared when it is done; leave out --watch"
+            f"--against {against}: the log that is watched is compared when it is done; leave out --watch",
+            key="--against",
         )
     page = page_of(path, output)
     wanted = Wanted(
@@ -137,15 +140,18 @@ def _check_no_judge(options: list[str] | None, sample: int | None) -> None:
     """Refuse what is of a judge, where there is none."""
     if options or sample:
         words = " ".join(options or [f"--sample {sample}"])
-        raise ConfigError(f"{words}: of a judge, and there is none; add --judge MODEL, or remove it")
+        key = options[0].partition("=")[0] if options else "--sample"
+        raise ConfigError(f"{words}: of a judge, and there is none; add --judge MODEL, or remove it", key=key)
 
 
 def _check_judge(judge: str, second: Path | None, *, watch: bool) -> None:
     """Refuse what a judge cannot be together with."""
     if watch:
-        raise ConfigError(f"--judge {judge}: --watch would call it at each change; leave out one of them")
+        raise ConfigError(
+            f"--judge {judge}: --watch would call it at each change; leave out one of them", key="--judge"
+        )
     if second is not None:
-        raise ConfigError(f"--judge {judge}: --second is the one second reward; leave out one of them")
+        raise ConfigError(f"--judge {judge}: --second is the one second reward; leave out one of them", key="--judge")
 
 
 def _check_labels(labels: Path, beside: dict[str, bool]) -> None:
@@ -153,7 +159,7 @@ def _check_labels(labels: Path, beside: dict[str, bool]) -> None:
     for option, is_given in beside.items():
         if is_given:
             why = "labels are the one second reward; leave out one of them"
-            raise ConfigError(f"--labels {labels} and {option}: {why}")
+            raise ConfigError(f"--labels {labels} and {option}: {why}", key="--labels")
 
 
 def page_of(path: Path, output: Path | None) -> Path:
@@ -164,7 +170,7 @@ def page_of(path: Path, output: Path | None) -> Path:
     """
     page = output or Path(f"{path.resolve().name}.audit.html")
     if page.suffix.lower() not in _HTML:
-        raise ConfigError(f"--output {page}: the page is HTML; end its name in .html")
+        raise ConfigError(f"--output {page}: the page is HTML; end its name in .html", key="--output")
     return page
 
 
@@ -256,15 +262,15 @@ def _condition(given: str) -> tuple[str, str]:
     if name == UNDECIDED:
         if severity and severity not in NAMES:
             near = did_you_mean(severity, NAMES) or f"; there are {', '.join(NAMES)}"
-            raise ConfigError(f"--fail-on {given}: no check has the name {severity}{near}")
+            raise ConfigError(f"--fail-on {given}: no check has the name {severity}{near}", key="--fail-on")
         return name, severity or ANY
     known = (ANY, UNDECIDED, *NAMES)
     if name not in known:
         near = did_you_mean(name, known) or f"; there are {', '.join(known)}"
-        raise ConfigError(f"--fail-on {given}: no check has this name{near}")
+        raise ConfigError(f"--fail-on {given}: no check has this name{near}", key="--fail-on")
     if severity and severity not in SEVERITIES:
         near = did_you_mean(severity, SEVERITIES)
-        raise ConfigError(f"--fail-on {given}: the severity is one of {', '.join(SEVERITIES)}{near}")
+        raise ConfigError(f"--fail-on {given}: the severity is one of {', '.join(SEVERITIES)}{near}", key="--fail-on")
     return name, severity or "info"
 
 

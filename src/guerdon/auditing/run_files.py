@@ -65,7 +65,7 @@ class MonitorFiles:
         known = self._known.get(file)
         if known is None or not known.still_holds(file):
             known = self._known[file] = _Monitor()
-        with boundary(DataError, f"{file}: cannot be read as a monitor file"), file.open(newline="") as lines:
+        with boundary(DataError, "cannot be read as a monitor file", where=str(file)), file.open(newline="") as lines:
             if known.names:
                 lines.seek(known.offset)
             else:
@@ -73,7 +73,7 @@ class MonitorFiles:
             found = table_rows(lines, ",", strict=False)
             names: list[str] | Unparsed = known.names or next(found, [])
             if isinstance(names, Unparsed):
-                raise DataError(f"{file}: the line with the names of the columns is {names}")
+                raise DataError(f"the line with the names of the columns is {names}", where=file)
             written = enumerate((cells for cells in found if cells), start=2 + len(known.rows))
             new = [(n, _episode(cells, names, known.started, f"{file}:{n}")) for n, cells in written]
             end = lines.tell()
@@ -100,7 +100,7 @@ class _Monitor:
 
     def still_holds(self, file: Path) -> bool:
         """Whether the file begins with what was read."""
-        with boundary(DataError, f"{file}: cannot be read as a monitor file"), file.open("rb") as opened:
+        with boundary(DataError, "cannot be read as a monitor file", where=str(file)), file.open("rb") as opened:
             opened.seek(self.offset - len(self.end))
             return opened.read(len(self.end)) == self.end
 
@@ -197,7 +197,7 @@ class EventFiles:
         if files:
             from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
         for file in files:
-            with boundary(DataError, f"{file}: cannot be read as events of TensorBoard"):
+            with boundary(DataError, "cannot be read as events of TensorBoard", where=str(file)):
                 _check_events(file)
                 self._sizes[file] = file.stat().st_size
                 loader = self._loaders.setdefault(file, EventFileLoader(str(file)))

@@ -258,7 +258,8 @@ def _reward_of(rows: Rows, other: Rows, place_N: Codes, path: Path) -> tuple[str
         return name, other.rewards[name]
     names = ", ".join(new) if new else "none"
     raise DataError(
-        f"{path} has the same rewards as the log, and these further ones: {names}; pass --columns reward=NAME"
+        f"{path} has the same rewards as the log, and these further ones: {names}; pass --columns reward=NAME",
+        field="reward",
     )
 
 

@@ -602,6 +602,7 @@ class RowReader:
                 f"files with rewards in other columns: {first} has them in {self.of.uses['reward'].column}, {named}; "
                 "pass a file or a folder of one kind",
                 where=root,
+                field=self.of.uses["reward"].column,
             )
         if self.files and not len(self):
             bad = ", ".join(f"{count} {why}" for why, count in self.bad.most_common(5))

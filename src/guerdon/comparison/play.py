@@ -44,11 +44,15 @@ def play(
     study = study_of(run)
     if study.text:
         if video is not None:
-            raise ConfigError(f"--video {video}: the policy of {run} writes text, which is printed; remove it")
+            raise ConfigError(
+                f"--video {video}: the policy of {run} writes text, which is printed; remove it", key="--video"
+            )
         lines = _answers(study, run, episodes, seed)
     else:
         if video is not None and video.suffix.lower() != ".mp4":
-            raise ConfigError(f"--video {video}: an MP4 file is written; give it a name that ends in .mp4")
+            raise ConfigError(
+                f"--video {video}: an MP4 file is written; give it a name that ends in .mp4", key="--video"
+            )
         lines = _episodes(study, run, episodes, video, seed or 0)
     for line in lines:
         sys.stdout.write(line + "\n")
@@ -197,7 +201,9 @@ def _screen(world: World, study: Study, video: Path | None) -> _Screen | None:
     fps = int(metadata.get("render_fps") or FPS)
     if cannot_draw(world.eye):
         if video is not None:
-            raise ConfigError(f"--video {video}: {study.task_name} draws no pictures (it has no render); remove it")
+            raise ConfigError(
+                f"--video {video}: {study.task_name} draws no pictures (it has no render); remove it", key="--video"
+            )
         log_line(f"{study.task_name} draws no pictures: returns alone are shown")
         return None
     if video is not None:

@@ -282,7 +282,9 @@ def read_study(study_dir: Path) -> StudyRecord:
     seeds = tuple(int(seed) for seed in plan.get("seeds") or ())
     baseline = str(plan.get("baseline") or next(iter(arms)))
     if baseline not in arms:
-        raise DataError(f"the baseline {baseline!r} is none of the arms {sorted(arms)}", where=study_dir)
+        raise DataError(
+            f"the baseline {baseline!r} is none of the arms {sorted(arms)}", where=study_dir, field="baseline"
+        )
     root = study_dir / "runs"
     runs = tuple(
         read_run(root / task / arm / f"seed{seed}", task=task, arm=arm, seed=seed)

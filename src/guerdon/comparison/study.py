@@ -186,7 +186,9 @@ def plan_study(path: Path, overrides: Sequence[str], *, parallel: int = 0) -> St
     tree = _overridden(file, overrides)
     base = validate(Study, resolve_refs(tree, Study), origin=str(path))
     if base.compare is None:
-        raise ConfigError(f"{path} has no compare section: it names the arms, seeds and tasks of a study")
+        raise ConfigError(
+            f"{path} has no compare section: it names the arms, seeds and tasks of a study", key="compare"
+        )
     tasks, runs = _configurations(base, base.compare, tree, path)
     planned = [job for task, studies in tasks.items() for job in _preparation(task, *studies)]
     planned += [_run(*names, config, tasks[names[0]][0]) for names, config in runs.items()]
@@ -408,7 +410,9 @@ def _check_names(key: str, named: Sequence[Any], every: Any) -> None:
     for name in named:
         if name not in list(every or ()):  # a list, for a name may be unhashable
             has = ", ".join(every or ()) or "none"
-            raise ConfigError(f"override compare.{key}: {name!r} is not in the file; it has {has}")
+            raise ConfigError(
+                f"override compare.{key}: {name!r} is not in the file; it has {has}", key=f"compare.{key}"
+            )
 
 
 def _preparation(task: str, study: Study, for_label: Study) -> list[_Planned]:
@@ -491,7 +495,8 @@ def _run(task: str, arm: str, seed: int, config: Study, prepared: Study) -> _Pla
         if not config.verified and config.reward.truth is None:
             raise ConfigError(
                 f"arm {arm}: true success is unknown with data.type prompts, so nothing says which arm is better: name "
-                "a source that scores well in reward.truth, or compare on data with answers"
+                "a source that scores well in reward.truth, or compare on data with answers",
+                key="reward.truth",
             )
         read: list[Settings] = [config.text_policy, *config.text_sources.values()]
     else:

@@ -273,7 +273,9 @@ def post_json(
     """
     address = _parsed(url)
     if address is None:
-        raise ConfigError(f"{who}: {url!r} is not an address; write http://host:port/v1 or https://...; check {check}")
+        raise ConfigError(
+            f"{who}: {url!r} is not an address; write http://host:port/v1 or https://...; check {check}", key="base_url"
+        )
     try:
         status, found, payload, billed = _post_accepted(address, headers, body, timeout, accepted)
     except TimeoutError as error:

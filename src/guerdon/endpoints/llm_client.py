@@ -320,7 +320,7 @@ class OwnLLMClient:
                     continue
                 if not isinstance(reply, LLMReply):
                     what = f"returned a {type(reply).__name__}, which is not an LLMReply"
-                    raise ConfigError(f"the judge {self._settings.api} {what}")
+                    raise ConfigError(f"the judge {self._settings.api} {what}", key="api")
                 kept = {"text": reply.text, "stop": reply.stop}
                 if kind_of_end(reply.stop) != "error":
                     self._cache.put({key: kept})

@@ -129,9 +129,11 @@ def study_of(
     from guerdon.settings.study import Study
 
     if columns and data is not None and labels is not None:
-        raise ConfigError("--columns is for one file; with --data and --labels name a study with evaluate.columns")
+        raise ConfigError(
+            "--columns is for one file; with --data and --labels name a study with evaluate.columns", key="--columns"
+        )
     if turns and data is None:
-        raise ConfigError("--turns is for the conversations of --data; name them, or remove it")
+        raise ConfigError("--turns is for the conversations of --data; name them, or remove it", key="--turns")
     kind: Kind = "turns" if turns else "labels"
     if data is not None and not turns:
         kind = kind_of(data, columns)
@@ -139,13 +141,13 @@ def study_of(
     _check_side(model, f"{data or labels}", of_robots=of_robots)
     if of_robots:
         if labels is not None:
-            raise ConfigError("--labels is for models of text; remove it")
+            raise ConfigError("--labels is for models of text; remove it", key="--labels")
         if columns:
-            raise ConfigError("--columns is for rows of text; remove it")
+            raise ConfigError("--columns is for rows of text; remove it", key="--columns")
         given: dict[str, Any] = {"type": "control", "data_path": data, "outcomes": outcomes}
     else:
         if outcomes is not None:
-            raise ConfigError("--outcomes is for a LeRobot data set; remove it")
+            raise ConfigError("--outcomes is for a LeRobot data set; remove it", key="--outcomes")
         given = {"type": "text", "aggregation": "min", f"models.{NAME}.path": model, "labels": labels}
         given["columns"] = columns or None
         if data is not None:
@@ -181,7 +183,7 @@ def robot_model(model: str) -> RewardModel:
         return load_reward_model("remote", remote=remote_at(model))
     found = load_reward_model(model) if is_factory(model) else load_reward_model(kind_at(model), model)
     if found.info.modality == "text":
-        raise ConfigError(f"{model} judges text, and the data has episodes of robots")
+        raise ConfigError(f"{model} judges text, and the data has episodes of robots", key="--model")
     return found
 
 
@@ -220,16 +222,21 @@ def check_words(
     if of_study:
         raise ConfigError("--only and --attack are for the models of a study")
     if model is None and (kind := kind_of(str(data or labels), columns)) != "labels":
-        raise ConfigError(f"--data {data or labels} has {kind.replace('_', ' ')}: name the reward model, --model PATH")
+        raise ConfigError(
+            f"--data {data or labels} has {kind.replace('_', ' ')}: name the reward model, --model PATH", key="--model"
+        )
     return None
 
 
 def _check_beside_study(study: str, model: str | None, data: str | None, output: Path | None) -> None:
     """Refuse options that are for a model without a study."""
     if model is not None or data is not None:
-        raise ConfigError(f"{study} and {'--model' if model else '--data'}: evaluate a study, or one model on one file")
+        raise ConfigError(
+            f"{study} and {'--model' if model else '--data'}: evaluate a study, or one model on one file",
+            key="--model" if model else "--data",
+        )
     if output is not None:
-        raise ConfigError("--output is for a model without a study; set evaluate.save_dir")
+        raise ConfigError("--output is for a model without a study; set evaluate.save_dir", key="--output")
 
 
 def evaluate_judged(data: str, words: Sequence[str], output: Path | None, columns: str | None = None) -> str:
@@ -240,7 +247,9 @@ def evaluate_judged(data: str, words: Sequence[str], output: Path | None, column
         DataError: as `read_labelled`; or there is no score in it.
     """
     if words:
-        raise ConfigError(f"{words[0]} would do nothing for scores that are in a file; remove it")
+        raise ConfigError(
+            f"{words[0]} would do nothing for scores that are in a file; remove it", key=words[0].partition("=")[0]
+        )
     rows = read_labelled(data, columns=columns)
     for line in record_lines(rows.read_as):
         log_line(line)

@@ -93,6 +93,8 @@ def picture_of(batch: Mapping[str, Any], key: str) -> torch.Tensor:
         ConfigError: there is none of that name.
     """
     if key not in batch:
-        raise ConfigError(f"there is no {key!r} in the batch, which has {', '.join(map(str, batch))}: set image_key")
+        raise ConfigError(
+            f"there is no {key!r} in the batch, which has {', '.join(map(str, batch))}: set image_key", key="image_key"
+        )
     found: torch.Tensor = batch[key]
     return found

@@ -53,7 +53,7 @@ def write_progress_file(
     """
     settings = validate(RABCSettings, {"model": dict(model)}, origin="the reward model")
     if settings.model is None:
-        raise ConfigError("name the reward model by model_type")
+        raise ConfigError("name the reward model by model_type", key="model_type")
     return scored_progress(Path(root), settings.model, path=None if path is None else Path(path), camera=camera)
 
 
@@ -120,7 +120,8 @@ class LeRobotReward:
             if seen != [image_key]:
                 raise ConfigError(
                     f"image_key {image_key}: the classifier looks at {', '.join(seen)}, and an episode has the "
-                    "pictures of one camera: name that one, or train a classifier of one camera"
+                    "pictures of one camera: name that one, or train a classifier of one camera",
+                    key="image_key",
                 )
         self._measure, self._prepare, self._camera = found, prepare or dict, image_key
         self.info = RewardInfo(

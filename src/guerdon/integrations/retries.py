@@ -27,7 +27,7 @@ class RetriedModel:
 
     def __init__(self, model: RewardModel, tries: int = 3) -> None:
         if tries < 1:
-            raise ConfigError(f"tries counts the first one too, so it is at least 1, got {tries}")
+            raise ConfigError(f"tries counts the first one too, so it is at least 1, got {tries}", key="tries")
         self.model, self.tries = model, tries
 
     @property

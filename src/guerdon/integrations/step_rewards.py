@@ -109,21 +109,26 @@ class StepRewards:
         where = "the reward model"
         for key, why in _OF_RUNS.items():
             if key in source:
-                raise ConfigError(f"{where}: {key} would do nothing here, because {why}; remove it")
+                raise ConfigError(f"{where}: {key} would do nothing here, because {why}; remove it", key=key)
         by_settings = isinstance(model, Mapping)
         given = {**source, "model": dict(model) if isinstance(model, Mapping) else _IN_MEMORY}
         settings = validate(RobotSource, given, origin=where)
         if settings.refitted is not None:
-            raise ConfigError(f"{where}: update would do nothing here, because nothing refits the model; remove it")
+            raise ConfigError(
+                f"{where}: update would do nothing here, because nothing refits the model; remove it", key="update"
+            )
         if settings.native_fallback:
-            raise ConfigError(f"{where}: fallback native is for guerdon's own runs; a missing reward raises here")
+            raise ConfigError(
+                f"{where}: fallback native is for guerdon's own runs; a missing reward raises here", key="fallback"
+            )
         built = load_source_model(settings.model) if by_settings else model
         assert isinstance(built, RewardModel)
         several = settings.reward_mode == "per_step" and built.info.frames_needed > 1
         if several:
             raise ConfigError(
                 f"{where}: {built.info.name!r} takes {frames_taken(built.info)} at a time, and a step has "
-                "one: use reward_mode terminal or episode"
+                "one: use reward_mode terminal or episode",
+                key="reward_mode",
             )
         if built.info.states or (isinstance(built, ImageRewardModel) and built.config.state_size is not None):
             raise ConfigError(
@@ -134,7 +139,7 @@ class StepRewards:
         )
         tasks = [task] * num_envs if isinstance(task, str) else list(task)
         if len(tasks) != num_envs:
-            raise ConfigError(f"{where}: there are {len(tasks)} tasks for {num_envs} copies")
+            raise ConfigError(f"{where}: there are {len(tasks)} tasks for {num_envs} copies", key="task")
         self._tasks = tasks
         self.rows = np.zeros(num_envs, dtype=np.int64)
         self._numbers = np.full(num_envs, -1, dtype=np.int64)
@@ -324,18 +329,25 @@ def frame_of(observation: Any, frames: str | Callable[[Any], Any]) -> ByteArray:
         ConfigError: there is no frame there.
     """
     if not isinstance(frames, str):
-        return checked_frame(frames(observation), "frames(observation)")
+        return checked_frame(frames(observation), "frames(observation)", key="frames")
     if not isinstance(observation, Mapping) or frames not in observation:
         had = ", ".join(observation) if isinstance(observation, Mapping) else type(observation).__name__
-        raise ConfigError(f"frames={frames!r} is not a key of the observation, which has {had}")
+        raise ConfigError(f"frames={frames!r} is not a key of the observation, which has {had}", key="frames")
     what = f"observation[{frames!r}]"
     if np.ndim(observation[frames]) == 3 and np.shape(observation[frames])[-1] == 4:
-        raise ConfigError(f"{what} has four channels, RGBA or a stack of grey frames; give it as RGB or grey")
-    return checked_frame(observation[frames], what)
+        raise ConfigError(
+            f"{what} has four channels, RGBA or a stack of grey frames; give it as RGB or grey", key="frames"
+        )
+    return checked_frame(observation[frames], what, key="frames")
 
 
-def checked_frame(picture: Any, what: str) -> ByteArray:
+def checked_frame(picture: Any, what: str, *, key: str | None = None) -> ByteArray:
     """A picture as (H, W, 3) uint8.
+
+    Args:
+        picture: grey, RGB or RGBA.
+        what: it is, for messages.
+        key: the argument that names it, if one does.
 
     Raises:
         ConfigError: it is not such a picture.
@@ -345,5 +357,6 @@ def checked_frame(picture: Any, what: str) -> ByteArray:
     except DataError as error:
         raise ConfigError(
             f"{what}: {error}. Make the environment with render_mode='rgb_array', or say with frames= where they are "
-            "in the observation"
+            "in the observation",
+            key=key,
         ) from error

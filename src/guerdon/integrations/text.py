@@ -84,11 +84,17 @@ class TextScorer:
         if info.modality != "text":
             raise ConfigError(f"{info.name} scores {info.modality}s, not text")
         if info.granularity == "step" and aggregation is None:
-            raise ConfigError(f"{info.name} judges steps; say by aggregation how their values become one")
+            raise ConfigError(
+                f"{info.name} judges steps; say by aggregation how their values become one", key="aggregation"
+            )
         if info.granularity != "step" and aggregation is not None:
-            raise ConfigError(f"aggregation would do nothing, {info.name} judges whole responses; remove it")
+            raise ConfigError(
+                f"aggregation would do nothing, {info.name} judges whole responses; remove it", key="aggregation"
+            )
         if bool(separator) != (splitter == "separator"):
-            raise ConfigError("separator and the splitter 'separator' go together: give both, or neither")
+            raise ConfigError(
+                "separator and the splitter 'separator' go together: give both, or neither", key="separator"
+            )
         self.model, self.aggregation, self.splitter, self.separator = model, aggregation, splitter, separator
 
     def score(
@@ -402,10 +408,16 @@ def _check_turns(rewards: Mapping[str, Rewards], settings: TextAlgorithmSettings
     """Refuse an estimator of turns for single responses, and one of outcomes where turns are paid."""
     estimator = settings.adv_estimator
     if estimator == "turn_rloo" and not conversations:
-        raise ConfigError("adv_estimator turn_rloo compares turns of conversations, and these are single responses")
+        raise ConfigError(
+            "adv_estimator turn_rloo compares turns of conversations, and these are single responses",
+            key="adv_estimator",
+        )
     dense = next((name for name, found in rewards.items() if found.paid is None), None)
     if conversations and settings.needs.groups and estimator != "turn_rloo" and dense is not None:
-        raise ConfigError(f"the source {dense!r} pays every turn, for which {estimator} is biased: take turn_rloo")
+        raise ConfigError(
+            f"the source {dense!r} pays every turn, for which {estimator} is biased: take turn_rloo",
+            key="adv_estimator",
+        )
 
 
 def _of_tokens(found: Advantages, chunks: Chunks) -> Advantages:
@@ -434,12 +446,15 @@ def checked_algorithm(algorithm: Mapping[str, Any]) -> TextAlgorithmSettings:
     if idle:
         raise ConfigError(
             f"algorithm: {', '.join(idle)} would do nothing, the trainer has its own loss and optimiser; the keys are "
-            f"{', '.join(sorted(ESTIMATOR_KEYS))}"
+            f"{', '.join(sorted(ESTIMATOR_KEYS))}",
+            key=idle[0],
         )
     settings = validate(TextAlgorithmSettings, dict(algorithm), origin="algorithm")
     if settings.needs.critic or settings.needs.greedy:
         what = "value heads" if settings.needs.critic else "greedy responses"
-        raise ConfigError(f"adv_estimator {settings.adv_estimator} needs {what}, which the trainer does not have")
+        raise ConfigError(
+            f"adv_estimator {settings.adv_estimator} needs {what}, which the trainer does not have", key="adv_estimator"
+        )
     return settings
 
 

@@ -115,7 +115,10 @@ class _TokenAdvantages:
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if getattr(self, "rollout_func", None) is not None:
-            raise ConfigError("rollout_func is not supported: it does not say which tokens a message has; use tools")
+            raise ConfigError(
+                "rollout_func is not supported: it does not say which tokens a message has; use tools",
+                key="rollout_func",
+            )
         trainer: Any = super()
         output: dict[str, Any] = trainer._generate_and_score_completions(inputs)
         output["advantages"] = self._token_advantages(inputs, output)
@@ -274,7 +277,8 @@ class TokenRLOOTrainer(_TokenAdvantages, RLOOTrainer):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         if self.reward_clip_range or self.aux_loss_enabled:
             raise ConfigError(
-                "reward_clip_range and router_aux_loss_coef are not supported: remove the former, set the latter to 0"
+                "reward_clip_range and router_aux_loss_coef are not supported: remove the former, set the latter to 0",
+                key="reward_clip_range" if self.reward_clip_range else "router_aux_loss_coef",
             )
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:

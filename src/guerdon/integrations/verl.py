@@ -222,7 +222,10 @@ def register_sources(
         **_: Any,
     ) -> tuple[Tensor, Tensor]:
         if batch is None:
-            raise ConfigError("verl gave no batch: set algorithm.adv_estimator: gdpo, the one that it gives the batch")
+            raise ConfigError(
+                "verl gave no batch: set algorithm.adv_estimator: gdpo, the one that it gives the batch",
+                key="algorithm.adv_estimator",
+            )
         if not read:
             made.extend(sources())
             _check_names([source.name for source in made])

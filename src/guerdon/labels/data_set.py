@@ -231,7 +231,7 @@ def _card(folder: Path) -> dict[str, Any] | None:
     path = folder / CARD
     if not path.is_file():
         return None
-    with boundary(DataError, f"{path}: cannot be read; label again, or remove the file to go on without it"):
+    with boundary(DataError, "cannot be read; label again, or remove the file to go on without it", where=str(path)):
         card = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(card, dict):
             raise DataError(f"expected a map of keys, this is {type(card).__name__}", where=path)

@@ -108,7 +108,8 @@ def label(
     if study.data is None and not settings.data_paths:
         raise ConfigError(
             "guerdon label needs a label section, and a data section (questions with answers) or solutions in "
-            "label.solutions.data_path"
+            "label.solutions.data_path",
+            key="data",
         )
     root = Path(settings.save_dir)
     folder = root / settings.dataset
@@ -137,7 +138,10 @@ def _short_enough(prompts: Sequence[Prompt], policy: TextPolicy, data: DataSetti
     lengths, most = chat_lengths(policy.tokenizer, prompts, data), data.max_prompt_length
     fitting = [(p, length) for p, length in zip(prompts, lengths, strict=True) if length <= most]
     if not fitting:
-        raise DataError(f"all {len(prompts)} questions are longer than data.max_prompt_length ({most})")
+        raise DataError(
+            f"all {len(prompts)} questions are longer than data.max_prompt_length ({most})",
+            field="data.max_prompt_length",
+        )
     for prompt, length in fitting:
         check_room(length, data.max_response_length, policy.base.positions, f"the question {prompt.id}")
     return [p for p, _ in fitting]

@@ -23,7 +23,7 @@ class ConstantModel:
 
     def __init__(self, value: float = 0.0) -> None:
         if not np.isfinite(value):
-            raise ConfigError(f"the constant reward must be finite, got {value}")
+            raise ConfigError(f"the constant reward must be finite, got {value}", key="value")
         self.value = float(value)
 
     @property

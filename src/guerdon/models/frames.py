@@ -45,7 +45,7 @@ def to_rgb_uint8(frames: NDArray[Any], *, towers: str = "dinosiglip") -> ByteArr
         DataError: another shape or type, values out of range, transparency, or halves that do not show one picture.
     """
     if towers not in TOWERS:
-        raise DataError(f"unknown towers {towers!r}: choose one of {', '.join(TOWERS)}")
+        raise DataError(f"unknown towers {towers!r}: choose one of {', '.join(TOWERS)}", field="towers")
     array = _channels_last(np.asarray(frames))
     if array.shape[-1] == 6:
         array = _one_of_two(array, towers)

@@ -72,7 +72,9 @@ def load_reward_model(
     REWARD_MODELS.known(model_type)  # an unknown name is refused before its options
     idle = sorted(given.keys() & _OF_RUNS)
     if idle:
-        raise ConfigError(f"the reward model {model_type!r}: {', '.join(idle)} would do nothing outside a run")
+        raise ConfigError(
+            f"the reward model {model_type!r}: {', '.join(idle)} would do nothing outside a run", key=idle[0]
+        )
     settings = validate(form, {"model_type": model_type, **given}, origin=f"the reward model {model_type!r}")
     return _built(settings, modality=options.get("modality"))
 
@@ -103,7 +105,8 @@ def _built(settings: RewardModelSettings, *, modality: str | None) -> RewardMode
         model: RewardModel = REWARD_MODELS.build(name, settings.params, RewardModel, device=settings.device)
         if modality not in (None, model.info.modality):
             raise ConfigError(
-                f"the reward model {name} judges {model.info.modality}, as its info says, and not {modality}"
+                f"the reward model {name} judges {model.info.modality}, as its info says, and not {modality}",
+                key="modality",
             )
         return model
     built: RewardModel = REWARD_MODELS.factory(name)(**settings.arguments())
@@ -128,7 +131,7 @@ def load_model_at(path: str, *, device: str | None = None, **options: Any) -> Re
     if "://" not in path:
         return load_reward_model(kind_at(path), path, device=device, **options)
     if device is not None:
-        raise ConfigError(f"device would do nothing for {path}, which computes on the server; remove it")
+        raise ConfigError(f"device would do nothing for {path}, which computes on the server; remove it", key="device")
     served = load_reward_model("remote", remote=remote_at(path), **options)
     return load_reward_model(TEXT, path, **options) if served.info.modality == "text" else served
 
@@ -154,11 +157,14 @@ def refuse_missing(path: str) -> None:
     meant = place.is_absolute() or path.startswith(".") or parts > 2 or (parts == 2 and place.parent.is_dir())
     meant = meant or is_rubric(path)
     if meant and "://" not in path and not place.exists():  # a hub id has at most two parts; an address is not a folder
-        raise ConfigError(f"model_path {path}: there is no such folder; train it first, or check the path")
+        raise ConfigError(
+            f"model_path {path}: there is no such folder; train it first, or check the path", key="model_path"
+        )
     if re.fullmatch(r"[\w.]+:[\w.]+", path) and not path.startswith("package:") and not place.exists():
         raise ConfigError(
             f"model_path {path}: there is no such folder; if it is a factory of your own, use it as the backend of a "
-            f"server (--backend {path}), or as the model_type of a model"
+            f"server (--backend {path}), or as the model_type of a model",
+            key="model_path",
         )
 
 

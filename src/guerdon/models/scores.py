@@ -240,11 +240,16 @@ def paired(solutions: Sequence[Solution], scores: Sequence[Score]) -> list[tuple
     return list(zip(solutions, scores, strict=True))
 
 
-def refuse_relative(model: RewardModel, name: str) -> None:
+def refuse_relative(model: RewardModel, name: str, *, key: str | None = None) -> None:
     """Refuse a model whose values hold among the responses to one prompt only: an evaluation compares all of them.
+
+    Args:
+        model: it.
+        name: what a message calls it.
+        key: that names it, if one does.
 
     Raises:
         ConfigError: it is such a model.
     """
     if model.info.compares:
-        raise ConfigError(f"{relative(name)}: an evaluation compares the values of different prompts")
+        raise ConfigError(f"{relative(name)}: an evaluation compares the values of different prompts", key=key)

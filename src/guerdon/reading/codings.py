@@ -337,7 +337,8 @@ def said(text: str, role: str) -> Coding:
         return Coding(text, lambda cell, row: values.get(canonical(cell)))
     raise ConfigError(
         f"the coding {text!r} is none; write FIRST/SECOND or FIRST/SECOND/TIE of a winner, BEST/WORST of a label, or "
-        "LOW..HIGH of numbers"
+        "LOW..HIGH of numbers",
+        key="columns",
     )
 
 

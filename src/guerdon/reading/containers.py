@@ -163,7 +163,7 @@ class Part:
         ending = Path(self.name).suffix.lower()
         packed = bool(self.member) or ending in PACKED
         said = "cannot be unpacked" if packed else "cannot be read"
-        with ExitStack() as stack, boundary(DataError, f"{self.where}: {said}"):
+        with ExitStack() as stack, boundary(DataError, said, where=self.where):
             raw: BinaryIO
             if self.member:
                 raw = stack.enter_context(open_member(self.path, self.member))
@@ -329,7 +329,7 @@ def grown_rows(part: Part, read: LinesRead) -> Iterator[tuple[int, Any]]:
 
     `read` moves on with them. A last line that is half-written is not read yet.
     """
-    with boundary(DataError, f"{part.where}: cannot be read"), part.path.open("rb") as file:
+    with boundary(DataError, "cannot be read", where=part.where), part.path.open("rb") as file:
         file.seek(read.offset)
         read.is_half = False
         for line in bounded_lines(file):
@@ -369,7 +369,7 @@ def _row_of(line: bytes, part: Part, number: int) -> Any:
 def _table(part: Part, kept: bool) -> Iterator[tuple[int, Any]]:
     """Rows of a table whose first line names the columns; a cell is the text that it is, and an empty one None."""
     kind = part.ending[1:].upper()
-    with boundary(DataError, f"{part.where}: cannot be read as {kind}"), part.opened() as stream:
+    with boundary(DataError, f"cannot be read as {kind}", where=part.where), part.opened() as stream:
         form = _form_of(stream, part)
         file = io.TextIOWrapper(stream, encoding=form.encoding, newline="")
         rows = _decoded_rows(table_rows(file, form.delimiter), part.where, form.encoding)
@@ -440,7 +440,7 @@ def _names(names: list[str] | Unparsed, where: str) -> list[str]:
         DataError: it does not name every column once.
     """
     if isinstance(names, Unparsed):
-        raise DataError(f"{where}: the line with the names of the columns is {names}")
+        raise DataError(f"the line with the names of the columns is {names}", where=where)
     if len(set(names)) < len(names) or not all(names):
         found = ", ".join(names)[:200]
         raise DataError(f"the first line must name every column once, it has {found!r}", where=where)
@@ -450,12 +450,12 @@ def _names(names: list[str] | Unparsed, where: str) -> list[str]:
 
 
 def _parquet(part: Part, kept: bool) -> Iterator[tuple[int, Any]]:
-    with part.as_file() as path, boundary(DataError, f"{part.where}: cannot be read as Parquet"):
+    with part.as_file() as path, boundary(DataError, "cannot be read as Parquet", where=part.where):
         yield from enumerate(BoundedParquet(path).rows(kept=kept))
 
 
 def _arrow(part: Part, kept: bool) -> Iterator[tuple[int, Any]]:
-    with part.as_file() as path, boundary(DataError, f"{part.where}: cannot be read as Arrow"):
+    with part.as_file() as path, boundary(DataError, "cannot be read as Arrow", where=part.where):
         yield from enumerate(arrow_rows(path, kept=kept))
 
 

@@ -315,7 +315,7 @@ def _hub_parts(data: str) -> list[DataPart]:
     with needs(f"{data} is read with the package datasets (it is not a file here): pip install 'guerdon[text]'"):
         import datasets
     check_data_set(DataError, "the data set", data)
-    with boundary(DataError, f"{data}: cannot be read with datasets"):
+    with boundary(DataError, "cannot be read with datasets", where=str(data)):
         found = datasets.load_dataset(data, trust_remote_code=False)
     splits = found if isinstance(found, dict) else {"train": found}
 

@@ -363,7 +363,9 @@ class _Planner:
                 )
             if role in UNREAD:
                 raise DataError(
-                    f"--columns {role}={said_column.column}: no command reads a {role}; remove it", where=self.data
+                    f"--columns {role}={said_column.column}: no command reads a {role}; remove it",
+                    where=self.data,
+                    field=said_column.column,
                 )
             self._use(role, said_column.column, said_column.coding, "given")
         nested_rows = self.layout.unwrap is not None or self.layout.whole is not None  # whose columns are others

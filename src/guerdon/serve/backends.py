@@ -529,7 +529,7 @@ def build_model(name: str, settings: ServedModelSettings) -> RewardModel:
         kind = backend_name(settings.backend) or kind_at(settings.model_path or "")
         options = loader_options(name, kind, settings)
         function: Callable[..., RewardModel] = partial(load_reward_model, kind)
-        with boundary(ConfigError, f"models.{name} cannot be loaded"):
+        with boundary(ConfigError, f"models.{name} cannot be loaded", key=f"models.{name}"):
             if settings.update_dir is not None and plain_name(kind) in IMAGE_KINDS:
                 from guerdon.models.images.online import load_online_image_model
 
@@ -578,7 +578,10 @@ def loader_options(name: str, kind: str | None, settings: ServedModelSettings) -
         hint = did_you_mean(unknown[0], known) or ";"
         raise ConfigError.about(f"models.{name}.options", f"has no {unknown[0]}{hint} there are {', '.join(known)}")
     if TEXT in kinds and options.get("adapter", "auto") not in ("auto", "guerdon", *ADAPTERS):
-        raise ConfigError(f"unknown adapter {options['adapter']!r}: choose one of {', '.join(ADAPTERS)}")
+        raise ConfigError(
+            f"unknown adapter {options['adapter']!r}: choose one of {', '.join(ADAPTERS)}",
+            key=f"models.{name}.options.adapter",
+        )
     if kind in VLM_NAMES:
         options["vlm"] = vlm_options(name, kind, settings)
         _refuse_no_path(name, kind, settings.model_path, options["vlm"])
@@ -673,7 +676,7 @@ def refuse_all(settings: ServeSettings) -> None:
     refuse_early(settings)
     for name, model in settings.models.items():
         if model.custom_backend is not None:
-            factory(model.custom_backend)
+            factory(model.custom_backend, key=f"models.{name}.custom_backend")
             continue
         path = model.model_path or ""
         kind = backend_name(model.backend) or kind_at(path)
@@ -698,14 +701,18 @@ def load_custom(name: str, settings: ServedModelSettings) -> RewardModel:
     """
     spec = settings.custom_backend
     assert spec is not None
-    build = factory(spec)
-    with boundary(ConfigError, f"custom_backend {spec} raised"):
+    key = f"models.{name}.custom_backend"
+    build = factory(spec, key=key)
+    with boundary(ConfigError, f"custom_backend {spec} raised", key=key):
         built = build(settings)
     if isinstance(built, RewardModel):
         return built
     if hasattr(built, "score_video"):
         return VideoScorer(name, built)
-    raise ConfigError(f"custom_backend {spec} returned a {type(built).__name__}: it has neither score nor score_video")
+    raise ConfigError(
+        f"custom_backend {spec} returned a {type(built).__name__}: it has neither score nor score_video",
+        key=key,
+    )
 
 
 class VideoScorer:
@@ -752,13 +759,20 @@ class VideoScorer:
         return ExplainedScore(Score(total=total), str(text))
 
 
-def factory(spec: str) -> Callable[[ServedModelSettings], Any]:
+def factory(spec: str, *, key: str = "custom_backend") -> Callable[[ServedModelSettings], Any]:
     """The function `module:factory`, imported and not called.
+
+    Args:
+        spec: it.
+        key: that names it.
 
     Raises:
         ConfigError: there is none, or it takes no argument.
     """
-    found = _FACTORIES.factory(spec)
+    try:
+        found = _FACTORIES.factory(spec)
+    except ConfigError as error:
+        raise ConfigError(str(error), key=key) from error
     if parameters_of(found) == {}:
-        raise ConfigError(f"custom_backend {spec} must take the model's settings as its argument")
+        raise ConfigError(f"custom_backend {spec} must take the model's settings as its argument", key=key)
     return found

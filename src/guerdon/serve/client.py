@@ -144,7 +144,7 @@ class AsyncRewardClient:
         """
         found = await self._description(tries=FIRST_TRIES)
         if isinstance(found, Failure):
-            raise ConfigError(wire.no_description(wire.ServerReply(failure=found), self.settings))
+            raise wire.no_description(wire.ServerReply(failure=found), self.settings)
         return found
 
     async def judge(self, episodes: Sequence[Episode], options: JudgeOptions | None = None) -> list[ExplainedScore]:
@@ -230,7 +230,7 @@ class AsyncRewardClient:
             place, why = next((n, one) for n, one in enumerate(read) if isinstance(one, Failure))
             raise DataError(f"prompt {place} or its completion cannot be read ({why}); leave it out of the update")
         if not isinstance(self._format, wire.RewardsFormat):
-            raise ConfigError("an endpoint /score cannot learn; end it with /v1/rewards")
+            raise ConfigError("an endpoint /score cannot learn; end it with /v1/rewards", key="endpoint")
         if number is None:
             number = self._updates + (when != "none")
         self._updates = max(self._updates, number)
@@ -269,7 +269,9 @@ class AsyncRewardClient:
             raise DataError(f"{len(tasks)} tasks, {len(frames)} videos, {len(truths)} successes: give one each")
         native = self.settings.fallback == "native"
         if native and native_success is None:
-            raise ConfigError("fallback: native needs native_success: the true success of every episode")
+            raise ConfigError(
+                "fallback: native needs native_success: the true success of every episode", key="fallback"
+            )
         episodes: dict[int, Episode] = {}
         scores: dict[int, VideoScore] = {}
         for n, (task, video) in enumerate(zip(tasks, frames, strict=True)):
@@ -313,7 +315,7 @@ class AsyncRewardClient:
                 return reply.failure
             found = self._format.info(reply.value) if reply.failure is None else reply.failure
             if isinstance(found, Failure):
-                raise ConfigError(wire.no_description(replace(reply, failure=found), self.settings))
+                raise wire.no_description(replace(reply, failure=found), self.settings)
             wire.refuse_idle(self.settings, found)
             self._info = found
         return self._info
@@ -558,10 +560,12 @@ def _settings(settings: RemoteSettings | str, keys: Mapping[str, Any]) -> Remote
         if name in known and isinstance(settings, str):
             continue
         if name in known:
-            raise ConfigError(f"{name} is a setting: change the RemoteSettings, or give an address and {name}=...")
+            raise ConfigError(
+                f"{name} is a setting: change the RemoteSettings, or give an address and {name}=...", key=name
+            )
         near = difflib.get_close_matches(name, (*own, *known), n=1, cutoff=0.6)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"the reward client has no argument {name!r}{hint}")
+        raise ConfigError(f"the reward client has no argument {name!r}{hint}", key=name)
     if not isinstance(settings, str):
         return settings
     return validate(RemoteSettings, {"endpoint": settings, **keys}, origin="the reward client")

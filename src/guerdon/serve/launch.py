@@ -53,7 +53,9 @@ def serve_settings(file: Path | None, overrides: Sequence[str], flags: Mapping[s
         changed["media"] = {"root": flags["media_root"]}
     data = merge(tree.data, changed) if changed else tree.data
     if not data.get("models"):
-        raise ConfigError("there is no model to serve: give --model-path, --backend, --model name=path, or a file")
+        raise ConfigError(
+            "there is no model to serve: give --model-path, --backend, --model name=path, or a file", key="models"
+        )
     return validate(ServeSettings, Tree(data, tree.places), origin=str(file) if file is not None else "command line")
 
 
@@ -66,7 +68,10 @@ def _models(stored: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, An
     known = {} if about is None else entries[about]
     if flags.get("primo_tensor_parallel_size") is not None:
         if backends.backend_name((known | single).get("backend")) != backends.PRIMO:
-            raise ConfigError("--primo-tensor-parallel-size would do nothing without --backend PRIMO-R1; remove it")
+            raise ConfigError(
+                "--primo-tensor-parallel-size would do nothing without --backend PRIMO-R1; remove it",
+                key="--primo-tensor-parallel-size",
+            )
         single["tensor_parallel_size"] = flags["primo_tensor_parallel_size"]
     if single:
         name = _name_of(single, models) if about is None else about
@@ -79,7 +84,10 @@ def _ray(stored: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any] 
     replicas = {key: flags[key] for key in ("min_replicas", "max_replicas") if flags.get(key) is not None}
     asked = flags.get("ray") is not None
     if replicas and not asked and not stored:
-        raise ConfigError("--min-replicas and --max-replicas would do nothing without --ray; remove them, or add it")
+        raise ConfigError(
+            "--min-replicas and --max-replicas would do nothing without --ray; remove them, or add it",
+            key="--" + next(iter(replicas)).replace("_", "-"),
+        )
     return {**stored, **replicas} if replicas or asked else None
 
 
@@ -117,7 +125,9 @@ def launch(settings: ServeSettings) -> None:
     backends.refuse_early(settings)
     if settings.gpu_ids is not None:
         if "torch" in sys.modules or "vllm" in sys.modules:
-            raise ConfigError("gpu_ids must be set before torch is imported; start the server with `guerdon serve`")
+            raise ConfigError(
+                "gpu_ids must be set before torch is imported; start the server with `guerdon serve`", key="gpu_ids"
+            )
         os.environ["CUDA_VISIBLE_DEVICES"] = settings.gpu_ids.replace(" ", "")
     here = machine()
     settings, chosen = choose_copies(settings, here)
@@ -144,7 +154,7 @@ def _named(entry: str) -> tuple[str, dict[str, Any]]:
     """One `--model`: name=path, name=backend:path or name=backend."""
     name, found, rest = entry.partition("=")
     if not (name and found and rest):
-        raise ConfigError(f"--model {entry}: write name=path, name=backend:path or name=backend")
+        raise ConfigError(f"--model {entry}: write name=path, name=backend:path or name=backend", key="--model")
     backend, colon, path = rest.partition(":")
     if backends.backend_name(backend) in backends.known_backends():
         return name, {"backend": backend, **({"model_path": path} if colon and path else {})}
@@ -166,9 +176,13 @@ def _name_of(single: dict[str, Any], others: Mapping[str, Any]) -> str:
             key, name = min(single), next(iter(others))
             raise ConfigError(
                 f"{flags}: which of {', '.join(others)}? Name the model: as the override "
-                f"models.{name}.{key}={single[key]}, or in a file: models: {{{name}: {{..., {key}: {single[key]}}}}}"
+                f"models.{name}.{key}={single[key]}, or in a file: models: {{{name}: {{..., {key}: {single[key]}}}}}",
+                key=flags.partition(",")[0],
             )
-        raise ConfigError(f"{flags}: which model? Give --model-path, --backend, --custom-backend or one --model")
+        raise ConfigError(
+            f"{flags}: which model? Give --model-path, --backend, --custom-backend or one --model",
+            key=flags.partition(",")[0],
+        )
     return Path(str(single["model_path"])).name or "model"
 
 

@@ -81,7 +81,9 @@ class MediaRoot:
         given = os.path.abspath(folder)
         self.folder = os.path.realpath(given)
         if not os.path.isdir(self.folder):
-            raise ConfigError(f"media_root: {str(folder)!r} is not a folder; create it or name another")
+            raise ConfigError(
+                f"media_root: {str(folder)!r} is not a folder; create it or name another", key="media.root"
+            )
         self._prefixes = {given, self.folder}
 
     def open(self, name: str, *, suffixes: Sequence[str], most_bytes: int) -> BinaryIO:

@@ -50,7 +50,7 @@ class ServedModelSettings(Settings):
         if self.backend is not None and self.custom_backend is not None:
             raise ConfigError.about("custom_backend", "and backend are both given; remove one of them")
         if self.backend is None and self.custom_backend is None and self.model_path is None:
-            raise ValueError("a served model needs backend, model_path or custom_backend")
+            raise ConfigError("a served model needs backend, model_path or custom_backend", key="backend")
         if isinstance(self.processes, int) and (self.tensor_parallel_size or 1) > 1:
             raise ConfigError(
                 "a model on several GPUs is not there in several copies; remove processes", key="processes"
@@ -149,7 +149,9 @@ class RayServeSettings(Settings):
                 "min_replicas", f"{self.min_replicas} is more than max_replicas {self.max_replicas}"
             )
         if self.address.startswith("ray://"):
-            raise ValueError("ray:// (Ray Client) is not supported: start the server on a machine of the cluster")
+            raise ConfigError(
+                "ray:// (Ray Client) is not supported: start the server on a machine of the cluster", key="address"
+            )
         return self
 
 
@@ -199,13 +201,17 @@ class ServeSettings(Settings):
     @model_validator(mode="after")
     def _has_models(self) -> ServeSettings:
         if not self.models:
-            raise ValueError("there is no model to serve: give --model-path, --model name=path or models")
+            raise ConfigError(
+                "there is no model to serve: give --model-path, --model name=path or models", key="models"
+            )
         if self.default is not None and self.default not in self.models:
             raise ConfigError.about("default", f"is {self.default!r}, and models has {', '.join(self.models)}")
         names = [name for key, model in self.models.items() for name in {key, *model.aliases}]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"two models answer to the name {twice[0]!r}; rename one, or remove the alias")
+            raise ConfigError(
+                f"two models answer to the name {twice[0]!r}; rename one, or remove the alias", key="models"
+            )
         return self
 
     @model_validator(mode="after")

@@ -340,7 +340,7 @@ class VLMTrainSettings(_FrameFitSettings, _TransformerFitSettings):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if (self.path is None) == (self.tiny is None):
-            raise ValueError("give path (a folder or hub id) or tiny (a model made in code), one of them")
+            raise ConfigError("give path (a folder or hub id) or tiny (a model made in code), one of them", key="path")
         return self
 
     @property

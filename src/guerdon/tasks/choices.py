@@ -313,6 +313,7 @@ def _check_columns(row: Mapping[str, Any], where: str) -> None:
             "write question, choices (a list of texts) and answer (a letter), or remove these columns if the question "
             "is complete without them",
             where=where,
+            field=str(unknown[0]),
         )
 
 
@@ -412,7 +413,7 @@ def _answer(cells: Mapping[str, Any], options: _Options, where: str) -> int | No
     for key in named:
         try:
             counted = options._replace(first=1) if key == "gold_label" else options  # of QuALITY
-            place = _place(cells[key], counted, f"{where}: {key}")
+            place = _place(cells[key], counted, where, key)
         except UnreadableGoldError as error:
             problem = error
         else:
@@ -426,12 +427,16 @@ def _answer(cells: Mapping[str, Any], options: _Options, where: str) -> int | No
     return next(iter(found.values()), None)
 
 
-def _place(value: Any, options: _Options, where: str) -> int | None:
+def _place(value: Any, options: _Options, where: str, key: str) -> int | None:
     """The option that a cell names: by label, number, letter or text; None for -1, which stands for no answer."""
     texts, labels, first = options
     value = _one_value(value)
     if not isinstance(value, str | int):
-        raise DataError(f"{where} must be a letter, a number or the text of one option, this is {str(value)[:80]!r}")
+        raise DataError(
+            f"{key} must be a letter, a number or the text of one option, this is {str(value)[:80]!r}",
+            where=where,
+            field=key,
+        )
     text = str(value).strip()
     if isinstance(value, str) and ("####" in text or "\\box" in text):
         text = final_answer(text) or text
@@ -443,11 +448,13 @@ def _place(value: Any, options: _Options, where: str) -> int | None:
     if not readings and _NUMBER.fullmatch(text):
         counted = "the number of its first option is not known" if first is None else f"counted from {first}"
         raise DataError(
-            f"{where} {text[:80]} names none of the {len(texts)} options ({counted}); write the letter of the right one"
+            f"{key} {text[:80]} names none of the {len(texts)} options ({counted}); write the letter of the right one",
+            where=where,
+            field=key,
         )
     if len(readings) != 1:
         what = "names several options" if readings else f"names none of its {len(texts)} options"
-        raise UnreadableGoldError(f"{where} {text[:80]!r} {what}")
+        raise UnreadableGoldError(f"{key} {text[:80]!r} {what}", where=where, field=key)
     return readings.pop()
 
 

@@ -110,7 +110,8 @@ def load_prompts(
     if len(examples) < settings.shots or len(train) <= settings.shots:
         raise DataError(
             f"data.shots is {settings.shots}, and {len(examples)} of the {len(train)} training prompts can be shown as "
-            "worked examples, of which at least one more must remain to train on; give rows a `solution`"
+            "worked examples, of which at least one more must remain to train on; give rows a `solution`",
+            field="data.shots",
         )
     shown = {example.id for example in examples}
     train = tuple(prompted(prompt, settings, examples) for prompt in train if prompt.id not in shown)
@@ -161,7 +162,8 @@ def _check_code_rows(settings: ReadDataSettings, prompts: Iterable[Prompt]) -> N
     if rows and settings.verifier not in ("auto", "code"):
         raise DataError(
             f"{len(rows)} rows are programming tasks, the first is {rows[0].id}: {rows[0].question[:80]!r}; "
-            f"data.verifier {settings.verifier} cannot judge them: remove it, or leave them out"
+            f"data.verifier {settings.verifier} cannot judge them: remove it, or leave them out",
+            field="data.verifier",
         )
     if rows or settings.verifier == "code":
         check_isolation()
@@ -244,7 +246,9 @@ def read_gsm8k(
         answer = record.roles.get("reference")
         if not is_blank(answer) and "####" not in str(answer):
             raise DataError(
-                "a row of GSM8K has an answer that ends in '#### <number>'; this one has none", where=record.where
+                "a row of GSM8K has an answer that ends in '#### <number>'; this one has none",
+                where=record.where,
+                field="answer",
             )
     return prompts_in(reading, "openai/gsm8k", ability="math", data=data, read_as=read_as)
 
@@ -276,15 +280,19 @@ def read_dataset(
         import datasets
     check_data_set(DataError, "data.path", path)
     folder = Path(path)
-    with boundary(DataError, f"data.path {path}: the split {split!r} cannot be loaded"):
+    with boundary(DataError, f"data.path {path}: the split {split!r} cannot be loaded", field="data.path"):
         if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
             loaded = datasets.load_from_disk(path)
             if isinstance(loaded, datasets.DatasetDict):
                 if split not in loaded:
-                    raise DataError(f"data.path {path} has no split {split!r}, only {', '.join(loaded)}")
+                    raise DataError(
+                        f"data.path {path} has no split {split!r}, only {', '.join(loaded)}", field="data.path"
+                    )
                 loaded = loaded[split]
             elif split != "train":
-                raise DataError(f"data.path {path} is a single data set without splits; {split!r} is not in it")
+                raise DataError(
+                    f"data.path {path} is a single data set without splits; {split!r} is not in it", field="data.path"
+                )
         else:
             loaded = datasets.load_dataset(path, name, split=split, trust_remote_code=False)
 
@@ -337,13 +345,13 @@ class PromptRows(NamedTuple):
     Attributes:
         prompts: in order.
         left_out: rows without one, by reason.
-        skipped: place and reason of the rows whose true answer is missing or cannot be read.
+        skipped: of each row whose true answer is missing or cannot be read, why, with its place.
         rows: those with a prompt, and these.
     """
 
     prompts: list[Prompt]
     left_out: Counter[str]
-    skipped: list[tuple[str, str]]
+    skipped: list[UnreadableGoldError]
     rows: int
 
     def check(self, data: str) -> None:
@@ -355,10 +363,10 @@ class PromptRows(NamedTuple):
         if self.prompts:
             return
         if self.skipped:
-            raise DataError(f"{self.skipped[0][1]}; no row has a true answer that can be read")
+            raise _refused(self.skipped[0], "no row has a true answer that can be read")
         why = ", ".join(f"{n} {reason}" for reason, n in sorted(self.left_out.items()))
         why = f": left out were {why}" if why else "; give a file with a row per question"
-        raise DataError(f"{data}: there is no prompt in it{why}")
+        raise DataError(f"there is no prompt in it{why}", where=data)
 
 
 def prompts_of_rows(
@@ -372,7 +380,7 @@ def prompts_of_rows(
         DataError: as `read_prompts`, but for data without a prompt.
     """
     placed: list[tuple[str, Prompt]] = []
-    skipped: list[tuple[str, str]] = []  # place and reason
+    skipped: list[UnreadableGoldError] = []
     left_out: Counter[str] = Counter()
     unread = 0
     last: tuple[str, Any] | None = None
@@ -392,7 +400,7 @@ def prompts_of_rows(
         try:
             placed.append((record.where, prompt_of(record, reading.plan, source, ability, answered=answered)))
         except UnreadableGoldError as error:
-            skipped.append((record.where, str(error)))
+            skipped.append(error)
             unread += not isinstance(error, NoGoldError)
         except LeftOut as error:
             left_out[str(error)] += 1
@@ -406,26 +414,34 @@ def prompts_of_rows(
     if data is not None:
         _check_code_rows(data, prompts)
         found = unreadable_golds(prompts, data)
-        skipped += [(placed[i][0], f"{placed[i][0]}: {reason}") for i, reason in found.reasons.items()]
+        skipped += [UnreadableGoldError(reason, where=placed[i][0]) for i, reason in found.reasons.items()]
         share += found.share * len(prompts) / max(total, 1)
         prompts = [prompt for i, prompt in enumerate(prompts) if i not in found.reasons]
     if skipped:
         left_out["no_true_answer"] = len(skipped)
     if share > MOST_SKIPPED:
-        raise DataError(
-            f"{skipped[0][1]}; {len(skipped)} of {total} rows have no true answer that can be read, and more than "
-            f"{MOST_SKIPPED:.0%} of a file are not skipped: correct each or leave it out"
+        raise _refused(
+            skipped[0],
+            f"{len(skipped)} of {total} rows have no true answer that can be read, and more than {MOST_SKIPPED:.0%} of "
+            "a file are not skipped: correct each or leave it out",
         )
     return PromptRows(prompts, left_out, skipped, total)
 
 
+def _refused(first: UnreadableGoldError, why: str) -> DataError:
+    """An error about a data set whose rows are skipped, at the place of the first of them."""
+    reason = str(first).removeprefix(f"{first.where}: ")
+    return DataError(f"{reason}; {why}", where=first.where, field=first.field)
+
+
 def _say_skipped(data: str, found: PromptRows) -> None:
     """Log how many of all rows are skipped, with the places of the first and why."""
-    numbers = ", ".join((re.findall(r"\d+$", where) or [where])[-1] for where, _ in found.skipped[:5])
+    places = [str(one.where) for one in found.skipped[:5]]
+    numbers = ", ".join((re.findall(r"\d+$", place) or [place])[-1] for place in places)
     more = ", ..." if len(found.skipped) > 5 else ""
     log_once(
         f"{data}: skipped {len(found.skipped)} of {found.rows} rows whose true answer cannot be read "
-        f"(rows {numbers}{more}); the first: {found.skipped[0][1]}"
+        f"(rows {numbers}{more}); the first: {found.skipped[0]}"
     )
 
 
@@ -581,7 +597,9 @@ def _messages(
     if not isinstance(asked, list | tuple):
         names, found = ", ".join((*ROLES["prompt"], *ROLES["messages"][:1])), ", ".join(map(str, row))
         kind = NoValueError if is_empty(asked) else DataError
-        raise kind(f"no question; expected one of {names}, or columns: prompt=NAME; found {found}", where=where)
+        raise kind(
+            f"no question; expected one of {names}, or columns: prompt=NAME; found {found}", where=where, field="prompt"
+        )
     answer: str | None = None
     try:
         messages = chat_messages(asked)
@@ -640,7 +658,7 @@ def _gold(
     model, said = row.get("reward_model"), _is_said("reference", plan)
     try:
         if isinstance(model, Mapping) and not said:
-            return _as_text(model.get("ground_truth"), f"{where}: reward_model.ground_truth")
+            return _as_text(model.get("ground_truth"), where, "reward_model.ground_truth")
         if answered:
             plan.need(where, "reference")
         if not is_blank(roles.get("reference")) and "reference" not in plan.unclear:
@@ -649,7 +667,7 @@ def _gold(
         stated = final_answer(solution) if solution else None
         if stated is None:
             kind = UnreadableGoldError if solution or "reference" in plan.unclear else NoGoldError
-            raise kind(_no_answer(row, plan), where=where)
+            raise kind(_no_answer(row, plan), where=where, field="reference")
         return stated
     except UnreadableGoldError:
         if answered:
@@ -659,7 +677,7 @@ def _gold(
 
 def _stated(reference: Any, where: str, column: str) -> str:
     """The answer that a cell is, or that a text in it marks."""
-    text = _as_text(reference, f"{where}: {column}")
+    text = _as_text(reference, where, column)
     gold = final_answer(text) if _marks(text) else text
     if gold is None or is_blank(gold):
         raise UnreadableGoldError(f"{column} marks no answer: {text[-80:]!r}", where=where, field=column)
@@ -678,14 +696,14 @@ def _no_answer(row: Mapping[str, Any], plan: Plan) -> str:
     return f"no true answer; expected {wanted}, or columns: reference=NAME; {found}"
 
 
-def _as_text(value: Any, where: str) -> str:
-    said = f"{where} must be text or a number, this is {str(value)[:80]!r}"
+def _as_text(value: Any, where: str, column: str) -> str:
+    said = f"{column} must be text or a number, this is {str(value)[:80]!r}"
     if is_blank(value):
-        raise NoGoldError(said)
+        raise NoGoldError(said, where=where, field=column)
     if isinstance(value, float) and not math.isfinite(value):
-        raise UnreadableGoldError(said)
+        raise UnreadableGoldError(said, where=where, field=column)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise DataError(said)
+        raise DataError(said, where=where, field=column)
     return str(value).strip()
 
 

@@ -196,7 +196,10 @@ def hold_out(prompts: Sequence[Prompt], size: int, *, seed: int = 0) -> tuple[tu
         total += counts[name]
     train = tuple(p for p, name in zip(prompts, hashes, strict=True) if name not in held)
     if not train:
-        raise DataError(f"holding {size} of {len(prompts)} prompts out leaves none to train on; lower data.val_size")
+        raise DataError(
+            f"holding {size} of {len(prompts)} prompts out leaves none to train on; lower data.val_size",
+            field="data.val_size",
+        )
     return train, tuple(p for p, name in zip(prompts, hashes, strict=True) if name in held)
 
 

@@ -789,7 +789,9 @@ def _family(given: str) -> TaskFamily[Any]:
     try:
         return task_family(_TASK.validate_json(given))
     except ValidationError as error:
-        raise DataError(f"extra_info describes no family of this version: {given}: {error}") from error
+        raise DataError(
+            f"extra_info describes no family of this version: {given}: {error}", field="extra_info"
+        ) from error
 
 
 def step_truth(prompt: Prompt, text: str) -> StepTruth:

@@ -81,7 +81,9 @@ def schema_of(name: str) -> Tool:
             "arguments are",
             key="agent.tools",
         )
-    with boundary(ConfigError, f"agent.tools: {name} has no types or no description of its arguments"):
+    with boundary(
+        ConfigError, f"agent.tools: {name} has no types or no description of its arguments", key="agent.tools"
+    ):
         found: Tool = get_json_schema(function)
     found["function"].pop("return", None)
     return found

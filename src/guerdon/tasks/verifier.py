@@ -488,7 +488,10 @@ class OwnVerifier(Verifier):
         if isinstance(result, Failure):
             return VerifierResult("raised", detail=result.detail)
         if not isinstance(result, VerifierResult):
-            raise ConfigError(f"the verifier {self._name} returned a {type(result).__name__}, not a VerifierResult")
+            raise ConfigError(
+                f"the verifier {self._name} returned a {type(result).__name__}, not a VerifierResult",
+                key="data.verifier",
+            )
         return result
 
 

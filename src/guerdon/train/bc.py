@@ -330,7 +330,8 @@ def episodes_to_clone(study: Study, settings: BCSettings, *, with_frames: bool, 
         if episode.frames is not None and episode.frames.shape[1:3] != study.env.frame_size:
             raise ConfigError(
                 f"{settings.data_path} has frames of {episode.frames.shape[1:3]}, env.frame_size is "
-                f"{study.env.frame_size}: the policy would get other frames in a run than here"
+                f"{study.env.frame_size}: the policy would get other frames in a run than here",
+                key="env.frame_size",
             )
         yield episode
 

@@ -485,7 +485,7 @@ def label_rows(
         ids.append(episode.id)
         succeeded.append(bool(np.nanmax(target_T) > 0))  # by all rows, as `held_out_episodes` finds them again
     if unmarked and not any(some.any() for some in positive):
-        raise DataError(no_marks(unmarked, len(ids) + skipped))
+        raise DataError(no_marks(unmarked, len(ids) + skipped), field="next.success")
     if not ids:
         raise DataError(_none_usable(settings, skipped, needs_task=needs_task, unseen=unseen))
     positive_R = np.concatenate(positive)
@@ -765,8 +765,8 @@ class FrameTrainer(BaseTrainer):
         sharded = distributed.peers() > 1
         processes = 1 if sharded else distributed.launched()
         if settings.fsdp and not sharded:
-            start = "`torchrun --nproc-per-node PROCESSES -m guerdon train ...`"
-            raise ConfigError(f"fsdp: true needs several processes, and this is the only one: {start}, or leave it out")
+            start = "`torchrun --nproc-per-node PROCESSES -m guerdon train ...`, or leave it out"
+            raise ConfigError(f"fsdp: true needs several processes, and this is the only one: {start}", key="fsdp")
         distributed.check_device(device)
         train, val = frames.split()
         sampler = BalancedSampler(frames.positive[train], settings.fail_success_ratio, settings.seed)

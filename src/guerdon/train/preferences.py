@@ -160,7 +160,9 @@ def _wanted(kinds: Counter[str], settings: PreferenceTrainSettings) -> str:
             f"train ({settings.type}): no row of {', '.join(settings.data_paths)} has {wanted}{names}; it has {held}"
         )
     if settings.ranking == "list" and wanted != "pairs":
-        raise DataError(f"train ({settings.type}): ranking: list would do nothing with {wanted}; remove it")
+        raise DataError(
+            f"train ({settings.type}): ranking: list would do nothing with {wanted}; remove it", field="ranking"
+        )
     return wanted
 
 

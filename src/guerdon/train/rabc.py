@@ -395,7 +395,9 @@ def scored_progress(
     now = {"data": dataset_hash(root), "model": model_hash(settings)}
     if before != now:
         if before is None and path.exists():
-            raise ConfigError(f"{path} was written by another program: set progress_path to another file")
+            raise ConfigError(
+                f"{path} was written by another program: set progress_path to another file", key="progress_path"
+            )
         if before is not None:
             changed = " and ".join(key for key in now if before.get(key) != now[key])
             log_line(f"the {changed} of {path} changed: scoring the episodes again")

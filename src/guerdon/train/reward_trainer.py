@@ -197,7 +197,8 @@ def planned_steps(settings: TextTrainSettings, items: int) -> tuple[int, int]:
     total = settings.max_steps or head + math.ceil(settings.epochs * per_epoch)
     if head and total <= head:
         raise ConfigError(
-            f"head_epochs takes {head} gradient steps, max_steps allows {total}: nothing else would be trained"
+            f"head_epochs takes {head} gradient steps, max_steps allows {total}: nothing else would be trained",
+            key="head_epochs",
         )
     return total, head
 

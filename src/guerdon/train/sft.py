@@ -164,7 +164,9 @@ def check_sft(study: Study) -> None:
 def _pairs_of(study: Study, settings: SFTSettings, read_as: list[ReadAs]) -> list[Pair]:
     """Prompts with their worked solutions; `read_as` receives what the columns of the data were taken for."""
     if study.data is None:
-        raise ConfigError("policy=sft needs a data section (prompts with solutions) and an sft section (save_dir)")
+        raise ConfigError(
+            "policy=sft needs a data section (prompts with solutions) and an sft section (save_dir)", key="data"
+        )
     train, _ = load_prompts(study.data, read_as=read_as)
     solved = [p for p in train if p.solution is not None]
     if not solved:

@@ -162,7 +162,8 @@ def _check_rewards(settings: TextTrainSettings, solutions: Sequence[Solution]) -
     if needed and not any(reward is not None for s in solutions for reward in s.rewards):
         raise DataError(
             f"rewards: {use} needs rewards of steps, and the data has none: label it with --reward HE or SE, or set "
-            "rewards: ignore"
+            "rewards: ignore",
+            field="rewards",
         )
 
 
@@ -175,7 +176,9 @@ def data_paths(settings: TextTrainSettings, label: LabelSettings | None) -> tupl
     if settings.data_paths:
         return settings.data_paths
     if label is None:
-        raise ConfigError(f"train ({settings.type}) needs data_path, or a label section whose data set it takes")
+        raise ConfigError(
+            f"train ({settings.type}) needs data_path, or a label section whose data set it takes", key="data_path"
+        )
     return (str(Path(label.save_dir) / label.dataset),)
 
 
@@ -327,7 +330,8 @@ def _target(solution: Solution, k: int, label: float, settings: StepwiseTrainSet
     if label not in (0.0, 1.0):
         raise DataError(
             f"solution {solution.id}: labels[{k}] is {label:g}, which is neither right nor wrong: train with labels: "
-            "soft, or give a threshold from which a label counts as right"
+            "soft, or give a threshold from which a label counts as right",
+            field="labels",
         )
     return label
 
@@ -431,7 +435,9 @@ def train_text_model(
     torch.set_num_threads(study.runner.threads)
     for key in ("wait_for_gpu", "quantize"):
         if distributed.peers() > 1 and getattr(settings, key) is not None:
-            raise ConfigError(f"{key} works in one process only; leave it out, or start the training without torchrun")
+            raise ConfigError(
+                f"{key} works in one process only; leave it out, or start the training without torchrun", key=key
+            )
     distributed.check_offload(settings, distributed.peers())
     if settings.wait_for_gpu is not None:
         show_only(wait_for_gpu(settings.wait_for_gpu))
@@ -631,7 +637,7 @@ def _in_4_bits(start: TextPolicySettings, settings: TextTrainSettings) -> TextPo
     """A frozen model in 4 bits (nf4, double quantisation) with a fresh adapter."""
     device = resolve_device(settings.device)
     if device.type != "cuda":
-        raise ConfigError("quantize: nf4 needs a GPU, and there is none here; leave it out")
+        raise ConfigError("quantize: nf4 needs a GPU, and there is none here; leave it out", key="quantize")
     with needs("quantize: nf4 needs bitsandbytes: pip install bitsandbytes"):
         import bitsandbytes  # noqa: F401
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
@@ -645,7 +651,8 @@ def _in_4_bits(start: TextPolicySettings, settings: TextTrainSettings) -> TextPo
     form = form_of(read_config(start.path, "the language model"), f"the language model {start.path!r}")
     if form is not None:
         raise ConfigError(
-            f"quantize: nf4 would do nothing with {start.path!r}, stored by {form.method} already: leave it out"
+            f"quantize: nf4 would do nothing with {start.path!r}, stored by {form.method} already: leave it out",
+            key="quantize",
         )
     model = read_pretrained(
         AutoModelForCausalLM, start.path, "the language model in 4 bits", dtype="auto", start=True,

@@ -152,9 +152,13 @@ def check_samples(solutions: Iterable[Solution], ns: Sequence[int] | None) -> No
     """
     most = max(Counter(s.asked for s in solutions if s.is_correct is not None).values(), default=0)
     if not most:
-        raise DataError("no sample has a checked answer (is_correct): check answers before best-of-N")
+        raise DataError(
+            "no sample has a checked answer (is_correct): check answers before best-of-N", field="is_correct"
+        )
     if ns and max(ns) > most:
-        raise DataError(f"best-of-{max(ns)} needs {max(ns)} samples of a question; the largest number is {most}")
+        raise DataError(
+            f"best-of-{max(ns)} needs {max(ns)} samples of a question; the largest number is {most}", field="ns"
+        )
 
 
 def group_samples(

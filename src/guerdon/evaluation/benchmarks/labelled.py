@@ -472,7 +472,9 @@ def read_turns(
     reading.need_rows()
     scored_responses(reading, turns=True)
     if not reading.plan.has("step_labels"):
-        raise DataError("no column has a label for each turn: name it, --columns step_labels=NAME", where=data)
+        raise DataError(
+            "no column has a label for each turn: name it, --columns step_labels=NAME", where=data, field="step_labels"
+        )
     turns, labels, prompts = list[Solution | Failure](), list[float](), list[str]()
     left_out, used = Counter(reading.bad), 0
     for record in reading.records():
@@ -488,7 +490,7 @@ def read_turns(
             used += 1
     if np.isnan(labels).all():
         why = ", ".join(f"{n} x {reason}" for reason, n in left_out.items()) or "all labels are null, or no numbers"
-        raise DataError(f"no turn of the assistant has a label ({why})", where=data)
+        raise DataError(f"no turn of the assistant has a label ({why})", where=data, field="step_labels")
     return LabelledTurns(turns, np.array(labels), prompts, shown_record(reading, used=used, left_out=left_out))
 
 
@@ -544,10 +546,14 @@ def _label_column(reading: DataReading) -> str:
         return plan.ratings[0]
     if is_preference(plan):
         raise DataError(
-            "a comparison of responses has no label of its own; name the file in evaluate.pairs", where=reading.data
+            "a comparison of responses has no label of its own; name the file in evaluate.pairs",
+            where=reading.data,
+            field="label",
         )
     raise DataError(
-        "no row has a label of a person (oracle_label); name its column: --columns label=NAME", where=reading.data
+        "no row has a label of a person (oracle_label); name its column: --columns label=NAME",
+        where=reading.data,
+        field="label",
     )
 
 

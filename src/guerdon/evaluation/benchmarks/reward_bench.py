@@ -835,7 +835,7 @@ def _resampled_ties(rows: _Rows, reps: int, seed: int, *, wrong: bool) -> _Resam
     for name, _, pair in rows:
         kind, _, number = name.partition(":")
         if kind not in ("ref", "tied") or not number:
-            raise DataError(f"prompt {name!r} of the subset Ties: its id must be ref:<n> or tied:<n>")
+            raise DataError(f"prompt {name!r} of the subset Ties: its id must be ref:<n> or tied:<n>", field="id")
         by_number.setdefault(number, {})[kind] = pair
     # a failed prompt: the worst right value equals the best wrong one, no gap and no spread, 0 in every term
     lost = (np.zeros(1), np.zeros(1))

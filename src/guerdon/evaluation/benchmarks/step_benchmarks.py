@@ -88,7 +88,10 @@ def generated_bench(
         DataError: a family has too few different problems.
     """
     if size < 1 or not 0 <= error_rate <= 1:
-        raise ConfigError("a generated bench needs a size of at least 1 and an error_rate between 0 and 1")
+        raise ConfigError(
+            "a generated bench needs a size of at least 1 and an error_rate between 0 and 1",
+            key="size" if size < 1 else "error_rate",
+        )
     solutions: list[Solution] = []
     for subset, prompts, rng in _subsets(families, size, seed, exclude):
         slips = np.arange(size) < round(size * error_rate)
@@ -273,10 +276,12 @@ def process_bench(
         if (first := true_first_error(s)) is not None:
             parts.setdefault(subset_of(s), []).append((score, first))
     if not parts:
-        raise DataError("no solution has a known first error: meta['first_error'], or labels of its steps")
+        raise DataError(
+            "no solution has a known first error: meta['first_error'], or labels of its steps", field="first_error"
+        )
     if tune_on is not None:
         if tune_on not in parts:
-            raise DataError(f"tune_on {tune_on!r} is not a subset; there are {', '.join(parts)}")
+            raise DataError(f"tune_on {tune_on!r} is not a subset; there are {', '.join(parts)}", field="tune_on")
         threshold = best_threshold(*zip(*parts[tune_on], strict=True), subset=tune_on)
     at = 0.5 if threshold is None else threshold
     rng = np.random.default_rng(seed)
@@ -440,7 +445,7 @@ def prm_bench(
         used.append(used_score)
     pooled = [row for row in rows if row[0] != CORRECT]
     if not pooled:
-        raise DataError("PRMBench needs solutions of a category other than correct")
+        raise DataError("PRMBench needs solutions of a category other than correct", field="category")
     rng = np.random.default_rng(seed)
 
     def figures(part: Sequence[_Row], wrong: bool = False) -> dict[str, Interval]:

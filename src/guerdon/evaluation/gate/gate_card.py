@@ -139,7 +139,7 @@ def read_forecast(*folders: Path) -> dict[str, Any] | None:
     for folder in folders:
         path = folder / RECORD
         if path.is_file():
-            with boundary(DataError, f"{path}: not JSON of an evaluation; run `guerdon evaluate` again"):
+            with boundary(DataError, "not JSON of an evaluation; run `guerdon evaluate` again", where=str(path)):
                 found = json.loads(path.read_text(encoding="utf-8")).get("forecast")
                 return None if found is None else _checked(found)
     return None

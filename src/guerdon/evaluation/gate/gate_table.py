@@ -130,7 +130,9 @@ def gate_table(rows: Iterable[tuple[str, Any]]) -> GateTable:
         one = _runs(row, where)
         model = one["model"]
         if model in places:
-            raise DataError(f"{model} is in {places[model]} already; a reward model has one row", where=where)
+            raise DataError(
+                f"{model} is in {places[model]} already; a reward model has one row", where=where, field="model"
+            )
         places[model] = where
         one |= _measured(row, raw)
         if np.isfinite(one["success"] - one["baseline"]).any():

@@ -124,7 +124,7 @@ def _as_table(rows: Rows, new: Sequence[str], *, delimiter: str) -> str:
 def _as_parquet(part: Part, rows: Rows, new: Sequence[str]) -> bytes:
     import pyarrow.parquet as pq
 
-    with part.as_file() as path, boundary(DataError, f"{part.where}: cannot be read as Parquet"):
+    with part.as_file() as path, boundary(DataError, "cannot be read as Parquet", where=part.where):
         table = BoundedParquet(path).table()
     sink = io.BytesIO()
     pq.write_table(_with_columns(table, rows, new), sink, write_page_checksum=True)
@@ -134,7 +134,7 @@ def _as_parquet(part: Part, rows: Rows, new: Sequence[str]) -> bytes:
 def _as_arrow(part: Part, rows: Rows, new: Sequence[str]) -> bytes:
     import pyarrow as pa
 
-    with part.as_file() as path, boundary(DataError, f"{part.where}: cannot be read as Arrow"):
+    with part.as_file() as path, boundary(DataError, "cannot be read as Arrow", where=part.where):
         table = _with_columns(arrow_table(path), rows, new)
         writer = pa.ipc.new_stream if is_stream(path) else pa.ipc.new_file
     sink = io.BytesIO()

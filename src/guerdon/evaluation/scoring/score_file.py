@@ -158,7 +158,9 @@ def _asked(
 ) -> tuple[dict[int, RowResponses], dict[int, RowResponses]]:
     """The rows that are read, and those of them that are scored: all of a prompt where a model compares responses."""
     if turns and compares:
-        raise ConfigError("--turns: the model compares responses to one prompt, and turns have prompts of their own")
+        raise ConfigError(
+            "--turns: the model compares responses to one prompt, and turns have prompts of their own", key="--turns"
+        )
     responses_of = scored_responses(reading, turns=turns)
     if not compares:
         items = {k: responses_of(rows[k][1], rows[k][0], f"{k}") for k in failed}

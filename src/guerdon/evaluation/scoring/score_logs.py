@@ -157,7 +157,9 @@ def score_path(path: Path, model: RewardModel, out: Path, **how: Any) -> str:
     if is_data_set(path):
         for name in ("columns", "turns"):
             if how.get(name):
-                raise ConfigError(f"--{name} is for rows of text; remove it for {path}, a LeRobot data set")
+                raise ConfigError(
+                    f"--{name} is for rows of text; remove it for {path}, a LeRobot data set", key=f"--{name}"
+                )
         return _score_data_set(path, model, out, name=how["name"], dry_run=how.get("dry_run", False))
     said = []
     for file in log_files(path):

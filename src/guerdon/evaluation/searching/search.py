@@ -137,13 +137,15 @@ class SearchPlan:
     system_prompt: str | None = None
 
     def __post_init__(self) -> None:
-        if min(self.n, self.beam_width, self.rounds, self.batch_size) < 1 or self.n % self.beam_width:
+        small = [name for name in ("n", "beam_width", "rounds", "batch_size") if getattr(self, name) < 1]
+        if small or self.n % self.beam_width:
             raise ConfigError(
                 "a search needs n of at least 1, a multiple of beam_width, at least one round and a batch of one; "
-                f"got n {self.n}, beam_width {self.beam_width}, rounds {self.rounds}, batch_size {self.batch_size}"
+                f"got n {self.n}, beam_width {self.beam_width}, rounds {self.rounds}, batch_size {self.batch_size}",
+                key=small[0] if small else "n",
             )
         if not self.separator:
-            raise ConfigError("a search by steps needs a separator: the text that ends a step")
+            raise ConfigError("a search by steps needs a separator: the text that ends a step", key="separator")
 
 
 def beam_search(writer: Writer, model: RewardModel, questions: Sequence[str], plan: SearchPlan) -> list[SearchResult]:
@@ -350,7 +352,9 @@ def sampled_requests(
         DataError: a question does not fit the model.
     """
     if study.data is None:
-        raise ConfigError("best_of_n without samples needs a data section: which questions the policy answers")
+        raise ConfigError(
+            "best_of_n without samples needs a data section: which questions the policy answers", key="data"
+        )
     prompts = load_prompts(study.data)[1][:questions]
     requests = [CompletionRequest(prompt_ids(policy.tokenizer, p.messages, p.tools)) for p in prompts]
     for prompt, request in zip(prompts, requests, strict=True):

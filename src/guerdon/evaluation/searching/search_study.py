@@ -142,7 +142,7 @@ def _write(
 def _sections(study: Study) -> tuple[SearchSettings, DataSettings]:
     settings: SearchSettings = section(study, "search")
     if study.data is None:
-        raise ConfigError(NEEDED)
+        raise ConfigError(NEEDED, key="data")
     return settings, study.data
 
 

@@ -155,11 +155,15 @@ class Attacker:
         space = self._one.action_space
         if choices(space) is not None:
             self._one.close()
-            raise ConfigError(f"guerdon evaluate --attack: the actions of {study.env.task} are discrete")
+            raise ConfigError(
+                f"guerdon evaluate --attack: the actions of {study.env.task} are discrete", key="--attack"
+            )
         self._low, self._high = (np.asarray(end, np.float32) for end in (space.low, space.high))
         if not (np.isfinite(self._low).all() and np.isfinite(self._high).all()):
             self._one.close()
-            raise ConfigError(f"guerdon evaluate --attack: the actions of {study.env.task} have no bounds")
+            raise ConfigError(
+                f"guerdon evaluate --attack: the actions of {study.env.task} have no bounds", key="--attack"
+            )
         self._many = build_world(
             env,
             seed=self._seed,
@@ -360,7 +364,9 @@ def _recorded(
     for step in steps(world, lambda _: next(moves), begun.observations, capture=capture):
         now, wanted = step.transition, capture(step.rows)
         if (playing & now.mask & ~now.success_known).any():
-            raise ConfigError("guerdon evaluate --attack needs a world that reports success at every step")
+            raise ConfigError(
+                "guerdon evaluate --attack needs a world that reports success at every step", key="--attack"
+            )
         lost |= playing & (now.success | now.failed)
         ended = now.done & (step.rows > lead)
         for i in np.flatnonzero(playing & ~lost & (wanted | ended)).tolist():
@@ -529,7 +535,8 @@ def attackable(study: Study, only: Sequence[str] = ()) -> dict[str, ResNetTrainS
     if wrong or not fit:
         raise ConfigError(
             f"guerdon evaluate --attack: {wrong[0] if wrong else 'this study'} has no success classifier to "
-            "attack: a model of the train section with type resnet, without within_steps"
+            "attack: a model of the train section with type resnet, without within_steps",
+            key="--attack",
         )
     models = {name: fit[name] for name in only or fit}
     for name, settings in models.items():
@@ -793,7 +800,9 @@ class AttackStage:
             ConfigError: as `attackable`; or the study is of text.
         """
         if study.text:
-            raise ConfigError("--attack is for robots: models for text are always attacked, as evaluate.attacks says")
+            raise ConfigError(
+                "--attack is for robots: models for text are always attacked, as evaluate.attacks says", key="--attack"
+            )
         attackable(study, self.only)
 
     def estimate(self, study: Study) -> dict[str, Any]:

@@ -186,7 +186,9 @@ def _check_subset(asked: str | None, names: Sequence[str]) -> None:
         DataError: it has others.
     """
     if asked is not None and names and asked not in names:
-        raise DataError(f"tune_on {asked!r} is not a subset; the subsets are {', '.join(dict.fromkeys(names))}")
+        raise DataError(
+            f"tune_on {asked!r} is not a subset; the subsets are {', '.join(dict.fromkeys(names))}", field="tune_on"
+        )
 
 
 def check_evaluation(study: Study) -> None:
@@ -395,7 +397,7 @@ class _Suite:
     ) -> None:
         """What best-of-n gains by a gold reward, over sqrt(KL)."""
         gold = load_any_text_model(path)
-        scores.refuse_relative(gold, "evaluate.best_of_n.gold")
+        scores.refuse_relative(gold, "evaluate.best_of_n.gold", key="evaluate.best_of_n.gold")
         golds = self.values(score_solutions(gold, solutions, batch_size=self.settings.batch_size))
         found, picture = best_of_n_record(solutions, values, golds, ns, **self.bootstrap)
         self.record["over_optimisation"] = {"reward": path, **found}
@@ -459,7 +461,7 @@ def attacks_that_fooled(folder: Path) -> list[str] | None:
     path = folder / RECORD
     if not path.is_file():
         return None
-    with boundary(DataError, f"{path}: not JSON of an evaluation; run `guerdon evaluate` again"):
+    with boundary(DataError, "not JSON of an evaluation; run `guerdon evaluate` again", where=str(path)):
         card = json.loads(path.read_text(encoding="utf-8")).get("attacks")
     return None if card is None else failed_attacks(card)
 
@@ -541,7 +543,8 @@ def text_settings(evaluate: EvaluateTextSettings | None, data: DataSettings | No
     if data is None or data.type != "generated":
         raise ConfigError(
             "there is nothing to evaluate the reward models on: give an evaluate section with "
-            "aggregation and process_bench, prm_bench, pairs, best_of_n or generated"
+            "aggregation and process_bench, prm_bench, pairs, best_of_n or generated",
+            key="evaluate",
         )
     return EvaluateTextSettings(aggregation="min", generated=GeneratedBenchSettings(families=(data.task,)))
 

@@ -251,7 +251,9 @@ def _config(arch: str) -> ResNetConfig:
     from transformers import ResNetConfig
 
     if arch not in _DEPTHS:
-        raise ConfigError(f"unknown arch {arch!r}: choose one of {', '.join([*_DEPTHS, EFFICIENTNET, MLP])}")
+        raise ConfigError(
+            f"unknown arch {arch!r}: choose one of {', '.join([*_DEPTHS, EFFICIENTNET, MLP])}", key="arch"
+        )
     layer_type, depths = _DEPTHS[arch]
     width = 1 if layer_type == "basic" else 4
     return ResNetConfig(

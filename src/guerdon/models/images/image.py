@@ -154,11 +154,13 @@ def state_columns(episode: Episode, keys: Sequence[str]) -> IntArray:
     known = ", ".join(f"{name} ({size})" for name, size in parts)
     where = f"keys: the states of episode {episode.id!r}"
     if not parts:
-        raise DataError(f"{where} have no named parts: remove keys, and the model looks at whole states")
+        raise DataError(f"{where} have no named parts: remove keys, and the model looks at whole states", field="keys")
     if missing := [key for key, found in zip(keys, own, strict=True) if not found]:
-        raise DataError(f"{where} have no {missing[0]!r}; there are {known}")
+        raise DataError(f"{where} have no {missing[0]!r}; there are {known}", field="keys")
     if episode.states is None or episode.states.shape[1] != len(names):
-        raise DataError(f"{where} are not as wide as their parts, {known}: collect or convert the data set again")
+        raise DataError(
+            f"{where} are not as wide as their parts, {known}: collect or convert the data set again", field="keys"
+        )
     return np.concatenate(own)
 
 
@@ -300,7 +302,9 @@ class ImageRewardModel:
         self.scorer = scorer.to(self.device)
         self._network: ImageScorer | None = None
         if config.state_size is not None and debug_save_dir:
-            raise ConfigError("debug_save_dir saves scored frames, and this model looks at states: remove it")
+            raise ConfigError(
+                "debug_save_dir saves scored frames, and this model looks at states: remove it", key="debug_save_dir"
+            )
         folder = debug_save_dir or os.environ.get("DEBUG_IMAGE_SAVE_DIR")
         self._debug: DebugImages | None = None
         if folder and not config.state_size:

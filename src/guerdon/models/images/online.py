@@ -139,7 +139,8 @@ class OnlineImageModel:
         if not labelled:
             raise DataError(
                 f"{data_path} has no episode with {self.model.config.column} and a known outcome; name another, or "
-                "leave it out"
+                "leave it out",
+                field=self.model.config.column,
             )
         self.replay.add(*self._joined(labelled), self.rng)
 

@@ -91,7 +91,9 @@ class SarmConfig(BaseModel):
         if wrong:
             raise CheckpointError(f"{file}: {wrong}; take a checkpoint that LeRobot trained")
         if head == "dense" and (self.annotation_mode == "single_stage" or self.num_dense_stages is None):
-            raise ConfigError(f"{file} has no dense stages (annotation_mode {self.annotation_mode}): use head sparse")
+            raise ConfigError(
+                f"{file} has no dense stages (annotation_mode {self.annotation_mode}): use head sparse", key="head"
+            )
 
     def _wrong_sizes(self) -> str | None:
         """What the network or the episodes cannot have, in words."""

@@ -120,9 +120,11 @@ class JudgeModel:
         settings: JudgeModelSettings | None = None,
     ) -> None:
         if plan.votes > 1 and plan.temperature == 0:
-            raise ConfigError("votes: several replies at temperature 0 are the same; set a temperature or votes: 1")
+            raise ConfigError(
+                "votes: several replies at temperature 0 are the same; set a temperature or votes: 1", key="votes"
+            )
         if plan.scale[0] >= plan.scale[1]:
-            raise ConfigError(f"scale: the lowest score must be below the highest, these are {plan.scale}")
+            raise ConfigError(f"scale: the lowest score must be below the highest, these are {plan.scale}", key="scale")
         self._client, self._plan, self._settings = client, plan, settings
         self._close = None if close is None else weakref.finalize(self, close)
 

@@ -174,7 +174,8 @@ class PublishedPrompt:
         """A criterion in the form of Prometheus: for one response with what each score means."""
         if len(rubric.criteria) != 1:
             raise ConfigError(
-                f"rubric: the prompt {self.name} takes one criterion, this rubric has {len(rubric.criteria)}"
+                f"rubric: the prompt {self.name} takes one criterion, this rubric has {len(rubric.criteria)}",
+                key="rubric",
             )
         one = rubric.criteria[0]
         if self.form.mode == "pairwise":
@@ -183,7 +184,8 @@ class PublishedPrompt:
         if len(one.choices) != wanted:
             raise ConfigError(
                 f"rubric: the prompt {self.name} takes {wanted} choices, what each score from worst to best means; "
-                f"{one.name} has {len(one.choices)}"
+                f"{one.name} has {len(one.choices)}",
+                key="rubric",
             )
         lines = [f"Score {score}: {words}" for score, words in enumerate(one.choices, start=1)]
         return "\n".join([f"[{one.text}]", *lines])

@@ -56,9 +56,9 @@ class Criterion(BaseModel):
     @model_validator(mode="after")
     def _differ(self) -> Criterion:
         if len({choice.casefold() for choice in self.choices}) < len(self.choices):
-            raise ValueError(f"the choices of {self.name} must differ")
+            raise ConfigError(f"the choices of {self.name} must differ", key="choices")
         if not self.weight:
-            raise ValueError(f"the weight of {self.name} is 0; remove the criterion")
+            raise ConfigError(f"the weight of {self.name} is 0; remove the criterion", key="weight")
         return self
 
     def share(self, choice: str) -> float | None:
@@ -85,9 +85,9 @@ class Rubric(BaseModel):
     def _names_differ(self) -> Rubric:
         names = [one.name.casefold() for one in self.criteria]
         if len(set(names)) < len(names):
-            raise ValueError("the names of criteria must differ")
+            raise ConfigError("the names of criteria must differ", key="criteria")
         if self.scoring == "points" and all(one.weight < 0 for one in self.criteria):
-            raise ValueError("no criterion has positive points, so that there is nothing to reach")
+            raise ConfigError("no criterion has positive points, so that there is nothing to reach", key="criteria")
         return self
 
     def value(self, shares: Mapping[str, float]) -> tuple[float | None, float]:
@@ -122,10 +122,10 @@ def read_rubric(path: Path) -> Rubric:
         ConfigError: it cannot be read, or is not a rubric.
     """
     if path.suffix.lower() not in ENDINGS:
-        raise ConfigError(f"{path}: a rubric is a file that ends in {', '.join(ENDINGS)}")
+        raise ConfigError(f"{path}: a rubric is a file that ends in {', '.join(ENDINGS)}", key="rubric")
     if path.suffix.lower() != ".toml":
         return validate(Rubric, read_yaml(path), origin=str(path))  # JSON is YAML
-    with boundary(ConfigError, f"{path}: the rubric cannot be read"):
+    with boundary(ConfigError, f"{path}: the rubric cannot be read", key="rubric"):
         given = tomllib.loads(path.read_text(encoding="utf-8"))
     return validate(Rubric, given, origin=str(path))
 
@@ -138,15 +138,15 @@ def rubric_of(given: Any, where: str) -> Rubric:
         ConfigError: a criterion is not valid.
     """
     if isinstance(given, str):
-        with boundary(DataError, f"{where}: the rubric is not JSON"):
+        with boundary(DataError, "the rubric is not JSON", where=where, field="rubric"):
             given = json.loads(given)
     items = given.get("criteria", given) if isinstance(given, Mapping) else given
     if not isinstance(items, Sequence) or isinstance(items, str) or not items:
-        raise DataError(f"a rubric is a list of criteria, this is {str(given)[:80]!r}", where=where)
+        raise DataError(f"a rubric is a list of criteria, this is {str(given)[:80]!r}", where=where, field="rubric")
     criteria = [_criterion(item, number, where) for number, item in enumerate(items, start=1)]
     by_points = [isinstance(item, Mapping) and item.get("points") is not None for item in items]
     if any(by_points) and any(isinstance(item, Mapping) and item.get("weight") is not None for item in items):
-        raise DataError("a rubric has weights or points, and this one has both", where=where)
+        raise DataError("a rubric has weights or points, and this one has both", where=where, field="rubric")
     return validate(Rubric, {"criteria": criteria, "scoring": "points" if any(by_points) else "weights"}, origin=where)
 
 
@@ -154,7 +154,9 @@ def _criterion(item: Any, number: int, where: str) -> dict[str, Any]:
     """A criterion, from a text or a map with the names of several data sets."""
     one = {"text": item} if isinstance(item, str) else item
     if not isinstance(one, Mapping):
-        raise DataError(f"criterion {number} must be text or a map, this is {str(item)[:80]!r}", where=where)
+        raise DataError(
+            f"criterion {number} must be text or a map, this is {str(item)[:80]!r}", where=where, field="rubric"
+        )
     criterion = {
         "name": str(one.get("name") or f"c{number}"),
         "text": next((one[key] for key in _TEXTS if isinstance(one.get(key), str)), None),

@@ -72,7 +72,9 @@ class Ensemble(TextRewardModel):
             ConfigError: several processes train it.
         """
         if distributed.peers() > 1:
-            raise ConfigError("members that are adapters are trained in one process; set members_as: heads")
+            raise ConfigError(
+                "members that are adapters are trained in one process; set members_as: heads", key="members_as"
+            )
         seed = int(card.learning.get("seed", 0))
         cards = [
             replace(card, outputs={"reward": 1.0}, combine="sum", adapters=False,

@@ -83,10 +83,14 @@ class TextModelCard:
         """
         rated = self.outputs if self.loss == "regression" else {}
         if not rated:
-            raise ConfigError(f"weights would do nothing with {name}, which was not trained with attributes; remove it")
+            raise ConfigError(
+                f"weights would do nothing with {name}, which was not trained with attributes; remove it", key="weights"
+            )
         if weights.keys() - rated.keys() or not any(weights.values()):
             wanted = f"the ratings of {name} are {', '.join(rated)}"
-            raise ConfigError(f"weights: {wanted}; this is {dict(weights)}: give at least one of them, not 0")
+            raise ConfigError(
+                f"weights: {wanted}; this is {dict(weights)}: give at least one of them, not 0", key="weights"
+            )
         return replace(self, outputs={rating: float(weights.get(rating, 0.0)) for rating in rated})
 
     def reward_of(self, logits_N_K: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:

@@ -65,7 +65,7 @@ def load_text_model(
     if path.startswith(("http://", "https://")):
         for key, given in {"device": str(device) != "auto", "weights": weights is not None}.items():
             if given:
-                raise ConfigError(f"{key} would do nothing with {path}, a reward server; remove it")
+                raise ConfigError(f"{key} would do nothing with {path}, a reward server; remove it", key=key)
         served = load_reward_model("remote", remote=remote_at(path))
         if served.info.modality == "image":
             raise ConfigError(f"{path} judges images, not text; name another model of the server (?model=NAME)")
@@ -75,7 +75,9 @@ def load_text_model(
     folder = _own_folder(path, adapter)
     if folder is None:
         if weights is not None:
-            raise ConfigError(f"weights are of a model that guerdon trained with attributes; {path} is none")
+            raise ConfigError(
+                f"weights are of a model that guerdon trained with attributes; {path} is none", key="weights"
+            )
         return load_adapter(_adapter_of(path, adapter), path, micro_batch_size, device)
     from guerdon.models.text.text_model import TextRewardModel  # imports torch
 
@@ -119,7 +121,9 @@ def load_members(
     if member_reward is not None:
         card = getattr(model, "card", None)
         if card is None or card.combine == "sum":
-            raise ConfigError(f"member_reward would do nothing with {path}, which has no members; remove it")
+            raise ConfigError(
+                f"member_reward would do nothing with {path}, which has no members; remove it", key="member_reward"
+            )
         model.card = replace(card, combine=member_reward, deviations=deviations)
     return model  # type: ignore[no-any-return]
 
@@ -138,7 +142,7 @@ def check_text_model(path: str, *, adapter: str = "auto") -> None:
     if _own_folder(path, adapter) is None and (Path(path).is_dir() or adapter != "auto"):
         name = _adapter_of(path, adapter)
         if name not in ADAPTERS:
-            raise ConfigError(f"unknown adapter {name!r}: choose one of {', '.join(ADAPTERS)}")
+            raise ConfigError(f"unknown adapter {name!r}: choose one of {', '.join(ADAPTERS)}", key="adapter")
 
 
 def _own_folder(path: str, adapter: str) -> Path | None:

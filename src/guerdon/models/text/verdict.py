@@ -52,12 +52,15 @@ class VerdictModel(TextRewardModel):
         if not policy.base.reads_masks:
             raise ConfigError(
                 f"type: verdict does not work with {type(policy.base.model).__name__}, whose attention takes no mask: "
-                "take type: stepwise"
+                "take type: stepwise",
+                key="type",
             )
         self.tail, right, wrong = piece_ids(self.tokenizer, [EVALUATE, TARGETS[True], TARGETS[False]])
         self.verdicts = (int(right[0]), int(wrong[0]))
         if self.verdicts[0] == self.verdicts[1]:
-            raise ConfigError("this tokenizer begins both verdicts with the same token; take type: stepwise")
+            raise ConfigError(
+                "this tokenizer begins both verdicts with the same token; take type: stepwise", key="type"
+            )
 
     def _read(self, question: str, steps: Sequence[str], **conversation: Any) -> Reading:
         """Question and steps in the seed's form; a step ends with the last token that is not blank."""

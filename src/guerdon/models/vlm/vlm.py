@@ -255,14 +255,19 @@ class VLMRewardModel:
             how = "ends inside the user's turn" if prompt.open else "has no chat template"
             raise ConfigError(f"the prompt {name!r} {how}; backend {s.backend} always writes the whole chat template")
         if not prompt.chat and s.chat_template_kwargs:
-            raise ConfigError(f"the prompt {name!r} has no chat template: remove vlm.chat_template_kwargs")
+            raise ConfigError(
+                f"the prompt {name!r} has no chat template: remove vlm.chat_template_kwargs",
+                key="vlm.chat_template_kwargs",
+            )
         if options.prompt is None and prompt.answer != "completed" and "answer" in s.model_fields_set:
             raise ConfigError(
                 f"reward.model.vlm: answer would do nothing with prompt {name}; remove it",
                 key="reward.model.vlm.answer",
             )
         if options.score_mode not in (None, "auto") and prompt.answer != "number":  # auto leaves it to the prompt
-            raise ConfigError(f"score_mode would do nothing with the prompt {name!r}, whose answer is not a number")
+            raise ConfigError(
+                f"score_mode would do nothing with the prompt {name!r}, whose answer is not a number", key="score_mode"
+            )
 
     def _keys(self, episode: Episode, plan: _Plan, asked: dict[bytes, Question]) -> list[bytes | None]:
         """Key of the question about each row, None for a row without one; new questions are added to `asked`."""
@@ -498,7 +503,8 @@ def load_vlm(
     elif settings.backend != "openai" and settings.path is None:
         raise ConfigError(
             f"the reward model {kind} needs a model: checkpoint_path (a folder that `guerdon train` wrote), "
-            "vlm.path, or vlm.backend: openai with an endpoint"
+            "vlm.path, or vlm.backend: openai with an endpoint",
+            key="vlm.path",
         )
     _check(kind, settings)
     backend = open_backend(settings, device) if heads is None else heads.open(settings, device)
@@ -522,7 +528,9 @@ def _trained(given: dict[str, Any], checkpoint_path: str | Path | None) -> tuple
     if is_checkpoint(checkpoint_path):
         return find_card(checkpoint_path)
     if path is not None:
-        raise ConfigError(f"both vlm.path and checkpoint_path {str(checkpoint_path)!r} are given; give one of them")
+        raise ConfigError(
+            f"both vlm.path and checkpoint_path {str(checkpoint_path)!r} are given; give one of them", key="vlm.path"
+        )
     given["path"] = str(checkpoint_path)
     return None
 
@@ -563,10 +571,15 @@ def open_backend(settings: VLMSettings, device: str | torch.device | None = None
 def _from_checkpoint(kind: VLMType, folder: Path, card: VLMCard, settings: VLMSettings) -> VLMSettings:
     """The settings with those of a checkpoint, which they may not contradict."""
     if kind != "qwen_vl":
-        raise ConfigError(f"{folder} is a qwen_vl model; model_type {kind} has no checkpoints: give vlm.path")
+        raise ConfigError(
+            f"{folder} is a qwen_vl model; model_type {kind} has no checkpoints: give vlm.path", key="vlm.path"
+        )
     given = settings.model_dump(exclude_unset=True)
     if settings.backend == "openai":
-        raise ConfigError("checkpoint_path would do nothing with backend openai, whose endpoint has its own model")
+        raise ConfigError(
+            "checkpoint_path would do nothing with backend openai, whose endpoint has its own model",
+            key="checkpoint_path",
+        )
     for name in ("path", "adapter", "prompt"):
         if given.get(name) is not None:
             raise ConfigError.about(f"vlm.{name}", "and checkpoint_path, which contains it, are both given; remove one")

@@ -130,7 +130,9 @@ class OpenAIBackend:
             answer = decode(found)
         except HttpFailure as error:
             if self._template and error.reason == "rejected" and "chat_template_kwargs" in str(error):
-                raise ConfigError(f"{url} refuses vlm.chat_template_kwargs ({error}): remove it") from error
+                raise ConfigError(
+                    f"{url} refuses vlm.chat_template_kwargs ({error}): remove it", key="vlm.chat_template_kwargs"
+                ) from error
             return Attempt(Failure(error.reason, str(error)), again=error.again, retry_after=error.retry_after)
         self.models.count(model_of(found))
         return Attempt(answer)

@@ -185,7 +185,7 @@ def find_prompt(name: str, *, answers: tuple[Answer, ...]) -> PromptTemplate:
     fitting = [prompt.name for prompt in PROMPTS.values() if prompt.answer in answers]
     if name not in fitting:
         why = "asks for another kind of answer than this model gives" if name in PROMPTS else "is unknown"
-        raise ConfigError(f"the prompt {name!r} {why}; choose one of {', '.join(fitting)}")
+        raise ConfigError(f"the prompt {name!r} {why}; choose one of {', '.join(fitting)}", key="prompt")
     return PROMPTS[name]
 
 

@@ -585,24 +585,28 @@ def refuse_idle(settings: RemoteSettings, info: RewardInfo) -> None:
     given = sorted(key for key in idle if getattr(settings, key) != fields[key].default)
     if given:
         what = {"text": "text", "state": "states"}.get(info.modality, "every frame")
-        raise ConfigError(f"{given[0]} would do nothing with the model {info.name!r}, which scores {what}; remove it")
+        raise ConfigError(
+            f"{given[0]} would do nothing with the model {info.name!r}, which scores {what}; remove it", key=given[0]
+        )
     if info.granularity == "step" and settings.upload in ("mp4", "path"):
         raise ConfigError(
-            f"the model {info.name!r} scores every frame, and a video does not keep them all: upload npy or jpeg"
+            f"the model {info.name!r} scores every frame, and a video does not keep them all: upload npy or jpeg",
+            key="upload",
         )
 
 
-def no_description(reply: ServerReply, settings: RemoteSettings) -> str:
-    """Message for a server that does not describe its model."""
+def no_description(reply: ServerReply, settings: RemoteSettings) -> ConfigError:
+    """The error of a server that does not describe its model."""
     failure, base = reply.failure, settings.base
     assert failure is not None
     if reply.code == MODEL_NOT_FOUND:  # the message has the names of its models
         words = failure.detail.removeprefix("404: ")
-        return f"the reward server at {base}: {words}; set backend (?model= behind an address) to one of them"
+        said = f"the reward server at {base}: {words}; set backend (?model= behind an address) to one of them"
+        return ConfigError(said, key="backend")
     advice = {
         "unauthorized": f"put its token into {settings.token_env}",
         "not_found": "it speaks another protocol: end the endpoint with /v1/rewards (guerdon serve) or /score",
         "overloaded": "it is loading its model, or busy: try again when its /ready says 200",
     }
     what = advice.get(failure.reason, "start it with `guerdon serve`, or correct endpoint")
-    return f"the reward server at {base} does not answer ({failure}); {what}"
+    return ConfigError(f"the reward server at {base} does not answer ({failure}); {what}")

@@ -66,7 +66,7 @@ def load_adapter(name: str, path: str, micro_batch_size: int, device: str | torc
         CheckpointError: the model cannot be read, or is of another kind.
     """
     if name not in ADAPTERS:
-        raise ConfigError(f"unknown adapter {name!r}: choose one of {', '.join(ADAPTERS)}")
+        raise ConfigError(f"unknown adapter {name!r}: choose one of {', '.join(ADAPTERS)}", key="adapter")
     families = import_module("guerdon.models.text.adapters.families")
     model: RewardModel = getattr(families, f"load_{name}")(path, micro_batch_size, device)
     return model

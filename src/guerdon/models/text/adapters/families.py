@@ -155,7 +155,7 @@ class StepReader:
         conversations: bool = False,
     ) -> None:
         if micro_batch_size < 1:
-            raise ConfigError(f"micro_batch_size must be at least 1, got {micro_batch_size}")
+            raise ConfigError(f"micro_batch_size must be at least 1, got {micro_batch_size}", key="micro_batch_size")
         self.form, self.tokenizer, self.room, self._conversations = form, tokenizer, room, conversations
         self._name, self._read, self._micro, self._tokens = name, read, micro_batch_size, tokens_per_pass
         self._apart = apart
