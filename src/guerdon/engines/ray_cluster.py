@@ -415,7 +415,8 @@ class Actors:
                 f"the cluster has room for {len(ready)} of {len(refs)} {self._name}s (cluster.{self._kind}s), which "
                 + "need "
                 + " and ".join(f"{n:g} {name} each (it has {has.get(name, 0):g})" for name, n in needs.items() if n)
-                + ": ask for fewer or smaller ones, or add nodes"
+                + ": ask for fewer or smaller ones, or add nodes",
+                key=f"cluster.{self._kind}s",
             )
         try:
             self.ray.get(refs)

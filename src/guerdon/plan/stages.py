@@ -115,4 +115,4 @@ def check_only(only: Sequence[str], models: Sequence[str]) -> None:
     """
     for name in only:
         if name not in models:
-            raise StudyError(f"--only {name}: {{study}} has the reward models {', '.join(models)}")
+            raise StudyError(f"--only {name}: {{study}} has the reward models {', '.join(models)}", key="--only")

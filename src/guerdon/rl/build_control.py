@@ -276,7 +276,7 @@ def check_of_replay(study: Study) -> None:
         return
     for key in ("info_keys", "intervene_after"):
         if getattr(study.env, key, None):
-            raise ConfigError(on_policy_refuses(f"the environment, by env.{key},"))
+            raise ConfigError(on_policy_refuses(f"the environment, by env.{key},"), key=f"env.{key}")
     for name, source in study.robot_sources.items():
         if source.ends:
             raise ConfigError.about(
@@ -408,11 +408,14 @@ def reward_for_goals(study: Study, shape: PolicyShape) -> GoalRewards:
     if found is None:
         raise ConfigError(
             f"{what} is for environments that show {ACHIEVED} and {DESIRED} and have compute_reward; this one shows "
-            f"{', '.join(sorted(shown)) or 'one array'}"
+            f"{', '.join(sorted(shown)) or 'one array'}",
+            key=what,
         )
     own, wanted = copy.observation_space[ACHIEVED], copy.observation_space[DESIRED]
     if own.shape != wanted.shape or (not isinstance(own, gymnasium.spaces.Box) and own != wanted):
-        raise ConfigError(f"{what}: {ACHIEVED} is of {own}, {DESIRED} of {wanted}: neither can stand for the other")
+        raise ConfigError(
+            f"{what}: {ACHIEVED} is of {own}, {DESIRED} of {wanted}: neither can stand for the other", key=what
+        )
     failed = f"{what}: compute_reward(achieved_goal, desired_goal, {'info' if names else '{}'}) failed"
     start = world.reset(np.zeros(world.num_envs, np.bool_))
     transition = world.step(some_allowed(start.own_observations, world.own_columns, world.action_space))

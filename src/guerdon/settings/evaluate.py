@@ -345,7 +345,7 @@ def judged_names(
         raise ConfigError.about(section, f": {name} is also a model of the train section; call it something else")
     for name in only:
         if name not in (*own, *others):
-            raise ConfigError(f"--only {name}: this study has {', '.join([*own, *others])}")
+            raise ConfigError(f"--only {name}: this study has {', '.join([*own, *others])}", key="--only")
     return list(only) or [*own, *others]
 
 

@@ -451,7 +451,8 @@ class _TextTrainSettings(ModelKeys, _TextFitSettings):
         if not named and not policy.named:
             raise ConfigError(
                 f"the model {self.save_dir!r} of the train section names no language model to start from: set its path "
-                "to a folder or hub id, or set policy.path"
+                "to a folder or hub id, or set policy.path",
+                key="path",
             )
         keys = {name: getattr(self, name) for name in ModelKeys.model_fields}
         keys |= {"path": self.path, "dropout": policy.dropout, "gpus": policy.gpus}
@@ -660,5 +661,7 @@ def outcome_words(given: Mapping[str, Any], only: Sequence[str], file: str, *, e
     robots = [name for name, one in train.items() if isinstance(one, Mapping) and one.get("type") not in TEXT_MODELS]
     names = [name for name in robots if not only or name in only]
     if not names:
-        raise ConfigError(f"--outcomes {file} is for reward models of robots in the section train; there is none")
+        raise ConfigError(
+            f"--outcomes {file} is for reward models of robots in the section train; there is none", key="--outcomes"
+        )
     return [f"train.{name}.outcomes={json.dumps(file)}" for name in names]

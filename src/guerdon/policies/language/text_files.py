@@ -85,7 +85,7 @@ def load_base(
         with device if without_weights else nullcontext():
             model, weights = deferred(make) if distributed.peers() > 1 and not without_weights else (make(), None)
     elif settings.path is None:
-        raise ConfigError(f"no language model is named: {NAME_A_MODEL}")
+        raise ConfigError(f"no language model is named: {NAME_A_MODEL}", key="policy.path")
     elif without_weights:
         model = _outlined(settings.path)
         tokenizer = read_tokenizer(tokenizer_home(settings.path), template=settings.chat_template is None)

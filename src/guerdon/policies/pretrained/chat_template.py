@@ -127,7 +127,7 @@ def set_arguments(tokenizer: Any, arguments: Mapping[str, Any], key: str) -> Non
     known = set().union(*map(_arguments_of, templates.values()))
     for name in arguments:
         if name not in known:
-            raise ConfigError(f"{key}: the chat template has no argument {name!r}; remove it")
+            raise ConfigError(f"{key}: the chat template has no argument {name!r}; remove it", key=key)
     sets = "".join(f"{{% set {name} = {value!r} %}}" for name, value in arguments.items())
     for kind, text in templates.items():
         templates[kind] = text.replace(_SET, sets + _SET, 1) if _SET in text else sets + _SET + text
