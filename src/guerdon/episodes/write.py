@@ -458,9 +458,14 @@ def _existing(root: Path, *, fps: int, robot_type: str) -> _DatasetState:
         return _DatasetState(robot_type=robot_type)
     info = layout.load_info(root)
     if info.fps != fps:
-        raise DataError(f"{root} has {info.fps} fps, asked for {fps}: pass fps={info.fps} or choose another root")
+        raise DataError(
+            f"{root} has {info.fps} fps, asked for {fps}: pass fps={info.fps} or choose another root", field="fps"
+        )
     if robot_type not in ("unknown", info.robot_type):
-        raise DataError(f"{root} has robot_type {info.robot_type!r}, asked for {robot_type!r}: choose another root")
+        raise DataError(
+            f"{root} has robot_type {info.robot_type!r}, asked for {robot_type!r}: choose another root",
+            field="robot_type",
+        )
     for path in index.index_files(root):
         with boundary(DataError, f"{path} cannot be read; choose another root"):
             names = pq.read_schema(path).names
