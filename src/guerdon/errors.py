@@ -229,8 +229,13 @@ class JobError(GuerdonError, RuntimeError):
 
 
 @contextmanager
-def boundary(error: type[GuerdonError], what: str) -> Iterator[None]:
+def boundary(error: type[GuerdonError], what: str, **about: str) -> Iterator[None]:
     """Attribute any failure inside the block to one place.
+
+    Args:
+        error: the class of what is raised.
+        what: failed; the message begins with it.
+        **about: keywords of the class, such as the `key` of a `ConfigError`.
 
     A `GuerdonError` passes unchanged; every other failure of the code (`is_failure`) becomes `error` with `what` in
     front and the original as its cause. Use it where foreign code is called: models, simulators, renderers, file
@@ -243,7 +248,7 @@ def boundary(error: type[GuerdonError], what: str) -> Iterator[None]:
     except BaseException as exc:
         if not is_failure(exc):
             raise
-        raise error(f"{what}: {said_by(exc)}") from exc
+        raise error(f"{what}: {said_by(exc)}", **about) from exc
 
 
 def is_failure(error: BaseException) -> bool:

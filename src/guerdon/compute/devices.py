@@ -35,7 +35,7 @@ def resolve_device(choice: str | torch.device | None) -> torch.device:
     try:
         device = torch.device(choice)
     except RuntimeError as error:
-        raise ConfigError(f"device {choice!r} is none: write auto, cpu, cuda or cuda:1") from error
+        raise ConfigError(f"device {choice!r} is none: write auto, cpu, cuda or cuda:1", key="device") from error
     if device.type != "cuda":
         return device
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -49,7 +49,9 @@ def resolve_device(choice: str | torch.device | None) -> torch.device:
     visible = os.environ.get(_VISIBLE)
     if visible is not None:
         there += f" ({_VISIBLE} is {visible!r})"
-    raise ConfigError(f"device: {choice} is not here: this process sees {there}; write auto, cpu or another one")
+    raise ConfigError(
+        f"device: {choice} is not here: this process sees {there}; write auto, cpu or another one", key="device"
+    )
 
 
 @contextmanager
@@ -135,7 +137,9 @@ def free_gpu_memory() -> dict[str, float]:
     chosen: dict[str, float] = {}
     for name in (part.strip() for part in given.split(",")):
         if name.startswith("MIG-"):
-            raise ConfigError(f"wait_for_gpu does not know the memory of {name}, a part of a GPU; leave it out")
+            raise ConfigError(
+                f"wait_for_gpu does not know the memory of {name}, a part of a GPU; leave it out", key="wait_for_gpu"
+            )
         found = [uuid for index, uuid, _ in rows if name == index or (name and uuid.startswith(name))]
         if len(found) != 1:  # CUDA, too, ignores what follows a name that it does not know
             break
@@ -165,7 +169,7 @@ def wait_for_gpu(
     while True:
         found = free()
         if not found:
-            raise ConfigError("wait_for_gpu waits for a GPU, and there is none here; leave it out")
+            raise ConfigError("wait_for_gpu waits for a GPU, and there is none here; leave it out", key="wait_for_gpu")
         best = max(found, key=lambda name: found[name])
         if found[best] >= gib:
             return best

@@ -396,7 +396,8 @@ def check_offload(settings: Any, learners: int) -> None:
     """
     if learners == 1 and getattr(settings, "cpu_offload", False):
         raise ConfigError(
-            "cpu_offload would do nothing with one learner: start several (docs/distributed.md), or leave it out"
+            "cpu_offload would do nothing with one learner: start several (docs/distributed.md), or leave it out",
+            key="cpu_offload",
         )
 
 

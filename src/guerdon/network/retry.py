@@ -280,7 +280,8 @@ def _submitted(pool: ThreadPoolExecutor, one_try: Callable[[float], Attempt[T]],
     except RuntimeError as error:
         raise ConfigError(
             f"requests at a time need a thread each, and this process gets no more ({error}); lower concurrency, or "
-            "raise the limit of processes (`ulimit -u`, or that of the container)"
+            "raise the limit of processes (`ulimit -u`, or that of the container)",
+            key="concurrency",
         ) from error
 
 

@@ -308,7 +308,7 @@ def check_estimator(settings: AlgorithmSettings) -> None:
     estimator, what = named_estimator(settings), f"the estimator {settings.adv_estimator}"
     assert not isinstance(estimator, str)
     source, steps = small_case(settings.needs)
-    with boundary(ConfigError, f"{what} raised on the case of docs/extend.md#estimator"):
+    with boundary(ConfigError, f"{what} raised on the case of docs/extend.md#estimator", key="algorithm.adv_estimator"):
         found = estimator(source, steps)
     _check_estimate(what, source, found)
 

@@ -424,7 +424,7 @@ def reward_for_goals(study: Study, shape: PolicyShape) -> GoalRewards:
     )
     hint = "; what it reads of info belongs in algorithm.keep_info" if not names else ""
     for pair in zip(achieved, desired, _each_info(transition.kept, len(achieved)), strict=True):
-        with boundary(ConfigError, failed + hint):
+        with boundary(ConfigError, failed + hint, key=what):
             float(found(*pair))
     together = not names and _takes_many(found, achieved, desired)
     over = _attribute(copy, "compute_terminated")
@@ -432,7 +432,7 @@ def reward_for_goals(study: Study, shape: PolicyShape) -> GoalRewards:
     def rewards(achieved_N: np.ndarray, desired_N: np.ndarray, infos: Infos = NO_INFO) -> FloatArray:
         goals = own_values(achieved_N, own), own_values(desired_N, wanted)
         each = zip(*goals, _each_info(infos, len(achieved_N)), strict=True)
-        with boundary(ConfigError, failed):
+        with boundary(ConfigError, failed, key=what):
             paid = found(*goals, {}) if together else [found(*one) for one in each]
             rewards = np.asarray(paid, np.float32).reshape(len(achieved_N))
         if not np.isfinite(rewards).all():
@@ -442,7 +442,7 @@ def reward_for_goals(study: Study, shape: PolicyShape) -> GoalRewards:
     def ends(achieved_N: np.ndarray, desired_N: np.ndarray, infos: Infos) -> BoolArray:
         goals = own_values(achieved_N, own), own_values(desired_N, wanted)
         each = zip(*goals, _each_info(infos, len(achieved_N)), strict=True)
-        with boundary(ConfigError, failed.replace("compute_reward", "compute_terminated")):
+        with boundary(ConfigError, failed.replace("compute_reward", "compute_terminated"), key=what):
             return np.fromiter((bool(over(*one)) for one in each), np.bool_, len(achieved_N))
 
     def near(achieved_N: np.ndarray, desired_N: np.ndarray) -> list[np.ndarray]:

@@ -392,7 +392,7 @@ def check_tasks(settings: WorldSettings, *, drawn: bool = False) -> None:
         elif isinstance(settings, MetaWorldSettings):
             metaworld_task(task)
         elif isinstance(settings, GymnasiumSettings) and ":" not in task:  # a module registers the others
-            with gymnasium_errors(ConfigError, f"env.task {task!r} could not be found"):
+            with gymnasium_errors(ConfigError, f"env.task {task!r} could not be found", key="env.task"):
                 entry_point = str(gymnasium.spec(task).entry_point)
             classic = entry_point.startswith("gymnasium.envs.classic_control.")
             if drawn and classic and find_spec("pygame") is None:
