@@ -4,7 +4,6 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from guerdon.config.loading import to_plain
-from guerdon.errors import ConfigError
 from guerdon.plan.estimate import estimate_run, estimate_train
 from guerdon.plan.stages import stage
 from guerdon.policies.language.text_files import load_policy
@@ -109,15 +108,15 @@ def test_reward_models_of_text_need_no_policy_and_what_needs_one_asks_for_it(giv
     assert study.text
     assert Study.model_validate(to_plain(study)) == study
     assert stage("train" if study.train else "evaluate").estimate(study)["seconds"] > 0
-    with pytest.raises(ConfigError, match=r"needs a policy: set policy.path"):
+    with refuses("policy", r"needs a policy: set policy.path"):
         estimate_run(study)
-    with pytest.raises(ConfigError, match=r"no language model is named: set policy.path"):
+    with refuses("policy.path", r"no language model is named: set policy.path"):
         load_policy(study.text_default, seed=0)
 
 
 def test_a_reward_model_without_a_language_model_is_refused():
     study = Study.model_validate({"train": {"prm": {"type": "outcome", "data_path": "d", "save_dir": "runs/rm"}}})
-    with pytest.raises(ConfigError, match="'runs/rm' of the train section names no language model"):
+    with refuses("path", "'runs/rm' of the train section names no language model"):
         study.text_models["prm"].start(study.text_default)
 
 
