@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from guerdon.auditing.logs import read_log
-from guerdon.errors import ConfigError
 from guerdon.rl import build_text
 from guerdon.rl.run import run_folder
 from guerdon.settings.study import Study
 from guerdon.types import Failure, RewardInfo, Score
+from tables import refuses
 from text_rl import letter_study, lines, prime, start
 
 WHOLE = RewardInfo("whole", (0.0, 1.0), granularity="total", modality="text", frames_needed=0)
@@ -114,7 +114,7 @@ def test_a_turn_that_cannot_be_scored_is_a_hole_of_this_source_alone(tmp_path, m
 
 def test_steps_of_a_turn_become_one_value(tmp_path, monkeypatch):
     model = Says(lambda e: [0.25 + 0.5 * turns(e)] * len(e.texts), STEPS)
-    with pytest.raises(ConfigError, match="say by aggregation how their values become one"):
+    with refuses("reward.sources.judge.aggregation"):
         start(study_of(tmp_path, monkeypatch, model))
     study = study_of(tmp_path, monkeypatch, model, aggregation="min")
     start(study).run()

@@ -738,19 +738,20 @@ class ControlReward(ModelReward[ControlInputs]):
         values = f"and the values of {info.name!r} are from {low:g} to {high:g}"
         no_threshold = info.success_threshold is None and s.reward_threshold is None
         rules = [
-            (info.granularity == "total" and not self._whole,
+            ("reward_mode", info.granularity == "total" and not self._whole,
              f"the model {info.name!r} judges whole episodes, so it needs reward_mode: episode"),
-            (s.cache is not None and not self._framewise,
+            ("cache", s.cache is not None and not self._framewise,
              f"cache keeps the values of single frames, and {info.name!r} does not look at single frames"),
-            (info.modality == "text", f"the model {info.name!r} judges text, not frames"),
-            (s.native_fallback and unbounded, f"fallback native gives 0 or 1, {values}"),
-            (s.shaping == "log_odds" and unbounded, f"shaping log_odds is of probabilities, {values}"),
-            (s.shaping == "bonus" and no_threshold,
+            ("model", info.modality == "text", f"the model {info.name!r} judges text, not frames"),
+            ("model.remote.fallback", s.native_fallback and unbounded, f"fallback native gives 0 or 1, {values}"),
+            ("shaping", s.shaping == "log_odds" and unbounded, f"shaping log_odds is of probabilities, {values}"),
+            ("shaping", s.shaping == "bonus" and no_threshold,
              "shaping bonus needs a threshold; this model stores none, so set reward_threshold"),
         ]  # fmt: skip
-        for refused, why in rules:
+        for key, refused, why in rules:
             if refused:
-                raise ConfigError.about(f"reward.sources.{self.name}", f": {why}")
+                where = f"reward.sources.{self.name}"
+                raise ConfigError(f"{where}: {why}", key=f"{where}.{key}")
 
 
 def _records(frames_F: ByteArray, states_F: FloatArray) -> NDArray[Any]:
