@@ -194,7 +194,7 @@ def give_template(tokenizer: Any, settings: TextPolicySettings) -> None:
     if given is not None:
         if "{" not in given:
             what = f"policy.chat_template {given!r}: neither a template nor a file that can be read"
-            with boundary(ConfigError, what):
+            with boundary(ConfigError, what, key="policy.chat_template"):
                 given = Path(given).read_text(encoding="utf-8")
         check_templates({"default": given}, str(settings.path or "policy.tiny"), files="policy.chat_template")
         tokenizer.chat_template = given
