@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 import fake_vllm
 from guerdon.collect.text import TextCollector
-from guerdon.errors import ConfigError, GuerdonError
+from guerdon.errors import GuerdonError
 from guerdon.policies.language.generate_vllm import engine_of_process
 from guerdon.policies.language.text_files import load_policy
 from guerdon.rl.build_text import check_text
@@ -182,7 +182,7 @@ def test_ahead_with_weights_is_accepted(tmp_path):
 def test_heads_that_cannot_be_shared_out_are_refused_before_a_cluster_is_asked(tmp_path):
     given = {**VLLM, "tensor_parallel_size": 3}
     study = letter_study(tmp_path, generation=given, runner={"rollout_shards": 2}, **RAY)
-    with pytest.raises(ConfigError, match="does not divide the 2 attention heads"):
+    with refuses("generation.tensor_parallel_size", "does not divide the 2 attention heads"):
         check_text(study)
     with refuses("generation.tensor_parallel_size"):
         start(study)

@@ -264,10 +264,10 @@ def _observations(episode: Episode, shape: PolicyShape, seen: Sequence[ObservedC
             parts[name] = np.zeros((len(episode), *wanted), np.uint8 if kind == "image" else np.float32)
         elif kind == "image":
             pictures = _pictures(episode, name, wanted)
-            parts[name] = _of_shape(episode, pictures, wanted, name or "frames")
+            parts[name] = _of_shape(episode, pictures, wanted, name or "frames", name or None)
         else:
             keys = f" (its states are {', '.join(filter(None, numbers))})" if any(numbers) else ""
-            rows = _of_shape(episode, numbers.get(name), wanted, name or "states", keys)
+            rows = _of_shape(episode, numbers.get(name), wanted, name or "states", name or STATE, keys)
             if not np.isfinite(rows).all():
                 row = int(np.argwhere(~np.isfinite(rows))[0][0])
                 raise DataError(
@@ -278,9 +278,9 @@ def _observations(episode: Episode, shape: PolicyShape, seen: Sequence[ObservedC
 
 
 def _of_shape(
-    episode: Episode, rows: np.ndarray | None, wanted: tuple[int, ...], what: str, keys: str = ""
+    episode: Episode, rows: np.ndarray | None, wanted: tuple[int, ...], what: str, field: str | None, keys: str = ""
 ) -> np.ndarray:
-    """(T, *wanted) the rows of an observation; `what` it is and the `keys` that there are are named in the error.
+    """(T, *wanted) the rows of an observation; `what` it is, its `field` and the `keys` there are in the error.
 
     Raises:
         DataError: there are none, or they are of another size.
@@ -288,7 +288,9 @@ def _of_shape(
     if rows is not None and rows[0].size == np.prod(wanted):
         return rows.reshape(-1, *wanted)
     has = "none" if rows is None else f"those of shape {rows.shape[1:]}"
-    raise DataError(f"demonstration {episode.id}: the policy observes {what} of shape {wanted}, it has {has}{keys}")
+    raise DataError(
+        f"demonstration {episode.id}: the policy observes {what} of shape {wanted}, it has {has}{keys}", field=field
+    )
 
 
 def _states(episode: Episode, shape: PolicyShape) -> dict[str, np.ndarray]:

@@ -372,7 +372,7 @@ class PolicyLoss:
                 raise ConfigError(
                     f"the terms of the policy loss {self.name} do not depend on log_probs: nothing would be learned. "
                     "Compute them from log_probs itself, not from a detached copy",
-                    key="algorithm.policy_loss",
+                    key="algorithm.loss",
                 )
         return found
 
@@ -398,7 +398,7 @@ class PolicyLoss:
             raise ConfigError(
                 f"the policy loss {self.name} returned a {type(found).__name__}, it must return {kind.__name__}: "
                 "docs/extend.md#policy-loss shows one",
-                key="algorithm.policy_loss",
+                key="algorithm.loss",
             )
         shape = tuple(inputs[0].shape)
         given = {**found._asdict(), **found.numbers}
@@ -408,7 +408,7 @@ class PolicyLoss:
                 raise ConfigError(
                     f"the policy loss {self.name}: {what} has the shape {tuple(values.shape)}, it must have one number "
                     f"per decision, {shape} as log_probs: return them without a sum or a mean, which guerdon takes",
-                    key="algorithm.policy_loss",
+                    key="algorithm.loss",
                 )
         log_probs, old_log_probs, advantages, mask = (torch.as_tensor(one).detach() for one in inputs)
         wrong = torch.as_tensor(found.terms).detach().isnan()
