@@ -75,6 +75,7 @@ def refuses(name, words=None):
 
     Args:
         name: the key, dotted (of settings that are made without the loader, within their section); or the column.
+            None: the error is about no single one.
         words: a pattern of its words; None: they do not matter. One test of each kind of refusal keeps them.
     """
     with pytest.raises((ConfigError, DataError, ValidationError), match=words) as refused:

@@ -159,7 +159,9 @@ def features_of(episode: Episode, key: str, *, video: bool, fps: int) -> Feature
         DataError: the episode has texts (those are not robot data), or a column of an unsuitable shape.
     """
     if episode.texts is not None:
-        raise DataError(f"episode {episode.id!r} has texts: robot data sets hold frames, states and actions only")
+        raise DataError(
+            f"episode {episode.id!r} has texts: robot data sets hold frames, states and actions only", field="texts"
+        )
     features: Features = {}
     for camera, frames in pictures_of(episode, key).items():
         features[camera] = _camera_feature(*frames.shape[1:3], video=video, fps=fps)

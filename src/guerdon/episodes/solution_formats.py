@@ -82,7 +82,8 @@ def _solution(fields: RowFields, **given: Any) -> Solution:
     try:
         return Solution(**{**optional, **given})
     except DataError as error:
-        raise DataError(str(error), where=fields.where, field=error.field) from error
+        column = next((name for name in (f"step_{error.field}", error.field) if name in fields.row), error.field)
+        raise DataError(str(error), where=fields.where, field=column) from error
 
 
 def _own_keys(solution: Solution, *, without: Sequence[str] = ()) -> dict[str, Any]:

@@ -200,9 +200,13 @@ class EpisodeWriter:
             if have != new:
                 names = sorted(name for name in {*have, *new} if have.get(name) != new.get(name))
                 detail = "; ".join(f"{name}: {have.get(name)} there, {new.get(name)} here" for name in names)
-                raise DataError(f"episode {episode.id!r} does not fit {self._root}: {detail}; use another root")
+                raise DataError(
+                    f"episode {episode.id!r} does not fit {self._root}: {detail}; use another root", field=names[0]
+                )
         if episode.id in self._ids:
-            raise DataError(f"episode id {episode.id!r} is already in {self._root}: give each episode its own id")
+            raise DataError(
+                f"episode id {episode.id!r} is already in {self._root}: give each episode its own id", field="id"
+            )
         with boundary(DataError, f"episode {episode.id!r}: meta must be plain JSON values and texts valid Unicode"):
             json.dumps(dict(episode.meta))
             f"{episode.id}{episode.task}".encode()
