@@ -229,13 +229,13 @@ class JobError(GuerdonError, RuntimeError):
 
 
 @contextmanager
-def boundary(error: type[GuerdonError], what: str, **about: str) -> Iterator[None]:
+def boundary(error: type[GuerdonError], what: str, **about: Path | str) -> Iterator[None]:
     """Attribute any failure inside the block to one place.
 
     Args:
         error: the class of what is raised.
-        what: failed; the message begins with it.
-        **about: keywords of the class, such as the `key` of a `ConfigError`.
+        what: failed, for the message.
+        **about: keywords of the class, such as the `key` of a `ConfigError`, or the `where` of a `DataError`.
 
     A `GuerdonError` passes unchanged; every other failure of the code (`is_failure`) becomes `error` with `what` in
     front and the original as its cause. Use it where foreign code is called: models, simulators, renderers, file

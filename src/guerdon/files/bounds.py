@@ -364,7 +364,7 @@ def zip_members(
         TooLarge: its directory is larger than `DIRECTORY`, or it unpacks to too much.
         DataError: it is no archive, or its members overlap.
     """
-    with boundary(DataError, f"{path}: cannot be read as {kind}"):
+    with boundary(DataError, f"cannot be read as {kind}", where=path):
         with _Measured(path) as file, zipfile.ZipFile(file) as archive:
             infos = archive.infolist()
         _refuse_overlaps(path, infos)
@@ -381,7 +381,7 @@ def zip_names(path: Path) -> list[str]:
         TooLarge: its directory is larger than `DIRECTORY`.
         DataError: it is no archive, its members overlap, or a name leads out of it.
     """
-    with boundary(DataError, f"{path}: cannot be read as an archive"):
+    with boundary(DataError, "cannot be read as an archive", where=path):
         with _Measured(path) as file, zipfile.ZipFile(file) as archive:
             infos = archive.infolist()
         _refuse_overlaps(path, infos)
@@ -456,7 +456,9 @@ def _refuse_overlaps(path: Path, infos: list[zipfile.ZipInfo]) -> None:
     at = 0
     for info in sorted(infos, key=lambda info: info.header_offset):
         if info.header_offset < at:
-            raise DataError(f"{path}: the member {info.filename[:80]} overlaps another one; write the archive again")
+            raise DataError(
+                f"the member {info.filename[:80]} overlaps another one; write the archive again", where=path
+            )
         at = info.header_offset + _HEADER + info.compress_size
 
 
