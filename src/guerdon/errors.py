@@ -66,8 +66,8 @@ class ConfigError(GuerdonError, ValueError):
         key: the key that it is about. A check of a section names the key within that section.
 
     Attributes:
-        key: dotted, as in the file, such as `algorithm.loss`; of several problems, the key of the first one. None: the
-            error is about no key.
+        key: dotted, as in the file, such as `algorithm.loss`, or an option of the command line, such as `--rows`; of
+            several problems, the key of the first one. None: the error is about no key.
     """
 
     def __init__(self, message: str, *, key: str | None = None) -> None:
@@ -229,13 +229,13 @@ class JobError(GuerdonError, RuntimeError):
 
 
 @contextmanager
-def boundary(error: type[GuerdonError], what: str, **about: Path | str) -> Iterator[None]:
+def boundary(error: type[GuerdonError], what: str, **about: str) -> Iterator[None]:
     """Attribute any failure inside the block to one place.
 
     Args:
         error: the class of what is raised.
-        what: failed, for the message.
-        **about: keywords of the class, such as the `key` of a `ConfigError`, or the `where` of a `DataError`.
+        what: failed; the message begins with it.
+        **about: keywords of the class, such as the `key` of a `ConfigError`.
 
     A `GuerdonError` passes unchanged; every other failure of the code (`is_failure`) becomes `error` with `what` in
     front and the original as its cause. Use it where foreign code is called: models, simulators, renderers, file

@@ -364,7 +364,7 @@ def zip_members(
         TooLarge: its directory is larger than `DIRECTORY`, or it unpacks to too much.
         DataError: it is no archive, or its members overlap.
     """
-    with boundary(DataError, f"cannot be read as {kind}", where=path):
+    with boundary(DataError, f"cannot be read as {kind}", where=str(path)):
         with _Measured(path) as file, zipfile.ZipFile(file) as archive:
             infos = archive.infolist()
         _refuse_overlaps(path, infos)
@@ -381,7 +381,7 @@ def zip_names(path: Path) -> list[str]:
         TooLarge: its directory is larger than `DIRECTORY`.
         DataError: it is no archive, its members overlap, or a name leads out of it.
     """
-    with boundary(DataError, "cannot be read as an archive", where=path):
+    with boundary(DataError, "cannot be read as an archive", where=str(path)):
         with _Measured(path) as file, zipfile.ZipFile(file) as archive:
             infos = archive.infolist()
         _refuse_overlaps(path, infos)

@@ -619,7 +619,7 @@ def _read_footer(path: Path) -> _Footer:
             )
         file.seek(end - size)
         data = file.read(size)
-    with boundary(DataError, "its footer is damaged; write the file again", where=path):
+    with boundary(DataError, "its footer is damaged; write the file again", where=str(path)):
         footer, left = _parsed_footer(data)
     if left < 0:
         raise TooLarge(f"{path}: more than {CHUNKS:,} columns in all row groups; write larger row groups")
