@@ -178,7 +178,8 @@ def _cameras(path: Path, names: Iterable[str], rendered: str | None) -> dict[str
             own = next(iter(have))
         if own is None:
             raise DataError(
-                f"algorithm.demonstrations: {path} has no pictures of {name}; it has {', '.join(have) or 'none'}"
+                f"algorithm.demonstrations: {path} has no pictures of {name}; it has {', '.join(have) or 'none'}",
+                field=name,
             )
         found[name] = own
     return found
