@@ -340,7 +340,7 @@ class VLMTrainSettings(_FrameFitSettings, _TransformerFitSettings):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if (self.path is None) == (self.tiny is None):
-            raise ValueError("give path (a folder or hub id) or tiny (a model made in code), one of them")
+            raise ConfigError("give path (a folder or hub id) or tiny (a model made in code), one of them", key="path")
         return self
 
     @property
@@ -421,7 +421,7 @@ class _TextTrainSettings(ModelKeys, _TextFitSettings):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.path is not None and self.tiny is not None:
-            raise ValueError("say path (a model to read) or tiny (a model to make), not both")
+            raise ConfigError("say path (a model to read) or tiny (a model to make), not both", key="path")
         if self.quantize is not None and self.lora is None:
             raise ConfigError.about("quantize", "freezes the weights, so something else must learn: give lora")
         if self.quantize is not None and self.tiny is not None:
