@@ -5,7 +5,6 @@ import signal
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 import fragile
 from fragile import WAYS
@@ -214,5 +213,5 @@ def test_settings_that_would_do_nothing_are_refused():
     one = LiberoSettings(**shares, num_envs_per_process=2)
     assert [one.of_copies(range(i, i + 2)).task_ids for i in (0, 2, 4, 6)] == [(3,), (3,), (5,), (5,)]
     assert LiberoSettings(**shares, num_envs_per_process=8).of_copies(range(8)).task_ids == (3, 5)
-    with pytest.raises(ValidationError, match="unevenly"):
+    with refuses("num_envs_per_process", "unevenly"):
         LiberoSettings(**shares, num_envs_per_process=3)

@@ -449,7 +449,7 @@ def policy_loss(settings: AlgorithmSettings) -> PolicyLoss:
     """
     name = settings.loss
     own = LOSSES.is_own(name)
-    params = LOSSES.check(name, settings.loss_params) if own else {}
+    params = LOSSES.check(name, settings.loss_params, key="algorithm.loss_params") if own else {}
     offered = {key: getattr(settings, key) for key in CLIP_KEYS}
     if settings.clip_range_high is None:
         offered["clip_range_high"] = settings.clip_range
