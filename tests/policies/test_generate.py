@@ -459,7 +459,7 @@ def test_what_vllm_cannot_do_is_refused_before_it_starts(vllm, monkeypatch):
     with refuses("generation.tensor_parallel_size", r"starts 4 processes, and this process has 3 core\(s\)"):
         VLLMEngine(policy, VLLMGenerationSettings(tensor_parallel_size=4))
     monkeypatch.setattr(generate_vllm, "visible_gpus", lambda: ["0"])
-    with refuses("generation.tensor_parallel_size", r"has 1 GPU\(s\)"):
+    with refuses("generation.tensor_parallel_size"):
         VLLMEngine(policy, VLLMGenerationSettings(tensor_parallel_size=2))
     adapted = add_policy(policy.base, "policy", LoraSettings(r=600), seed=0)
     with refuses("policy.lora.r"):

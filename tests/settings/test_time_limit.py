@@ -101,7 +101,7 @@ def test_tasks_with_several_limits_keep_each_its_own():
 
 
 def test_an_unknown_id_and_a_second_name_of_the_limit_are_refused():
-    with refuses("env.task", "Nothing"):
+    with refuses("env.task"):
         build_world(settings("Nothing-v3"), seed=0)
     with refuses("env.task", "no_such_module"):
         build_world(settings("no_such_module:Thing-v0"), seed=0)
