@@ -253,9 +253,7 @@ class MiningSettings(Settings):
     def _keeps_something(self) -> MiningSettings:
         low, high, n = self.min_fail_rate, self.max_fail_rate, self.attempts
         if not any(low <= k / n <= high for k in range(n + 1)):
-            raise ConfigError(
-                f"no question can be kept: {n} attempts have no fail rate from {low} to {high}", key="min_fail_rate"
-            )
+            raise ValueError(f"no question can be kept: {n} attempts have no fail rate from {low} to {high}")
         return self
 
 
