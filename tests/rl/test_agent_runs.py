@@ -276,7 +276,7 @@ REFUSED = [
     ({"algorithm": {"adv_estimator": "rloo", "by_state": True}}, "algorithm.by_state", "by_state would do nothing"),
     ({"data": {"n_samples": 1, "filter_accuracy": False}}, "data.n_samples", "must be at least 2"),
     ({"agent": {"type": "tool"}}, "agent.type", "unknown agent 'tool'.*did you mean 'tools'"),
-    ({"agent": {"params": {"lives": 3}}}, "agent", "lives"),
+    ({"agent": {"params": {"lives": 3}}}, "agent.params.lives", "unknown key"),
 ]
 
 
