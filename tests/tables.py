@@ -70,13 +70,15 @@ def cases(names, rows, ids=None):
 
 
 @contextlib.contextmanager
-def refuses(name):
-    """Expect an error about a key of a configuration, or about a column of data; its words do not matter.
+def refuses(name, words=None):
+    """Expect an error about a key of a configuration, or about a column of data.
 
     Args:
         name: the key, dotted (of settings that are made without the loader, within their section); or the column.
+            None: the error is about no single one.
+        words: a pattern of its words; None: they do not matter. One test of each kind of refusal keeps them.
     """
-    with pytest.raises((ConfigError, DataError, ValidationError)) as refused:
+    with pytest.raises((ConfigError, DataError, ValidationError), match=words) as refused:
         yield refused
     assert refused_name(refused.value) == name, str(refused.value)
 

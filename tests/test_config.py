@@ -134,26 +134,26 @@ class TestRead:
 
     @pytest.mark.hostile("configuration")
     @pytest.mark.parametrize(
-        ("text", "words"),
+        ("text", "key", "words"),
         [
-            ("a: 1\nb: 2\na: 3\n", ["study.yaml:3", "a is given twice", "line 1"]),
-            ("x:\n  a: 1\n  a: 1\n", ["study.yaml:3", "x.a is given twice"]),
-            ("a: [1\nb: 2\n", ["study.yaml:2", "not valid YAML"]),
-            ("a:\n\t- 1\n", ["study.yaml:2", "not valid YAML"]),
-            ("- 1\n", ["a map of sections", "a list of 1"]),
-            ("a: !!python/object/apply:os.system [ls]\n", ["study.yaml:1", "not allowed"]),
-            ("a: !!python/name:os.system\n", ["study.yaml:1", "not valid YAML"]),
-            ("a: 1\n---\nb: 2\n", ["not valid YAML"]),
-            ("? [1, 2]\n: 3\n", ["a key must be a word"]),
-            ("a: &a [*a]\n", ["an alias refers to the section"]),
-            ("a: {<<: 3}\n", ["<< needs a map"]),
-            ("a:\n  {b:c}\n", ["study.yaml:2", "a space is missing: {b: c}"]),
-            ("a: \x00", ["not valid YAML"]),
-            ("a: " + "[" * 3000, ["study.yaml"]),
+            ("a: 1\nb: 2\na: 3\n", "a", ["study.yaml:3", "a is given twice", "line 1"]),
+            ("x:\n  a: 1\n  a: 1\n", "x.a", ["study.yaml:3", "x.a is given twice"]),
+            ("a: [1\nb: 2\n", None, ["study.yaml:2", "not valid YAML"]),
+            ("a:\n\t- 1\n", None, ["study.yaml:2", "not valid YAML"]),
+            ("- 1\n", None, ["a map of sections", "a list of 1"]),
+            ("a: !!python/object/apply:os.system [ls]\n", "a", ["study.yaml:1", "not allowed"]),
+            ("a: !!python/name:os.system\n", None, ["study.yaml:1", "not valid YAML"]),
+            ("a: 1\n---\nb: 2\n", None, ["not valid YAML"]),
+            ("? [1, 2]\n: 3\n", None, ["a key must be a word"]),
+            ("a: &a [*a]\n", "a.0", ["an alias refers to the section"]),
+            ("a: {<<: 3}\n", "a", ["<< needs a map"]),
+            ("a:\n  {b:c}\n", None, ["study.yaml:2", "a space is missing: {b: c}"]),
+            ("a: \x00", None, ["not valid YAML"]),
+            ("a: " + "[" * 3000, None, ["study.yaml"]),
         ],
     )
-    def test_refusals_name_the_line(self, tmp_path, text, words):
-        with pytest.raises(ConfigError) as caught:
+    def test_refusals_name_the_line(self, tmp_path, text, key, words):
+        with refuses(key) as caught:
             read(tmp_path, text)
         assert all(word in str(caught.value) for word in words), str(caught.value)
 
@@ -172,11 +172,14 @@ class TestRead:
         assert len(read(tmp_path, text.replace(", *a" * 150, "")).data["b"]) == 50
 
     @pytest.mark.hostile("configuration")
-    @pytest.mark.parametrize("text", ["seed: 0xDIGITS", "seed: 1\nname: 'x${seed}'", "seed: [0xDIGITS]"])
-    def test_numbers_that_are_too_long_to_write(self, tmp_path, text):
+    @pytest.mark.parametrize(
+        ("text", "key"),
+        [("seed: 0xDIGITS", "seed"), ("seed: 1\nname: 'x${seed}'", "name"), ("seed: [0xDIGITS]", "seed.0")],
+    )
+    def test_numbers_that_are_too_long_to_write(self, tmp_path, text, key):
         text = text.replace("DIGITS", "f" * 5000).replace("seed: 1", f"seed: 0x{'f' * 5000}")
         (tmp_path / "study.yaml").write_text(text)
-        with pytest.raises(ConfigError, match="a whole number of 20,000 bits"):
+        with refuses(key, "a whole number of 20,000 bits"):
             load(Root, tmp_path / "study.yaml")
 
     @pytest.mark.hostile("configuration")
@@ -207,26 +210,26 @@ class TestOverrides:
 
     @pytest.mark.hostile("configuration")
     @pytest.mark.parametrize(
-        ("text", "words"),
+        ("text", "key", "words"),
         [
-            ("a", "write section.key=value"),
-            ("=3", "write section.key=value"),
-            ("a..b=3", "write section.key=value"),
-            (".a=3", "write section.key=value"),
-            ("a.=3", "write section.key=value"),
-            ("a. b=3", "write section.key=value"),
-            ("s.x=3", "s is 5, so it has no 'x' inside"),
-            ("l.2=3", "l is a list of 2"),
-            ("l.x.y=3", "l is a list of 2"),
-            ("l.-1=3", "l is a list of 2"),
-            ("a=[1", "not valid YAML"),
-            ("a=", "no value; write a=null"),
-            ("a=#fff", "no value"),
-            ("a={x: 1, x: 2}", "given twice"),
+            ("a", None, "write section.key=value"),
+            ("=3", None, "write section.key=value"),
+            ("a..b=3", None, "write section.key=value"),
+            (".a=3", None, "write section.key=value"),
+            ("a.=3", None, "write section.key=value"),
+            ("a. b=3", None, "write section.key=value"),
+            ("s.x=3", "s.x", "s is 5, so it has no 'x' inside"),
+            ("l.2=3", "l.2", "l is a list of 2"),
+            ("l.x.y=3", "l.x.y", "l is a list of 2"),
+            ("l.-1=3", "l.-1", "l is a list of 2"),
+            ("a=[1", "a", "not valid YAML"),
+            ("a=", "a", "no value; write a=null"),
+            ("a=#fff", "a", "no value"),
+            ("a={x: 1, x: 2}", "a.x", "given twice"),
         ],
     )
-    def test_malformed(self, text, words):
-        with pytest.raises(ConfigError) as caught:
+    def test_malformed(self, text, key, words):
+        with refuses(key) as caught:
             apply_overrides(Tree({"s": 5, "l": [1, 2]}), [text])
         assert words in str(caught.value)
         assert repr(text) in str(caught.value)
@@ -385,20 +388,24 @@ class TestRefs:
         ],
     )
     def test_refusals(self, data, words):
-        with pytest.raises(ConfigError) as caught:
+        with refuses("a") as caught:
             self.resolve(data, Open)
         assert words in str(caught.value)
 
     @pytest.mark.hostile("configuration")
     @pytest.mark.parametrize(
-        "made_of",
-        [lambda ref: [ref] * 10, lambda ref: {f"k{i}": ref for i in range(10)}, lambda ref: ref * 10],
+        ("made_of", "key"),
+        [
+            (lambda ref: [ref] * 10, "v5.3"),
+            (lambda ref: {f"k{i}": ref for i in range(10)}, "v5.k3"),
+            (lambda ref: ref * 10, "v5"),
+        ],
         ids=["list", "map", "text"],
     )
-    def test_references_that_multiply(self, made_of):
+    def test_references_that_multiply(self, made_of, key):
         """Each value is made of ten times the one before: a tenth of a million fits, ten thousand million does not."""
         data = {"v0": made_of("x"), **{f"v{k}": made_of(f"${{v{k - 1}}}") for k in range(1, 10)}}
-        with pytest.raises(ConfigError, match=r"f:6: v5[.\dk]*: the references stand for more than 1,000,000 values"):
+        with refuses(key, "f:6: .* the references stand for more than 1,000,000 values"):
             self.resolve(data)
         small = {key: value for key, value in data.items() if key < "v4"}
         assert len(str(self.resolve(small)["v3"])) >= 10_000
@@ -406,10 +413,10 @@ class TestRefs:
     @pytest.mark.hostile("configuration")
     def test_references_that_nest(self):
         data = {"v0": 1, **{f"v{k}": {"x": f"${{v{k - 1}}}"} for k in range(1, 2000)}}
-        with pytest.raises(ConfigError, match="more than 50 maps and lists inside each other"):
+        with refuses("v52.x", "more than 50 maps and lists inside each other"):
             self.resolve(data)
         chain = {f"v{k}": f"${{v{k + 1}}}" for k in range(2000)}
-        with pytest.raises(ConfigError, match="more than 100 references, maps and lists lead to it"):
+        with refuses("v101", "more than 100 references, maps and lists lead to it"):
             self.resolve(chain)
         assert self.resolve({**{f"v{k}": f"${{v{k + 1}}}" for k in range(90)}, "v90": 7})["v0"] == 7
 
@@ -491,7 +498,7 @@ class TestValidate:
         class Needy(Frozen):
             path: str = Field(description="a folder of episodes")
 
-        with pytest.raises(ConfigError, match=r"^cli: path is missing and has no default: a folder of episodes$"):
+        with refuses("path", r"^cli: path is missing and has no default: a folder of episodes$"):
             validate(Needy, {}, origin="cli")
 
     def test_a_word_like_a_number_stays_a_word_and_a_number_a_number(self):

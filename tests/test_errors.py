@@ -31,7 +31,7 @@ from guerdon.errors import (
 )
 from guerdon.network.hub import check_data_set, check_model
 from raisers import WAYS, Odd
-from tables import cases
+from tables import cases, refuses
 
 
 def test_a_foreign_message_is_one_line_without_addresses():
@@ -43,6 +43,14 @@ def test_a_foreign_message_is_one_line_without_addresses():
         raise ValueError("one\n  two\n")
     with pytest.raises(DataError, match=r"^a: KeyboardError$"), boundary(DataError, "a"):
         raise type("KeyboardError", (Exception,), {})
+
+
+def test_a_boundary_gives_its_error_the_key_that_it_is_about():
+    with (
+        refuses("env.task", "^the environment: OSError: gone$"),
+        boundary(ConfigError, "the environment", key="env.task"),
+    ):
+        raise OSError("gone")
 
 
 @contextmanager

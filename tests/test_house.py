@@ -506,3 +506,51 @@ def test_names_of_columns_stand_in_one_table():
         return [one for one in found if one[0] not in allowed]
 
     assert not problems(rule, [path for path in modules if place(path)[0] in READERS])
+
+
+@functools.cache
+def keys_of_a_study():
+    """Every dotted key of a study, with the sections that hold them."""
+    from guerdon.config.schema import leaves
+    from guerdon.settings.study import Study
+
+    return {key[:end] for key in leaves((Study,)) for end in [*(dot.start() for dot in re.finditer(r"\.", key)), None]}
+
+
+def refusals(path):
+    """Line, key and beginning of the message of each error about a configuration; empty where it is not literal."""
+    for node in nodes(path):
+        if isinstance(node, ast.Call) and node.args and called_name(node) in ("ConfigError", "StudyError", "about"):
+            about = called_name(node) == "about"
+            key = node.args[0] if about else next((one.value for one in node.keywords if one.arg == "key"), None)
+            yield node.lineno, key, "" if about else beginning(node.args[0])
+
+
+def called_name(call):
+    return getattr(call.func, "id", getattr(call.func, "attr", None))
+
+
+def beginning(text):
+    """The literal beginning of a text of code."""
+    while isinstance(text, ast.BinOp):
+        text = text.left
+    if isinstance(text, ast.JoinedStr):
+        text = text.values[0]
+    return text.value if isinstance(text, ast.Constant) and isinstance(text.value, str) else ""
+
+
+def test_errors_about_keys_carry_keys_that_exist():
+    known = keys_of_a_study()
+    sections = {key.partition(".")[0] for key in known}
+
+    def wrong(path):
+        for line, key, words in refusals(path):
+            named = getattr(key, "value", None)
+            if isinstance(named, str) and "." in named and named.partition(".")[0] in sections and named not in known:
+                yield line, f"there is no key {named}"
+            first = re.match(r"[a-z_.]*", words)[0].rstrip(".")
+            if key is None and "." in first and first in known:
+                yield line, f"it is about {first}: give the error this key"
+
+    of_guerdon = [path for path in modules if path.parent.name != "integrations"]  # those have keys of other libraries
+    assert problems(lambda path: list(wrong(path)), of_guerdon) == {}

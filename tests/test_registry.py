@@ -17,7 +17,7 @@ from guerdon.errors import ConfigError
 from guerdon.models.load import load_reward_model
 from guerdon.settings.study import Study
 from guerdon.types import RewardInfo
-from tables import cases
+from tables import cases, refuses
 
 MODULE = """
 from pydantic import BaseModel
@@ -169,19 +169,19 @@ def test_the_doctor_imports_installed_parts(installed):
 
 
 def test_mistakes_in_a_study_have_file_and_line(tmp_path):
-    def said(model):
+    def said(model, key):
         (tmp_path / "study.yaml").write_text(f"reward:\n  use_reward_model: true\n  model:\n    {model}\n")
-        with pytest.raises(ConfigError) as caught:
+        with refuses(key) as caught:
             load(Study, tmp_path / "study.yaml")
         return str(caught.value).removeprefix(str(tmp_path))
 
-    assert said("model_type: parts_of_mine:Min").startswith(
+    assert said("model_type: parts_of_mine:Min", "reward.model.model_type").startswith(
         "/study.yaml:4: reward.model.model_type is 'parts_of_mine:Min': the reward model parts_of_mine:Min: there is no"
     )
-    assert said("{model_type: parts_of_mine:Mine, params: {gian: 1}}").startswith(
+    assert said("{model_type: parts_of_mine:Mine, params: {gian: 1}}", "reward.model.params.gian").startswith(
         "/study.yaml:3: reward.model does not fit together: the reward model parts_of_mine:Mine: params.gian = 1: "
     )
-    assert said("{model_type: parts_of_mine:Mine, gain: 1}").startswith(
+    assert said("{model_type: parts_of_mine:Mine, gain: 1}", "reward.model.gain").startswith(
         "/study.yaml:4: reward.model.gain = 1: unknown key"
     )
 

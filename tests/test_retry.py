@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guerdon.errors import ConfigError
 from guerdon.network.retry import (
     OPEN_PER_SLOT,
     Attempt,
@@ -28,7 +27,7 @@ from guerdon.settings.label import AnthropicJudgeSettings
 from guerdon.settings.remote import RemoteSettings
 from guerdon.settings.vlm import EndpointSettings
 from guerdon.types import Failure
-from tables import cases
+from tables import cases, refuses
 
 DATE = "Thu, 26 Nov 2026 00:00:00 GMT"  # 1795651200
 AGAIN = Attempt(Failure("connection"), again=True)
@@ -155,7 +154,7 @@ def test_no_more_threads_is_one_line_and_what_was_begun_ends(monkeypatch):
     calls = [(n, lambda seconds: over.wait(60) and (ended.append(1) or Attempt("ok"))) for n in range(2)]
     calls.append((2, lambda seconds: Attempt("ok")))
     begin(threading.Timer(0.05, over.set))
-    with pytest.raises(ConfigError, match=r"can't start new thread.*lower concurrency"):
+    with refuses("concurrency", r"can't start new thread.*lower concurrency"):
         list(pool(FakeTime(), slots=3).run(deque(calls)))
     assert len(ended) == 2
 

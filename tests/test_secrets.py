@@ -27,7 +27,7 @@ from guerdon.secrets import HIDDEN, clean_key, hide, remember, remember_environm
 from guerdon.serve.logs import CountingHandler
 from guerdon.settings.remote import RemoteSettings
 from guerdon.settings.serve import ServeSettings
-from tables import cases
+from tables import cases, refuses
 
 KEY = "sk-proj-A1b2C3d4E5f6"
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
@@ -95,7 +95,7 @@ def test_a_key_that_no_header_can_have_is_refused_by_the_name_of_its_variable(wr
 def test_the_token_of_a_server_is_checked_too():
     models = {"m": {"backend": "constant"}}
     assert ServeSettings(models=models, token=' "Bearer tok-12345678"\n').token == "tok-12345678"
-    with pytest.raises(ConfigError, match=r"token is '\(hidden\)': token contains a line break") as refused:
+    with refuses("token", "token contains a line break") as refused:
         load(ServeSettings, None, ["models={m: {backend: constant}}", 'token="tok-1234\\n5678-abc"'])
     assert "5678" not in str(refused.value)
 
@@ -262,7 +262,7 @@ def test_a_token_of_the_hub_that_no_request_can_have_is_left_out(tmp_path, monke
 
 @pytest.mark.hostile("secrets")
 def test_an_address_with_a_password_is_refused_without_it():
-    with pytest.raises(ConfigError, match="a token does not belong into an address") as refused:
+    with refuses("endpoint", "a token does not belong into an address") as refused:
         RemoteSettings(endpoint="http://me:planted-pass1@host/v1/rewards")
     assert "planted" not in str(refused.value)
 

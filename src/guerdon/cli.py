@@ -189,7 +189,7 @@ def train(
     rest = [*(overrides or []), *_label_overrides(sft_model, method=method, reward=reward)]
     first = next((word for word in rest if word in ("policy=bc", "policy=sft")), None)
     if first is not None and outcomes is not None:
-        raise ConfigError(f"--outcomes would do nothing with {first}; remove it")
+        raise ConfigError(f"--outcomes would do nothing with {first}; remove it", key="--outcomes")
     if first is not None:
         rest.remove(first)
         return _train_policy(first, _load(study, rest), only, dry_run=dry_run, resume=resume)
@@ -205,7 +205,7 @@ def train(
 def _train_policy(first: str, config: Study, only: list[str] | None, *, dry_run: bool, resume: bool) -> None:
     """`train policy=bc` and `train policy=sft`."""
     if only:
-        raise ConfigError(f"--only would do nothing with {first}; remove it")
+        raise ConfigError(f"--only would do nothing with {first}; remove it", key="--only")
     chosen = stage(first.removeprefix("policy="), resume=resume)
     if dry_run:
         return _dry_run(chosen, config)
@@ -227,7 +227,10 @@ def _check_labels_are_read(config: Study, only: list[str] | None) -> None:
     """Refuse `--method` and `--reward` where a model that is trained names its data."""
     for name in only or config.train:
         if getattr(config.train.get(name), "data_path", None) is not None:
-            raise ConfigError(f"train.{name}.data_path already names the data: --method and --reward do nothing")
+            raise ConfigError(
+                f"train.{name}.data_path already names the data: --method and --reward do nothing",
+                key=f"train.{name}.data_path",
+            )
 
 
 def _label_overrides(sft_model: str | None, **given: object) -> list[str]:
@@ -271,7 +274,7 @@ def evaluate(
 
     words = [*([] if study is None else [study]), *(overrides or [])]
     if turns and model is None:
-        raise ConfigError("--turns is for --model and --data; in a study set evaluate.turns")
+        raise ConfigError("--turns is for --model and --data; in a study set evaluate.turns", key="--turns")
     file = check_words(words, model, data, labels, output, columns=columns, of_study=bool(only or attack))
     if file is not None:
         more = _as_overrides("evaluate", labels=labels, columns=columns)
@@ -280,11 +283,11 @@ def evaluate(
     elif model is not None:
         config = study_of(model, data, words, labels, columns, outcomes, turns=turns)
     elif outcomes is not None:
-        raise ConfigError(f"--outcomes {outcomes} is for a LeRobot data set; remove it")
+        raise ConfigError(f"--outcomes {outcomes} is for a LeRobot data set; remove it", key="--outcomes")
     else:
         return _say(evaluate_judged(str(data or labels), words, output, columns))
     if attack and gate:
-        raise ConfigError("--gate would do nothing with --attack; remove it")
+        raise ConfigError("--gate would do nothing with --attack; remove it", key="--gate")
     names = tuple(only or ())
     chosen = stage("attack", only=names) if attack else stage("evaluate", only=names, model=model, output=output)
     if dry_run:
@@ -323,7 +326,7 @@ def score(
 
     how = next((name for name in AGGREGATIONS if name == aggregation), None)
     if how is None:
-        raise ConfigError(f"--aggregation {aggregation}: choose one of {', '.join(AGGREGATIONS)}")
+        raise ConfigError(f"--aggregation {aggregation}: choose one of {', '.join(AGGREGATIONS)}", key="--aggregation")
     given = apply_overrides(Tree(), options or []).data
     chosen, settings = stage("score"), ScoreSettings(file, model, output, given, only_failed, how, columns, turns)
     _say(chosen.estimate(settings) if dry_run else chosen.work(settings))

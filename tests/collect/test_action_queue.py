@@ -19,6 +19,7 @@ from guerdon.settings.study import Study
 from guerdon.types import Observes
 from guerdon.worlds.build import build_world
 from guerdon.worlds.world import resized
+from tables import refuses
 
 MODES = ("disabled", "next_step", "same_step")
 FRAMES = {"chunk": 3, "frames": True}
@@ -150,7 +151,7 @@ def test_chunks_of_no_action_are_refused(chunk, monkeypatch):
     study = study_of()
     world = build_world(study.env, seed=0)
     monkeypatch.setattr(ChunkPolicy, "chunk", property(lambda self: chunk, lambda self, value: None))
-    with pytest.raises(ConfigError, match="chunk must be a whole number from 1 on"):
+    with refuses("policy.type", "chunk must be a whole number from 1 on"):
         build_policy(study.control_policy, (2,), world.action_space, sources=(), seed=0)
     world.close()
 

@@ -222,8 +222,7 @@ def test_only_success_keeps_nothing_else(tmp_path):
 
 def test_an_actor_that_never_succeeds_is_given_up(tmp_path):
     mixture = [{"type": "checkpoint", "checkpoint": eager(tmp_path / "p", -1.0), "noise": 0}]
-    said = "not one to keep; with only_success the actor must succeed now and then"
-    with pytest.raises(ConfigError, match=said):
+    with refuses("collect.only_success", "not one to keep; with only_success the actor must succeed now and then"):
         collect(corridor(tmp_path / "d", mixture=mixture, only_success=True, episodes=1))
 
 
@@ -256,9 +255,10 @@ def test_policies_that_do_not_fit_are_refused(tmp_path):
     save_policy(build_policy(MLPPolicySettings(), (5,), env.action_space, sources=(), seed=0), tmp_path / "wide")
     cnn = CNNPolicySettings(channels=(4,), hidden=(8,))
     save_policy(build_policy(cnn, (16, 16, 3), env.action_space, sources=(), seed=0), tmp_path / "cnn")
-    for name, error, text in (("wide", CheckpointError, r"\(5,\)"), ("cnn", ConfigError, "env.observation=pixels")):
-        with pytest.raises(error, match=text):
-            collect(corridor(tmp_path / "d", mixture=[{"type": "checkpoint", "checkpoint": str(tmp_path / name)}]))
+    with pytest.raises(CheckpointError, match=r"\(5,\)"):
+        collect(corridor(tmp_path / "d", mixture=[{"type": "checkpoint", "checkpoint": str(tmp_path / "wide")}]))
+    with refuses("env.observation", "acts on pixels"):
+        collect(corridor(tmp_path / "d", mixture=[{"type": "checkpoint", "checkpoint": str(tmp_path / "cnn")}]))
     with refuses("collect.mixture"):
         collect(corridor(tmp_path / "d", mixture=[{"type": "expert"}]))
 

@@ -7,7 +7,6 @@ from guerdon.collect.collect import collect
 from guerdon.collect.continuations import UNREACHED, Continuations
 from guerdon.episodes.read import read_episodes
 from guerdon.episodes.targets import progress_targets
-from guerdon.errors import ConfigError
 from guerdon.policies.robots.experts import ScriptedExpert
 from guerdon.settings.study import Study
 from guerdon.settings.world import GymnasiumSettings, MetaWorldSettings
@@ -70,7 +69,7 @@ def test_beyond_the_limit_nothing_is_promised(world):
 
 
 def test_only_meta_world_can_be_put_back():
-    with pytest.raises(ConfigError, match="Meta-World"):
+    with refuses("env.type", "continuations need Meta-World"):
         Continuations(GymnasiumSettings(task="CartPole-v1"), limit=5)
 
 

@@ -4,9 +4,10 @@ import pytest
 from pydantic import ValidationError
 from ray_studies import judged, on_ray, ordered, recorded, robots, words
 
-from guerdon.errors import CheckpointError, ConfigError
+from guerdon.errors import CheckpointError
 from guerdon.rl.loop import Loop
 from guerdon.rl.run import run
+from tables import refuses
 
 ray = pytest.importorskip("ray", reason="needs guerdon[ray]")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -59,7 +60,7 @@ def test_collectors_ahead_and_workers_give_the_metrics_of_one_process(tmp_path):
 
 def test_workers_without_room_are_refused(tmp_path):
     placed = on_ray(1, reward_workers=2, reward_worker_resources={"judge": 1}, start_timeout=1)
-    with pytest.raises(ConfigError, match="1 judge each"):
+    with refuses("cluster.reward_workers", "1 judge each"):
         run(study(tmp_path, "none", False, **placed))
 
 

@@ -36,6 +36,7 @@ from guerdon.serve.served_models import ServedModels
 from guerdon.settings.serve import ServeSettings
 from guerdon.settings.text_policy import LocalGenerationSettings, LoraSettings, TextPolicySettings, TinyModelSettings
 from guerdon.types import Episode
+from tables import refuses
 
 QUICK = ("gemma2", "gpt2")
 EXACT = 1e-5
@@ -248,14 +249,14 @@ def test_a_verdict_needs_a_mask_that_decides():
 def test_a_study_names_the_template_as_text_or_as_a_file(tmp_path):
     folder, template = save("gpt2", tmp_path / "gpt2")
     messages = [{"role": "user", "content": "3+5=?"}]
-    with pytest.raises(ConfigError, match=r"policy\.chat_template"):
+    with refuses("policy.chat_template", "the tokenizer has no chat template"):
         prompt_ids(load_policy(settings(tiny=None, path=str(folder)), seed=0).tokenizer, messages)
     found = [
         prompt_ids(load_policy(settings(tiny=None, path=str(folder), chat_template=given), seed=0).tokenizer, messages)
         for given in (str(template), CHAT_TEMPLATE)
     ]
     assert found[0].tolist() == found[1].tolist() == prompt_ids(build("gpt2")[1], messages).tolist()
-    with pytest.raises(ConfigError, match=r"nowhere.jinja.*neither a template nor a file"):
+    with refuses("policy.chat_template", "neither a template nor a file"):
         load_policy(settings(tiny=None, path=str(folder), chat_template=str(tmp_path / "nowhere.jinja")), seed=0)
 
 

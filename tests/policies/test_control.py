@@ -231,5 +231,5 @@ def test_pictures_that_convolutions_do_not_fit_are_refused(height, width, channe
     seen = np.zeros((2, height, width, 3), np.uint8)
     assert policy.actor().act(seen, np.random.default_rng(0)).values.shape == (2, 3)
     if channels:
-        with pytest.raises(ConfigError, match=rf"pictures of {height - 1}x{width}: take larger ones"):
+        with refuses("policy.channels", rf"pictures of {height - 1}x{width}: take larger ones"):
             build_policy(form, (height - 1, width, 3), SPACE, sources=("env",), seed=0)

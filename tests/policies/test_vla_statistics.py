@@ -31,7 +31,7 @@ from guerdon.policies.vla.checkpoint_config import OpenVLAConfig, SmolVLAConfig,
 from guerdon.policies.vla.statistics import instruction_length, lerobot_statistics, openvla_statistics
 from guerdon.train.bc import _observed
 from guerdon.worlds.eye import letterboxed, resized
-from tables import cases
+from tables import cases, refuses
 
 torch.set_num_threads(1)
 NAN, INF = float("nan"), float("inf")
@@ -343,31 +343,33 @@ def test_inputs_that_the_study_does_not_give():
     inputs_of(input_features=features("top", "empty_camera_0", "empty_camera_1"), empty_cameras=2)
     inputs_of(input_features=features("top", "wrist"), ignored=["observation.images.wrist"])
     inputs_of(input_features=features("top", others=[("observation.language.tokens", "LANGUAGE", 48)]))
-    with pytest.raises(ConfigError, match=r"names 2 camera\(s\) \(observation\.images\.top, observation\.images\.wri"):
+    with refuses(
+        "policy.num_images_in_input", r"names 2 camera\(s\) \(observation\.images\.top, observation\.images\.wri"
+    ):
         inputs_of(input_features=features("top", "wrist"))
-    with pytest.raises(ConfigError, match=r"names 1 camera\(s\).*num_images_in_input is 2"):
+    with refuses("policy.num_images_in_input"):
         inputs_of(2, input_features=features("top"))
-    with pytest.raises(ConfigError, match=r"names 2 camera\(s\)"):
+    with refuses("policy.num_images_in_input"):
         inputs_of(input_features=features("top", "empty_camera_0"), empty_cameras=0)
     extra = [("observation.state", "STATE", 3), ("observation.environment_state", "ENV", 5)]
-    with pytest.raises(ConfigError, match=r"names the input observation\.environment_state.*policy\.ignored_inputs"):
+    with refuses("policy.ignored_inputs", r"names the input observation\.environment_state"):
         inputs_of(input_features=features("top", others=extra))
     inputs_of(input_features=features("top", others=extra), ignored=["observation.environment_state"])
-    with pytest.raises(ConfigError, match=r"wirst is not an input of .*it names observation\.images\.top"):
+    with refuses("policy.ignored_inputs", r"wirst is not an input of .*it names observation\.images\.top"):
         inputs_of(input_features=features("top"), ignored=["observation.images.wirst"])
-    with pytest.raises(ConfigError, match=r"always takes observation\.state"):
+    with refuses("policy.ignored_inputs", r"always takes observation\.state"):
         inputs_of(input_features=features("top"), ignored=["observation.state"])
 
 
 def test_proprioception_that_oft_was_trained_with(tmp_path, small_towers):  # noqa: F811
     folder = write_openvla(tmp_path / "vla", filled(openvla_shapes()))
     (folder / "proprio_projector--1000_checkpoint.pt").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"the input proprio, .*set policy\.use_proprio to true"):
+    with refuses("policy.ignored_inputs"):
         read(folder, num_action_chunks=2)
     policy = read(folder, num_action_chunks=2, ignored_inputs=["proprio"])
     assert policy.model.proprio_projector is None
     (folder / "proprio_projector--1000_checkpoint.pt").unlink()
-    with pytest.raises(ConfigError, match="proprio is not an input"):
+    with refuses("policy.ignored_inputs"):
         read(folder, num_action_chunks=2, ignored_inputs=["proprio"])
 
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guerdon.errors import ConfigError
 from guerdon.rewards.control_sources import HASH_SIZE, FrameCache, difference_hash
 from guerdon.settings.reward_source import CacheSettings, RobotSource
 from guerdon.types import Episode, Failure, Score
@@ -157,7 +156,7 @@ def cached_study(folder, name):
 
 
 def test_a_model_that_looks_at_no_frame_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="does not look at single frames"):
+    with refuses("reward.sources.constant.cache", "does not look at single frames"):
         start(cached_study(tmp_path, "run"))
 
 

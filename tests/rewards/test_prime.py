@@ -10,7 +10,6 @@ import torch
 from guerdon.collect.conversations import Call, Conversation, arrays_of
 from guerdon.collect.text import Responses, take
 from guerdon.compute import distributed
-from guerdon.errors import ConfigError
 from guerdon.models.text import text_losses as implicit
 from guerdon.policies.batches.passes import slices
 from guerdon.policies.batches.tokens import token_batch
@@ -387,7 +386,7 @@ def test_groups_that_a_contrastive_loss_would_not_see_whole_are_refused(tmp_path
 def test_a_model_that_would_equal_its_reference_for_ever_is_refused(tmp_path):
     study = letter_study(tmp_path, reward_model={"prime_model": {"update": "none"}})
     policy = load_policy(study.text_policy, seed=0)
-    with pytest.raises(ConfigError, match="every process reward would be 0"):
+    with refuses("reward.sources.prime.model.update", "every process reward would be 0"):
         prime_reward(study, policy)
 
 

@@ -107,5 +107,5 @@ def test_what_cannot_be_is_refused(given, key):
 
 def test_shares_leave_something_to_the_others():
     source = {"model": {"model_type": "constant"}, "adaptive_weight": {"share": 0.6}}
-    with pytest.raises(ValueError, match=r"add up to 1\.2"):
+    with refuses("sources", r"add up to 1\.2"):
         RewardSettings(use_reward_model=True, combine_mode="add", sources={"a": source, "b": source})

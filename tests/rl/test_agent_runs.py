@@ -18,12 +18,12 @@ from guerdon.collect.conversations import ConversationLoop
 from guerdon.collect.evaluated import evaluation
 from guerdon.comparison.report import write_single_report
 from guerdon.config.loading import load, to_yaml
-from guerdon.errors import ConfigError, TooManyFailuresError
+from guerdon.errors import TooManyFailuresError
 from guerdon.rl import episode_stats
 from guerdon.rl.run import run, run_folder
 from guerdon.settings.algorithm import _INFO
 from guerdon.settings.study import Study
-from tables import cases
+from tables import cases, refuses
 from text_rl import bare_rollout, interrupted, letter_study, lines, result, start
 
 WORLD = {"type": "agent_parts:Counting", "max_turns": 3}
@@ -156,7 +156,7 @@ def test_every_estimator_takes_conversations_or_refuses_rewards_of_turns(tmp_pat
         assert train["grad_norm"] > 0, name
     for name in OF_OUTCOMES:
         study = world_study(tmp_path, name=f"{name}_turns", algorithm={"adv_estimator": name}, runner=runner)
-        with pytest.raises(ConfigError, match=f"paid at turns before the last one, for which {name} is biased"):
+        with refuses("algorithm.adv_estimator", f"paid at turns before the last one, for which {name} is biased"):
             start(study).run()
 
 
@@ -246,25 +246,42 @@ def test_it_learns_to_win(tmp_path):
 
 
 REFUSED = [
-    ({"reward_model": {"rm_type": "prime", "prime_granularity": "step"}}, "step does nothing with an agent"),
-    ({"reward_model": {"rm_type": "prime", "prime_model": {"replay_size": 8}}}, "replay_size is of single responses"),
+    (
+        {"reward_model": {"rm_type": "prime", "prime_granularity": "step"}},
+        "reward_model",
+        "step does nothing with an agent",
+    ),
+    (
+        {"reward_model": {"rm_type": "prime", "prime_model": {"replay_size": 8}}},
+        "reward_model.prime_model.replay_size",
+        "replay_size is of single responses",
+    ),
     (
         {"reward_model": {"rm_type": "prime"}, "algorithm": {"adv_estimator": "rloo"}},
+        "reward_model",
         "every turn is paid, for which rloo is biased",
     ),
-    ({"generation": {"engine": "vllm"}}, "must be local with an agent"),
-    ({"algorithm": {"adv_estimator": "rloo", "kl_coef": 0.1}}, "reward pays every turn"),
-    ({"algorithm": {"adv_estimator": "remax", "kl_coef": 0.1}}, "reward pays every turn, for which remax is biased"),
-    ({"algorithm": {"adv_estimator": "gdpo", "kl_coef": 0.1, "kl_in": "reward"}}, "for which gdpo is biased"),
-    ({"algorithm": {"adv_estimator": "rloo", "by_state": True}}, "by_state would do nothing"),
-    ({"data": {"n_samples": 1, "filter_accuracy": False}}, "must be at least 2"),
-    ({"agent": {"type": "tool"}}, "unknown agent 'tool'.*did you mean 'tools'"),
-    ({"agent": {"params": {"lives": 3}}}, "lives"),
+    ({"generation": {"engine": "vllm"}}, "generation.engine", "must be local with an agent"),
+    ({"algorithm": {"adv_estimator": "rloo", "kl_coef": 0.1}}, "algorithm.kl_in", "reward pays every turn"),
+    (
+        {"algorithm": {"adv_estimator": "remax", "kl_coef": 0.1}},
+        "algorithm.kl_in",
+        "reward pays every turn, for which remax is biased",
+    ),
+    (
+        {"algorithm": {"adv_estimator": "gdpo", "kl_coef": 0.1, "kl_in": "reward"}},
+        "algorithm.kl_in",
+        "for which gdpo is biased",
+    ),
+    ({"algorithm": {"adv_estimator": "rloo", "by_state": True}}, "algorithm.by_state", "by_state would do nothing"),
+    ({"data": {"n_samples": 1, "filter_accuracy": False}}, "data.n_samples", "must be at least 2"),
+    ({"agent": {"type": "tool"}}, "agent.type", "unknown agent 'tool'.*did you mean 'tools'"),
+    ({"agent": {"params": {"lives": 3}}}, "agent.params.lives", "unknown key"),
 ]
 
 
-@cases("given, words", REFUSED)
-def test_what_does_not_go_with_an_agent(given, words):
+@cases("given, key, words", REFUSED)
+def test_what_does_not_go_with_an_agent(given, key, words):
 
     with TemporaryDirectory() as folder:
         base = {
@@ -272,25 +289,25 @@ def test_what_does_not_go_with_an_agent(given, words):
             "data": {"type": "files", "train_files": "rows.jsonl", "n_samples": 4},
             "agent": WORLD, "algorithm": {"adv_estimator": "turn_rloo"},
         }  # fmt: skip
-        for key, value in given.items():
-            base[key] = value if value.get("type") else {**base.get(key, {}), **value}
+        for section, value in given.items():
+            base[section] = value if value.get("type") else {**base.get(section, {}), **value}
         path = Path(folder) / "study.yaml"
         path.write_text(json.dumps(base))
-        with pytest.raises(ConfigError, match=words):
+        with refuses(key, words):
             load(Study, path, [])
 
 
 def test_turn_rloo_and_agent_belong_together(tmp_path):
-    with pytest.raises(ValueError, match="there is no agent"):
+    with refuses("algorithm.adv_estimator", "there is no agent"):
         letter_study(tmp_path, algorithm={"adv_estimator": "turn_rloo"})
-    with pytest.raises(ValueError, match=r"agent would do nothing with policy\.type mlp"):
+    with refuses("agent"):
         Study.model_validate({"policy": {"type": "mlp"}, "agent": WORLD})
-    with pytest.raises(ValueError, match="take rloo"):
+    with refuses("adv_estimator", "take rloo"):
         Study.model_validate({"algorithm": {"adv_estimator": "turn_rloo"}})
     study = letter_study(
         tmp_path, agent={"type": "command", "command": ["no-such-program"]}, algorithm={"adv_estimator": "rloo"}
     )
-    with pytest.raises(ConfigError, match="there is no program 'no-such-program'"):
+    with refuses("agent.command", "there is no program 'no-such-program'"):
         run(study)
     assert not run_folder(study).exists()
 

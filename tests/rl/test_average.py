@@ -7,7 +7,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from guerdon.errors import ConfigError
 from guerdon.rl.loop import PolicyAverage
 from guerdon.rl.run import run_folder
 from guerdon.settings.study import Study
@@ -129,9 +128,9 @@ def test_tensors_that_change_their_names_or_shapes_are_refused(other):
     policy = SimpleNamespace(tensors=lambda: {"weight": torch.zeros(2)}, named_parameters=lambda: [("weight", None)])
     average = PolicyAverage(policy, 0.5)
     policy.tensors = lambda: other
-    with pytest.raises(ConfigError, match=r"keep their names and shapes, unlike (new|weight): remove it"):
+    with refuses("algorithm.ema_decay", r"keep their names and shapes, unlike (new|weight): remove it"):
         average.follow()
-    with pytest.raises(ConfigError, match="whose tensors have the names of its parameters: remove it"):
+    with refuses("algorithm.ema_decay", "whose tensors have the names of its parameters: remove it"):
         PolicyAverage(SimpleNamespace(tensors=lambda: {"pi": torch.zeros(2)}, named_parameters=list), 0.5)
 
 

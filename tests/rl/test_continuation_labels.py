@@ -6,7 +6,6 @@ import torch
 
 from guerdon.collect.continuations import UNREACHED, Continuations
 from guerdon.episodes.write import EpisodeWriter
-from guerdon.errors import ConfigError
 from guerdon.models.images.backbone import ImageScorer, calibrating, to_input
 from guerdon.models.images.image import ImageModelConfig, save_checkpoint
 from guerdon.rl.loop import Loop
@@ -14,6 +13,7 @@ from guerdon.rl.run import run_folder
 from guerdon.settings.study import Study
 from rl_killed import kill_at
 from rl_models import SIZE, episodes
+from tables import refuses
 
 pytestmark = pytest.mark.usefixtures("narrow_resnets")
 
@@ -109,5 +109,5 @@ def test_a_killed_run_goes_on_to_the_same_bytes(model, tmp_path):
 
 def test_a_model_without_a_horizon_cannot_be_told_steps(model, tmp_path):
     model(horizon=None)
-    with pytest.raises(ConfigError, match="horizon"):
+    with refuses("reward.sources.progress.model.labeler", "the progress model needs a horizon"):
         Loop(study_of(tmp_path, "none"), tmp_path / "runs" / "none")

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from guerdon.errors import ConfigError
 from guerdon.policies.robots.control import load_policy
 from guerdon.policies.robots.heads import QValues
 from guerdon.rl.off_policy import DQNLearner
@@ -15,6 +14,7 @@ from guerdon.rl.run import run_folder
 from guerdon.settings.off_policy import DQNSettings, SACSettings
 from guerdon.settings.study import Study
 from rl_clock import interrupted, lines, result, start
+from tables import refuses
 
 OUTPUTS = np.array([[1.0, 0.0, 0.0, 2.0, 0.5, 0.5]], np.float32)  # three choices of two sources
 
@@ -42,7 +42,7 @@ def test_a_share_of_the_actions_is_random_among_those_that_are_allowed():
 
 
 def test_several_choices_are_refused():
-    with pytest.raises(ConfigError, match="one discrete action, and the environment has 2"):
+    with refuses("algorithm.type", "one discrete action, and the environment has 2"):
         QValues((3, 2), torch.ones(1), torch.ones(()))
 
 
@@ -101,7 +101,5 @@ def test_the_form_of_an_algorithm_names_its_learner(tmp_path):
 
 def test_continuous_algorithms_are_not_for_choices(tmp_path):
     given = study(tmp_path, "run").model_copy(update={"algorithm": SACSettings()})
-    with pytest.raises(
-        ConfigError, match="sac does not go with this environment, whose actions are discrete: take dqn"
-    ):
+    with refuses("algorithm.type", "sac does not go with this environment, whose actions are discrete: take dqn"):
         start(given)

@@ -4,9 +4,8 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from pydantic import ValidationError
 
-from guerdon.errors import ConfigError, NonFiniteError
+from guerdon.errors import NonFiniteError
 from guerdon.rl import off_policy
 from guerdon.rl.run import run
 from guerdon.rl.sampling import GoalRewards, gathered
@@ -241,7 +240,7 @@ def test_rewards_of_a_wrapper_are_those_of_its_own_function(tmp_path, registered
     ],
 )
 def test_goals_whose_rewards_would_be_others_are_refused(tmp_path, registered, kind, inner, reason):
-    with pytest.raises(ConfigError, match=reason):
+    with refuses("algorithm.goal_relabelling", reason):
         collected(tmp_path, env=registered(kind, inner), goal_relabelling="future")
 
 
@@ -249,7 +248,7 @@ def test_rewards_may_need_the_simulator_and_fail(tmp_path, registered):
     loop = collected(tmp_path, env=registered(Closing), goal_relabelling="future")
     goals = np.full((3, 6), 4.0, np.float32)
     assert loop.learner.goal_rewards.rewards(goals, goals).tolist() == [0, 0, 0]
-    with pytest.raises(ConfigError, match=r"compute_reward\(.*\) failed: ValueError: out of reach"):
+    with refuses("algorithm.goal_relabelling", r"compute_reward\(.*\) failed: ValueError: out of reach"):
         loop.learner.goal_rewards.rewards(goals, goals + 1)
     loop.close()
 
@@ -321,7 +320,9 @@ def test_ends_that_fail_for_other_goals_are_an_error_of_the_environment(tmp_path
 
     loop = collected(tmp_path, env=registered(Informed), goal_relabelling="future")
     Informed.reads_info, goals = True, np.zeros((3, 2), np.float32)
-    with pytest.raises(ConfigError, match=r"compute_terminated\(achieved_goal, desired_goal, \{\}\) failed: .*near"):
+    with refuses(
+        "algorithm.goal_relabelling", r"compute_terminated\(achieved_goal, desired_goal, \{\}\) failed: .*near"
+    ):
         loop.learner.goal_rewards.ends(goals, goals)
     loop.close()
 
@@ -345,16 +346,26 @@ def test_a_model_alone_knows_no_reward_for_another_goal(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("env", "given", "reason"),
+    ("env", "given", "key", "reason"),
     [
-        ({}, {"goal_ratio": 0.5}, "goal_ratio would do nothing without goal_relabelling"),
-        ({"native_reward": "sparse"}, {"goal_relabelling": "final"}, "set env.native_reward to dense"),
-        ({"frame_stack": 2}, {"goal_relabelling": "final"}, "goals of one moment"),
-        ({"task": "tiny_world:Dot-v1"}, {"goal_relabelling": "final"}, "for environments that show achieved_goal"),
+        ({}, {"goal_ratio": 0.5}, "goal_ratio", "would do nothing without goal_relabelling"),
+        (
+            {"native_reward": "sparse"},
+            {"goal_relabelling": "final"},
+            "algorithm.goal_relabelling",
+            "set env.native_reward to dense",
+        ),
+        ({"frame_stack": 2}, {"goal_relabelling": "final"}, "algorithm.goal_relabelling", "goals of one moment"),
+        (
+            {"task": "tiny_world:Dot-v1"},
+            {"goal_relabelling": "final"},
+            "algorithm.goal_relabelling",
+            "for environments that show achieved_goal",
+        ),
     ],
 )
-def test_what_does_not_fit_is_refused(tmp_path, env, given, reason):
-    with pytest.raises((ValidationError, ConfigError), match=reason):
+def test_what_does_not_fit_is_refused(tmp_path, env, given, key, reason):
+    with refuses(key, reason):
         start(study(tmp_path, env=env, **given))
 
 
@@ -363,9 +374,7 @@ EFFORT = {"task": "goal_world:GoalEffort-v1"}
 
 def test_a_reward_that_reads_info_stops_the_run_at_the_first_rollout(tmp_path):
     """The first step of an episode agrees with an empty info."""
-    with pytest.raises(
-        ConfigError, match=r"a step paid -\S+, and compute_reward of its goals is .*algorithm\.keep_info"
-    ):
+    with refuses("algorithm.goal_relabelling"):
         collected(tmp_path, env=EFFORT, goal_relabelling="future")
 
 
@@ -404,7 +413,7 @@ def test_info_that_cannot_be_kept_is_named(tmp_path, registered, value, reason):
             self.age = getattr(self, "age", 0) + 1
             return *found, ({} if value is None else {"x": np.zeros(self.age) if value == "grows" else value})
 
-    with pytest.raises(ConfigError, match=f"algorithm.keep_info.*{reason}"):
+    with refuses("algorithm.keep_info", reason):
         collected(tmp_path, env=registered(Odd), goal_relabelling="future", keep_info=["x"])
 
 
@@ -415,7 +424,7 @@ def test_ends_that_are_not_those_of_the_environment_stop_the_run(tmp_path, regis
             self.age = getattr(self, "age", 0) + 1
             return shown, reward, reached or self.age == 4, cut, info
 
-    with pytest.raises(ConfigError, match="a step ended the task, and compute_terminated of its goals says otherwise"):
+    with refuses("algorithm.goal_relabelling", "a step ended the task"):
         collected(tmp_path, env=registered(Falls), goal_relabelling="future")
 
 

@@ -5,7 +5,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 
 from guerdon.policies.robots.control import save_policy
 from guerdon.rl.run import run_folder
@@ -131,5 +130,5 @@ def test_without_it_no_byte_is_another(tmp_path, clone):
 def test_what_cannot_be_is_refused(tmp_path):
     with refuses("algorithm.kl_coef"):
         clock_study(tmp_path, algorithm={**PPO, "kl_coef": 0.1})
-    with pytest.raises(ValidationError, match="kl_schedule"):
+    with refuses("kl_schedule"):
         study(tmp_path, "clone", algorithm={"kl_schedule": "linear"})

@@ -141,7 +141,7 @@ def test_a_change_of_the_past_is_refused_by_its_key(tmp_path):
 
 def test_a_run_without_checkpoints_cannot_go_on(tmp_path):
     run(ppo(tmp_path, "run", 20, keep_checkpoints=0))
-    with pytest.raises(ConfigError, match=r"policy\.checkpoint="):
+    with refuses("runner.total_steps", "kept no checkpoint"):
         run(ppo(tmp_path, "run", 150, keep_checkpoints=0), resume=True)
 
 

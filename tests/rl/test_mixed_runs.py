@@ -15,7 +15,6 @@ from guerdon.collect.episode_capture import Recorder
 from guerdon.episodes.layout import camera_for
 from guerdon.episodes.read import read_episodes
 from guerdon.episodes.write import EpisodeWriter
-from guerdon.errors import ConfigError
 from guerdon.evaluation.scoring.score_logs import score_path
 from guerdon.models.images.backbone import ImageScorer
 from guerdon.models.images.image import ImageModelConfig, load_image_model, save_checkpoint, state_rows
@@ -32,7 +31,7 @@ from guerdon.train.bc import train_bc
 from guerdon.train.images import train_image_model
 from guerdon.worlds.build import build_world
 from rl_clock import interrupted, result, start
-from tables import first, sample
+from tables import first, refuses, sample
 
 pytestmark = pytest.mark.usefixtures("narrow_resnets")
 
@@ -187,7 +186,7 @@ def test_a_model_of_what_the_world_does_not_show_is_refused(tmp_path):
         folder = write(tmp_path / text[:4], **model)
         source = {"model_type": "progress", "checkpoint_path": str(folder)}
         reward = {"use_reward_model": True, "reward_mode": "per_step", "shaping": "raw", "model": source}
-        with pytest.raises(ConfigError, match=text):
+        with refuses("reward.sources.progress", text):
             run(study(tmp_path, text[:4], reward=reward))
 
     refused("leg, 3 numbers; this world shows arm.hand.0 .2., arm.hand.1", states=3, keys=("leg",))

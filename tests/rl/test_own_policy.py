@@ -163,7 +163,7 @@ def test_a_stored_policy_collects_and_starts_another_run(tmp_path):
 def test_what_a_whole_policy_does_not_use_is_refused(tmp_path):
     with refuses("log_std_init"):
         token_study(tmp_path, policy={"log_std_init": -1.0})
-    with pytest.raises(ConfigError, match=r"remove env\.observation"):
+    with refuses("env.observation", r"remove env\.observation"):
         start(token_study(tmp_path, env={"observation": "pixels"})).run()
     with pytest.raises(ConfigError, match="proprioception"):
         start(token_study(tmp_path, policy={"params": {"more": True}})).run()

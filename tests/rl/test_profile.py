@@ -12,13 +12,13 @@ from test_run_together import file_of
 
 from guerdon.comparison.single_run import RunStage
 from guerdon.compute import profiling
-from guerdon.errors import ConfigError
 from guerdon.processes import clock
 from guerdon.processes.clock import PartsClock, counted
 from guerdon.processes.progress import timed
 from guerdon.rl.profile import COLUMNS, row_of, table
 from guerdon.rl.run import run, run_folder
 from learners import assert_alike, run_together
+from tables import refuses
 from text_rl import LORA, letter_study, prime
 
 torch.set_num_threads(1)
@@ -86,7 +86,7 @@ def test_rollouts_ahead_are_waited_for(tmp_path):
 def test_numbers_that_cannot_be_profiled_are_refused_before_the_start(iterations, tmp_path):
     study = letter_study(tmp_path)
     for refused in (lambda: run(study, profile=iterations), lambda: RunStage(profile=iterations).check(study)):
-        with pytest.raises(ConfigError, match=f"--profile {iterations}: choose a number of iterations from 1 to 100"):
+        with refuses("--profile", f"--profile {iterations}: choose a number of iterations from 1 to 100"):
             refused()
     assert not run_folder(study).exists()
 

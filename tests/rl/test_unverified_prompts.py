@@ -205,7 +205,7 @@ def test_what_needs_success_is_refused_in_one_line(tmp_path, data, section, key)
 
 def test_a_truth_that_learns_compares_or_is_trained_on_is_refused(tmp_path):
     def refused(said, **given):
-        with pytest.raises(ConfigError, match=said):
+        with refuses("reward.truth", said):
             validate(Study, letter_study(tmp_path).model_dump(exclude_unset=True) | given, origin="study")
 
     judge = {"model": {"model_type": "judge", "mode": "listwise"}, "shaping": "raw"}

@@ -5,7 +5,7 @@ import yaml
 from pydantic import TypeAdapter
 
 from guerdon.config import loading as config
-from guerdon.errors import ConfigError, MissingDependencyError
+from guerdon.errors import MissingDependencyError
 from guerdon.settings.study import Study
 from guerdon.settings.world import PROTOCOLS, SUITES, LiberoSettings, WorldSettings
 from guerdon.worlds import libero_files
@@ -105,7 +105,7 @@ def test_scenes_of_the_users_own_configuration(monkeypatch, tmp_path):
 
 def test_copies_that_tasks_cannot_share(monkeypatch):
     settings = LiberoSettings(task_ids=(0, 1, 2), num_envs=3)
-    with pytest.raises(ConfigError, match="cannot share 4 copies"):
+    with refuses("env.num_envs", "cannot share 4 copies"):
         build_world(settings, seed=0, num_envs=4)
 
 

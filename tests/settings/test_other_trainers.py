@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from guerdon.config.loading import load, validate
-from guerdon.errors import ConfigError
 from guerdon.settings.other_trainers import OTHER_NAMES, hint_for
 from guerdon.settings.study import Study
-from tables import cases
+from tables import cases, refuses
 
 ROOT = Path(__file__).parents[2]
 TEXT = {"policy": {"type": "text", "tiny": {}}, "data": {"type": "generated"}}
@@ -45,9 +44,8 @@ def test_every_key_of_the_table_exists(knobs):
 def test_a_name_is_refused_with_the_key_of_the_same_meaning(key, said):
     section, name = key.split(".")
     given = {**TEXT, section: {**TEXT.get(section, {}), name: 8}}
-    with pytest.raises(ConfigError) as caught:
+    with refuses(key) as caught:
         validate(Study, given, origin="study")
-    assert f"{key} = 8: unknown key; " in str(caught.value)
     assert said in str(caught.value)
 
 
@@ -56,17 +54,19 @@ def test_keys_inside_a_section_of_another_trainer_are_named(tmp_path):
     hint = hint_for("actor_rollout_ref", given)
     assert hint.startswith("rollout.n of verl is data.n_samples here; clip_ratio of verl is algorithm.clip_range here")
     (tmp_path / "study.yaml").write_text("policy: {type: text, tiny: {}}\ndata: {type: generated}\n")
-    with pytest.raises(ConfigError, match=r"rollout\.n of verl is data\.n_samples here"):
+    with refuses("actor_rollout_ref", r"rollout\.n of verl is data\.n_samples here"):
         load(Study, tmp_path / "study.yaml", ["actor_rollout_ref.rollout.n=8"])
 
 
 @pytest.mark.parametrize("given", [{"algorithm.gamma": 0.9}, {"algorithm": {"gamma": 0.9}}])
 def test_a_section_that_is_written_in_an_arm_belongs_under_config(given):
-    with pytest.raises(ConfigError, match=r"unknown key; what an arm changes .* is under compare\.arms\.B\.config"):
+    with refuses(
+        f"compare.arms.B.{next(iter(given))}", r"unknown key; what an arm changes .* is under compare\.arms\.B\.config"
+    ):
         validate(Study, {"compare": {"baseline": "A", "arms": {"A": {}, "B": given}}}, origin="study")
 
 
 def test_other_unknown_keys_and_other_sections_keep_their_hint():
     assert hint_for("data.n_smaples", 8) == hint_for("train.x.lr", 1) == hint_for("algorithm.unheard_of", 1) == ""
-    with pytest.raises(ConfigError, match=r"did you mean data\.n_samples"):
+    with refuses("data.n_smaples", r"did you mean data\.n_samples"):
         validate(Study, {**TEXT, "data": {"n_smaples": 8}}, origin="study")

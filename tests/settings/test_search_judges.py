@@ -5,6 +5,7 @@ import pytest
 from guerdon.config.loading import validate
 from guerdon.errors import ConfigError
 from guerdon.settings.study import Study
+from tables import refuses
 
 
 def study(**judge):
@@ -20,7 +21,7 @@ def test_a_judge_of_single_solutions_is_a_model_of_a_search():
 
 @pytest.mark.parametrize("mode", ["pairwise", "listwise"])
 def test_one_that_compares_is_refused(mode):
-    with pytest.raises(ConfigError, match="search scores solutions one by one: use mode criteria or scale"):
+    with refuses("search.model", "search scores solutions one by one: use mode criteria or scale"):
         study(mode=mode)
 
 

@@ -50,10 +50,9 @@ def test_seeds_of_64_bits_are_taken(seed):
 @pytest.mark.hostile("configuration")
 @cases("seed", ["-1", str(2**64), "1.5", "true", ".inf", ".nan", "1e308", "[1]", "null_", "9" * 400])
 def test_other_seeds_are_one_line(seed):
-    with pytest.raises(ConfigError) as refused:
+    with refuses("runner.seed") as refused:
         read(f"runner.seed={seed}")
     assert "\n" not in str(refused.value)
-    assert "seed" in str(refused.value)
 
 
 def test_a_seed_for_32_bits_is_itself_where_it_fits():
@@ -85,7 +84,7 @@ def test_absurd_values_are_refused(override):
 )
 @cases("key", ["work_dir", "runner.logger.log_path", "runner.resume_dir"])
 def test_a_path_that_would_become_an_odd_folder_is_refused(key, path):
-    with pytest.raises(ConfigError, match="expand"):
+    with refuses(key, "expand"):
         read(f"{key}='{path}'")
 
 
@@ -106,7 +105,7 @@ def test_the_home_folder_is_expanded_or_refused(monkeypatch):
     assert read("work_dir='~'").work_dir == "/home/x"
     for home in ("", "relative"):
         monkeypatch.setenv("HOME", home)
-        with pytest.raises(ConfigError, match="no home folder"):
+        with refuses("work_dir", "no home folder"):
             read("work_dir=~/y")
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # of a user without an entry
@@ -125,21 +124,23 @@ def named(name):
     model = {"model_type": "constant", "value": 1.0}
     yield "runner.logger.experiment_name", robot | {"runner": {"logger": {"experiment_name": name}}}
     yield "env.task", {"env": {"type": "own_worlds:make", "task": name}}
-    yield "compare.arms", robot | {"compare": arms | {"arms": {name: {"label": "a"}}, "baseline": name}}
+    yield f"compare.arms.{name}", robot | {"compare": arms | {"arms": {name: {"label": "a"}}, "baseline": name}}
     yield "compare.tasks", robot | {"compare": arms | {"tasks": [name]}}
     yield "compare.tasks", robot | {"compare": arms | {"tasks": {name: {}}}}
-    yield "reward.sources", robot | {"reward": {"use_reward_model": True, "sources": {name: {"model": model}}}}
-    yield "evaluate.remote", robot | {"evaluate": {"data_path": "d", "remote": {name: {"endpoint": "http://h"}}}}
-    yield "train", robot | {"train": {name: {"type": "resnet", "save_dir": "s", "data_path": "d"}}}
+    yield f"reward.sources.{name}", robot | {"reward": {"use_reward_model": True, "sources": {name: {"model": model}}}}
+    yield (
+        f"evaluate.remote.{name}",
+        robot | {"evaluate": {"data_path": "d", "remote": {name: {"endpoint": "http://h"}}}},
+    )
+    yield f"train.{name}", robot | {"train": {name: {"type": "resnet", "save_dir": "s", "data_path": "d"}}}
 
 
 @pytest.mark.hostile("configuration")
 @cases("name", LEADING_OUT)
 def test_no_name_leads_out_of_its_folder(name):
     for key, given in named(name):
-        with pytest.raises(ConfigError, match="not the name of a folder inside another one") as refused:
+        with refuses(key, "not the name of a folder inside another one"):
             validate(Study, given, origin="f.yaml")
-        assert f"f.yaml: {key}" in str(refused.value)
 
 
 @cases("name", BELOW)

@@ -3,7 +3,6 @@
 import pytest
 
 from guerdon.config.loading import load, to_plain, validate
-from guerdon.errors import ConfigError
 from guerdon.settings.reward import RewardSettings
 from guerdon.settings.reward_source import SOURCE_KEYS, RobotSource, RunSource, TextSource
 from guerdon.settings.study import Study
@@ -94,13 +93,15 @@ def test_a_form_refuses_a_model_of_another(form):
 
 def test_a_misspelled_key_is_named_with_the_nearest_one():
     given = {"use_reward_model": True, "sources": {"rm": {"model": MODELS[TextSource], "agregation": "min"}}}
-    with pytest.raises(ConfigError, match=r"unknown key; did you mean reward\.sources\.rm\.aggregation\?"):
+    with refuses("reward.sources.rm.agregation", r"unknown key; did you mean reward\.sources\.rm\.aggregation\?"):
         validate(Study, {"policy": {"type": "text", "tiny": {}}, "data": {}, "reward": given}, origin="s")
 
 
 def test_a_key_of_a_model_for_text_is_named_where_no_model_type_is_given():
     given = {"use_reward_model": True, "sources": {"rm": {"model": {"checkpoint_path": "x", "adapter": "trl"}}}}
-    with pytest.raises(ConfigError, match=r"model\.adapter = 'trl': unknown key; it belongs to model_type: text"):
+    with refuses(
+        "reward.sources.rm.model.adapter", r"model\.adapter = 'trl': unknown key; it belongs to model_type: text"
+    ):
         validate(Study, {"reward": given}, origin="s")
 
 

@@ -3,7 +3,6 @@
 import pytest
 
 from guerdon.config.loading import to_plain, validate
-from guerdon.errors import ConfigError
 from guerdon.settings.evaluate import EvaluateTextSettings, judged_names
 from guerdon.settings.study import Study
 from tables import cases, refuses
@@ -145,7 +144,7 @@ def test_a_study_that_names_nothing_to_judge_on_is_judged_on_its_own_family():
     given = study(data={"task": task}, evaluate={"aggregation": "prod"})
     assert [family.family for family in given.evaluate.generated.families] == ["swap"]
     files = {"type": "files", "train_files": "x.jsonl"}
-    with pytest.raises(ConfigError, match="name what to evaluate on"):
+    with refuses("evaluate", "name what to evaluate on"):
         study(data=files, evaluate={"aggregation": "prod"})
 
 
@@ -162,10 +161,10 @@ def test_models_of_others_are_paths_or_paths_with_an_adapter():
 def test_names_of_what_is_judged():
     assert judged_names(["a"], ["b"], []) == ["a", "b"]
     assert judged_names(["a"], ["b"], ["b"]) == ["b"]
-    for train, third, only, message in (
-        ([], [], [], "no reward model to evaluate"),
-        (["a"], ["a"], [], "also a model of the train section"),
-        (["a"], ["b"], ["c"], "--only c: this study has a, b"),
+    for train, third, only, key, message in (
+        ([], [], [], "evaluate.models", "no reward model to evaluate"),
+        (["a"], ["a"], [], "evaluate.models", "also a model of the train section"),
+        (["a"], ["b"], ["c"], "--only", "--only c: this study has a, b"),
     ):
-        with pytest.raises(ConfigError, match=message):
+        with refuses(key, message):
             judged_names(train, third, only)

@@ -14,7 +14,7 @@ from guerdon.config.schema import child, field_of, keys_of, leaves, members, mod
 from guerdon.errors import ConfigError
 from guerdon.settings.remote import RemoteSettings
 from guerdon.settings.study import Study
-from tables import sample
+from tables import refuses, sample
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = [*sorted((ROOT / "studies").glob("*.yaml")), *sorted((ROOT / "configs").glob("*.yaml"))]
@@ -237,7 +237,7 @@ def test_the_value_of_a_misspelled_secret_is_not_shown():
 
 
 def test_in_python_too():
-    with pytest.raises(ConfigError, match=r"tiemout = 3: unknown key; did you mean timeout\?"):
+    with refuses("tiemout", r"tiemout = 3: unknown key; did you mean timeout\?"):
         RemoteSettings(endpoint="nowhere", tiemout=3)
 
 
@@ -250,11 +250,9 @@ def test_in_what_an_arm_or_a_task_changes_the_line_is_its_own(tmp_path, section)
     config = {"arms": "\n      config:\n        reward: {max_failure_rat: 0.5}", "tasks": ""}[section]
     path.write_text(f"compare:\n  baseline: a\n  tasks: {tasks}\n  arms:\n    a:\n      label: A{config}\n")
     line = path.read_text()[: path.read_text().index("max_failure_rat")].count("\n") + 1
-    with pytest.raises(ConfigError) as caught:
+    with refuses("reward.max_failure_rat") as caught:
         plan_study(path, [])
-    assert f"{path}:{line}: reward.max_failure_rat = 0.5: unknown key; did you mean reward.max_failure_rate?" in str(
-        caught.value
-    )
+    assert str(caught.value).startswith(f"{path}:{line}: ")
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "{}\n", "---\n", "null\n"])
@@ -287,7 +285,5 @@ def test_the_same_section_comes_first_then_the_same_key_elsewhere(key, hint):
 
 def test_overrides_are_checked_in_the_same_way():
     tree = apply_overrides(Tree({"runner": {"seed": 1}}), ["runner.sede=2"])
-    with pytest.raises(
-        ConfigError, match=r"override runner.sede=2: runner.sede = 2: unknown key; did you mean runner."
-    ):
+    with refuses("runner.sede", "override runner.sede=2: "):
         validate(Study, tree, origin="study.yaml")

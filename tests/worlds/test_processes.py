@@ -5,15 +5,14 @@ import signal
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 import fragile
 from fragile import WAYS
 from guerdon.collect.stepping import evaluate
-from guerdon.errors import ConfigError, SimulatorError
+from guerdon.errors import SimulatorError
 from guerdon.settings.world import GymnasiumSettings, LiberoSettings, MetaWorldSettings, OwnWorldSettings
 from guerdon.worlds.build import build_world
-from tables import first, sample
+from tables import first, refuses, sample
 
 PARTS = ("observations", "final_observations", "rewards", "terminated", "truncated", "success", "success_known", "mask")
 
@@ -152,7 +151,7 @@ def test_a_simulator_that_cannot_start_stops_the_run_and_shows_its_messages():
     given = OwnWorldSettings(type="fragile:never", task="walk", num_envs=1, vectorization="async")
     with pytest.raises(SimulatorError, match=r"(?s)does not start.*exit status 7.*no licence for the physics.*sync"):
         build_world(given, seed=0)
-    with pytest.raises(ConfigError, match="wndow-close"):
+    with refuses("env.task", "wndow-close"):
         build_world(MetaWorldSettings(task="wndow-close", num_envs=1, vectorization="async"), seed=0)
 
 
@@ -204,15 +203,15 @@ def test_evaluation_repeats_an_episode_and_then_leaves_it_out(tmp_path):
 
 
 def test_settings_that_would_do_nothing_are_refused():
-    with pytest.raises(ValidationError, match="step_timeout would do nothing with vectorization sync"):
+    with refuses("step_timeout"):
         MetaWorldSettings(step_timeout=5)
-    with pytest.raises(ValidationError, match="render_workers"):
+    with refuses("render_workers"):
         MetaWorldSettings(vectorization="async", render_workers=2)
-    with pytest.raises(ValidationError, match="autoreset_mode"):
+    with refuses("vectorization"):
         GymnasiumSettings(task="Pendulum-v1", vectorization="async", autoreset_mode="next_step")
     shares = {"suite": "libero_goal", "task_ids": (3, 5), "num_envs": 8, "vectorization": "async"}
     one = LiberoSettings(**shares, num_envs_per_process=2)
     assert [one.of_copies(range(i, i + 2)).task_ids for i in (0, 2, 4, 6)] == [(3,), (3,), (5,), (5,)]
     assert LiberoSettings(**shares, num_envs_per_process=8).of_copies(range(8)).task_ids == (3, 5)
-    with pytest.raises(ValidationError, match="unevenly"):
+    with refuses("num_envs_per_process", "unevenly"):
         LiberoSettings(**shares, num_envs_per_process=3)

@@ -9,12 +9,12 @@ from guerdon.collect.episode_capture import Recorder
 from guerdon.collect.stepping import evaluate
 from guerdon.episodes.read import read_episodes
 from guerdon.episodes.write import EpisodeWriter
-from guerdon.errors import ConfigError, DataError, MissingDependencyError
+from guerdon.errors import DataError, MissingDependencyError
 from guerdon.policies.robots.experts import MountainCarExpert
 from guerdon.settings.world import GymnasiumSettings, MetaWorldSettings
 from guerdon.worlds.build import build_world, check_tasks
 from guerdon.worlds.success import success_from_info
-from tables import cases
+from tables import cases, refuses
 
 MODES = ("disabled", "next_step", "same_step")
 
@@ -72,7 +72,7 @@ def test_success_is_read_from_info_or_unknown(info, success):
     ],
 )
 def test_a_success_that_is_no_number_is_refused_by_name(value, said):
-    with pytest.raises(DataError, match=rf"info\['success'\] is {said}.*env.success_key"):
+    with refuses("success", f"is {said}"):
         success_from_info({"success": value, "_success": np.array([True])}, 0)
 
 
@@ -114,12 +114,12 @@ def test_another_key_is_read_where_it_is_named():
 
 
 def test_sparse_rewards_need_a_report_in_every_episode():
-    with pytest.raises(ConfigError, match=r"env\.task Pendulum-v1 does not report success.*sparse.*success_key"):
+    with refuses("env.success_key", r"env\.task Pendulum-v1 does not report success.*sparse"):
         build_world(GymnasiumSettings(task="Pendulum-v1", num_envs=1), seed=0)
     for mode in MODES:
-        with pytest.raises(ConfigError, match=r"no value at .* or next\.success; .*position.*env\.success_key"):
+        with refuses("env.success_key", r"no value at .* or next\.success; .*position"):
             walk(corridor("never", mode=mode, native_reward="sparse"), 8)
-        with pytest.raises(ConfigError, match="success_key"):
+        with refuses("env.success_key"):
             walk(corridor("every other", mode=mode, native_reward="sparse"), 30)
         walk(corridor("end", mode=mode, native_reward="sparse"), 14)
 
@@ -136,15 +136,15 @@ def test_sparse_rewards_at_the_end_alone_are_those_of_the_reports():
 def test_what_needs_success_is_named_where_there_is_no_report():
     settings = GymnasiumSettings(task="Pendulum-v1", num_envs=1, native_reward="dense")
     build_world(settings, seed=0).close()
-    with pytest.raises(ConfigError, match=r"success, which collect\.only_success need"):
+    with refuses("env.success_key", r"collect\.only_success need"):
         build_world(settings, seed=0, success_readers=["collect.only_success"])
-    with pytest.raises(ConfigError, match="end_on_success"):
+    with refuses("env.success_key", "end_on_success"):
         walk(corridor("never", end_on_success=True), 8)
     walk(corridor("never", limit=3, readers=["collect.only_success"]), 2)  # no episode is over yet
-    with pytest.raises(ConfigError, match=r"copy 0, 3 steps.*collect\.only_success"):
+    with refuses("env.success_key", r"copy 0, 3 steps.*collect\.only_success"):
         walk(corridor("never", limit=3, readers=["collect.only_success"]), 3)
     walk(corridor("every other", limit=3, readers=["collect.only_success"]), 12)  # what reads it counts the unknown
-    with pytest.raises(ValueError, match=r"success_key\n  Extra inputs"):
+    with refuses("success_key"):
         MetaWorldSettings(success_key="success")
 
 

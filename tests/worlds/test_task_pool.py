@@ -2,15 +2,14 @@
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
-from guerdon.errors import CheckpointError, ConfigError
+from guerdon.errors import CheckpointError
 from guerdon.settings.world import GymnasiumSettings, LiberoSettings, MetaWorldSettings
 from guerdon.types import Failure
 from guerdon.worlds.build import build_world
 from guerdon.worlds.world import ObservationSpec
 from ladder import IDS, LENGTH
-from tables import cases
+from tables import cases, refuses
 
 SPEC = ObservationSpec(states=True, task=True, frames=(8, 8))
 
@@ -130,25 +129,38 @@ def test_evaluations_have_no_curriculum():
 
 
 @cases(
-    ("given", "said"),
+    ("given", "key", "said"),
     [
-        ({"task_ids": ["a", "a"]}, "differ"),
-        ({"task": "a", "task_ids": []}, "differ"),
-        ({"task": "b", "task_ids": ["a", "c"]}, "would do nothing with task_ids"),
-        ({"task_text": "b", "task_ids": ["a", "c"]}, "would do nothing with task_ids"),
-        ({"task_ids": ["a", "b"], "autoreset_mode": "next_step"}, "autoreset_mode: disabled"),
-        ({"task": "a", "use_curriculum": True, "autoreset_mode": "same_step"}, "autoreset_mode: disabled"),
-        ({"task": "a", "curriculum_temp": 2.0}, "without use_curriculum"),
-        ({"task": "a", "use_curriculum": True, "curriculum_over": "tasks"}, "needs several in task_ids"),
+        ({"task_ids": ["a", "a"]}, "task_ids", "differ"),
+        ({"task": "a", "task_ids": []}, "task_ids", "differ"),
+        ({"task": "b", "task_ids": ["a", "c"]}, "task", "would do nothing with task_ids"),
+        ({"task_text": "b", "task_ids": ["a", "c"]}, "task", "would do nothing with task_ids"),
+        ({"task_ids": ["a", "b"], "autoreset_mode": "next_step"}, "task_ids", "autoreset_mode: disabled"),
+        (
+            {"task": "a", "use_curriculum": True, "autoreset_mode": "same_step"},
+            "use_curriculum",
+            "autoreset_mode: disabled",
+        ),
+        ({"task": "a", "curriculum_temp": 2.0}, "curriculum_temp", "without use_curriculum"),
+        (
+            {"task": "a", "use_curriculum": True, "curriculum_over": "tasks"},
+            "curriculum_over",
+            "needs several in task_ids",
+        ),
         (
             {"task_ids": ["a", "b"], "use_curriculum": True, "curriculum_over": "tasks", "curriculum_min_prob": 0.1},
+            "curriculum_min_prob",
             "with curriculum_over tasks",
         ),
-        ({"task": "a", "use_curriculum": True, "curriculum_states": 1}, "greater than or equal to 2"),
+        (
+            {"task": "a", "use_curriculum": True, "curriculum_states": 1},
+            "curriculum_states",
+            "greater than or equal to 2",
+        ),
     ],
 )
-def test_keys_that_would_do_nothing_are_refused(given, said):
-    with pytest.raises(ValidationError, match=said):
+def test_keys_that_would_do_nothing_are_refused(given, key, said):
+    with refuses(key, said):
         GymnasiumSettings(**given)
 
 
@@ -169,7 +181,7 @@ def test_every_process_of_a_curriculum_has_all_tasks():
 
 def test_tasks_must_take_the_same_actions():
     given = GymnasiumSettings(task_ids=[IDS[0], "Pendulum-v1"], num_envs=1, native_reward="dense", frame_size=8)
-    with pytest.raises(ConfigError, match="takes other actions than"):
+    with refuses("env.task_ids", "takes other actions than"):
         build_world(given, seed=0)
 
 

@@ -5,8 +5,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from guerdon.errors import DataError
 from guerdon.worlds.textworld import TextWorld, _game_file
+from tables import refuses
 
 pytestmark = pytest.mark.skipif(
     find_spec("textworld") is None, reason="TextWorld is not installed: make env-worlds"
@@ -58,7 +58,7 @@ def test_outcomes_alone():
 
 def test_a_row_without_a_seed():
     for seed in ("seven", "-1", str(1 << 31), ""):
-        with pytest.raises(DataError, match="is a seed"):
+        with refuses("prompt", "is a seed"):
             TextWorld().reset(row(seed))
 
 

@@ -166,7 +166,9 @@ def _collect_part(
     world.takes_pictures = not cannot_draw(world.eye)
     try:
         if pixels and not any(column.kind == "image" for column in world.columns):
-            raise ConfigError(f"collect: {share.checkpoint} acts on pixels; set env.observation=pixels")
+            raise ConfigError(
+                f"collect: {share.checkpoint} acts on pixels; set env.observation=pixels", key="env.observation"
+            )
         make_actor = actor_maker(share, world, env, policy)
         chunk = policy.chunk if policy is not None and policy.in_parts else None
         recorder = _recorder(part, wanted, world, env, settings, writer)
@@ -220,7 +222,10 @@ def _nothing_kept(tried: int, share: ActorShare, recorder: Recorder, settings: C
         causes.append(f"the simulator broke ({broke}): correct the environment")
     if settings.only_success:
         causes.append("with only_success the actor must succeed now and then")
-    return ConfigError(f"collect: {tried} episodes of actor {share.type!r} and not one to keep; {'; '.join(causes)}")
+    return ConfigError(
+        f"collect: {tried} episodes of actor {share.type!r} and not one to keep; {'; '.join(causes)}",
+        key=None if broke else "collect.only_success",
+    )
 
 
 def _play_round(

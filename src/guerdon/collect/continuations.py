@@ -37,10 +37,13 @@ class Continuations:
         if not isinstance(settings, MetaWorldSettings):
             raise ConfigError(
                 f"continuations need Meta-World, where a scripted expert can go on from any moment; env.type is "
-                f"{settings.type}"
+                f"{settings.type}",
+                key="env.type",
             )
         if settings.task_ids is not None:
-            raise ConfigError("continuations need an expert for the task: set env.task instead of env.task_ids")
+            raise ConfigError(
+                "continuations need an expert for the task: set env.task instead of env.task_ids", key="env.task_ids"
+            )
         self.limit = limit
         self._world = World(MetaWorldVectorEnv(settings.task, 1), [settings.task])
         self._world.reset()

@@ -604,7 +604,7 @@ class ControlCollector:
     def _refuse_interventions(self, transition: Transition) -> None:
         """On-policy learning takes every action for the policy's own."""
         if transition.intervened.any() and not self._replayed:
-            raise ConfigError(on_policy_refuses(f"env.task {self.env.task}"))
+            raise ConfigError(on_policy_refuses(f"env.task {self.env.task}"), key="env.task")
 
     def _next_episodes(self, t: int, transition: Transition, acted: _Acted) -> None:
         """Episodes that began after a step; after the one episode of a group's copy nothing is part of the run."""

@@ -110,8 +110,13 @@ class Registry:
             )
         return found  # type: ignore[no-any-return]
 
-    def check(self, name: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    def check(self, name: str, params: Mapping[str, Any], *, key: str = "params") -> dict[str, Any]:
         """The arguments of a user's factory that `params` give.
+
+        Args:
+            name: `package.module:factory`, or a registered name.
+            params: arguments of the factory from the configuration.
+            key: that holds them in their section.
 
         Raises:
             ConfigError: as `factory` does; or an argument is unknown, missing or of another type.
@@ -122,7 +127,8 @@ class Registry:
             checked = section.model_validate({"params": params}).params  # type: ignore[attr-defined]
         except ValidationError as error:
             found = problems(section, Tree({"params": dict(params)}), error, f"the {self.kind} {name}")
-            raise ConfigError("; ".join(map(str, found))) from error
+            inside = (found[0].key or "").removeprefix("params")
+            raise ConfigError("; ".join(map(str, found)), key=f"{key}{inside}") from error
         if whole:
             return {"params": checked}
         fields = type(checked).model_fields

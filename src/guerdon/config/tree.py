@@ -96,7 +96,7 @@ class _Reader:
     def value(self, node: yaml.Node, path: str) -> Any:
         self.count += 1
         if id(node) in self.open:
-            raise ConfigError(f"{self.place(node)}: an alias refers to the section that contains it")
+            raise ConfigError(f"{self.place(node)}: an alias refers to the section that contains it", key=path or None)
         if self.count > _MAX_NODES:
             raise ConfigError(f"{self.name}: aliases expand to more than {_MAX_NODES} values")
         if path:
@@ -111,7 +111,9 @@ class _Reader:
             raise ConfigError(f"{self.place(node)}: more than {DEEPEST} maps and lists inside each other")
         try:
             if node.tag not in ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"):
-                raise ConfigError(f"{self.place(node)}: the tag {node.tag} is not allowed in a configuration")
+                raise ConfigError(
+                    f"{self.place(node)}: the tag {node.tag} is not allowed in a configuration", key=path or None
+                )
             if isinstance(node, yaml.SequenceNode):
                 return [self.value(child, f"{path}.{i}" if path else str(i)) for i, child in enumerate(node.value)]
             assert isinstance(node, yaml.MappingNode)
@@ -129,7 +131,9 @@ class _Reader:
                 merges.append(value_node)
                 continue
             if not isinstance(key_node, yaml.ScalarNode):
-                raise ConfigError(f"{self.place(key_node)}: a key must be a word, not a list or a map")
+                raise ConfigError(
+                    f"{self.place(key_node)}: a key must be a word, not a list or a map", key=path or None
+                )
             key = str(key_node.value)
             if len(key) > LONGEST_KEY:
                 raise ConfigError(f"{self.place(key_node)}: {describe(key)} is not a key: keys are short words")
@@ -155,7 +159,7 @@ class _Reader:
     def merged(self, node: yaml.Node, path: str) -> dict[str, Any]:
         found = self.value(node, path)
         if not isinstance(found, dict):
-            raise ConfigError(f"{self.place(node)}: << needs a map to merge in")
+            raise ConfigError(f"{self.place(node)}: << needs a map to merge in", key=path or None)
         return found
 
 
@@ -239,11 +243,16 @@ def apply_overrides(tree: Tree, overrides: Sequence[str]) -> Tree:
 
 
 def _override_value(value_text: str, text: str) -> Any:
-    value, _ = parse_yaml(value_text, f"override {text!r}")
+    path = text.partition("=")[0]
+    key = path.strip()
+    try:
+        value, _ = parse_yaml(value_text, f"override {text!r}")
+    except ConfigError as error:
+        error.key = key if error.key is None else f"{key}.{error.key}"
+        raise
     if value is None and value_text.strip() not in _NULLS:
-        path = text.partition("=")[0]
         raise ConfigError(
-            f"override {text!r}: no value; write {path}=null for none, or quote it: {path}=\"'...'\"", key=path
+            f"override {text!r}: no value; write {path}=null for none, or quote it: {path}=\"'...'\"", key=key
         )
     return value
 

@@ -55,7 +55,9 @@ def connected(address: str, *, show_logs: bool = True) -> tuple[Any, bool]:
         address = os.environ.get("RAY_ADDRESS", address)  # set in jobs of a cluster
     local = {"include_dashboard": False} if address == "local" else {}
     interrupt = signal.getsignal(signal.SIGTERM)
-    with boundary(ConfigError, f"the Ray cluster of cluster.address {address} cannot be reached"):
+    with boundary(
+        ConfigError, f"the Ray cluster of cluster.address {address} cannot be reached", key="cluster.address"
+    ):
         ray.init(address=address, logging_level=logging.WARNING, log_to_driver=show_logs, **local)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, interrupt)  # Ray's own handler aborts the process
@@ -415,7 +417,8 @@ class Actors:
                 f"the cluster has room for {len(ready)} of {len(refs)} {self._name}s (cluster.{self._kind}s), which "
                 + "need "
                 + " and ".join(f"{n:g} {name} each (it has {has.get(name, 0):g})" for name, n in needs.items() if n)
-                + ": ask for fewer or smaller ones, or add nodes"
+                + ": ask for fewer or smaller ones, or add nodes",
+                key=f"cluster.{self._kind}s",
             )
         try:
             self.ray.get(refs)

@@ -134,7 +134,8 @@ class RayJobs:
             needs = " and ".join(f"{n:g} {name}" for name, n in wanted.items() if n)
             raise ConfigError(
                 f"no node of the cluster has the {needs} of a job (cluster.job_cpus, job_gpus): reserve less, or add a "
-                "node"
+                "node",
+                key="cluster.job_cpus",
             )
 
 

@@ -51,7 +51,8 @@ class LabelWorker(ClusterWorker):
             if weights_hash(policy) != fingerprint:
                 raise ConfigError(
                     f"the policy {settings.path} has other weights on a node of the cluster ({os.uname().nodename}): "
-                    "put it on a file system that all nodes share"
+                    "put it on a file system that all nodes share",
+                    key="policy.path",
                 )
             self._samplers[fingerprint] = BatchSampler(policy, self._generation)
         return self._samplers[fingerprint].sample(batch)

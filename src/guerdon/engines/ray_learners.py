@@ -79,7 +79,8 @@ def lead(
     if bool(torch.cuda.device_count()) != bool(cluster.learner_gpus):
         raise ConfigError(
             f"the process of the run is the first learner, and it has {torch.cuda.device_count()} GPU(s), while "
-            f"cluster.learner_gpus is {cluster.learner_gpus:g}: all learners compute on a GPU, or none does"
+            f"cluster.learner_gpus is {cluster.learner_gpus:g}: all learners compute on a GPU, or none does",
+            key="cluster.learner_gpus",
         )
     again, losses_in_a_row, reached = False, 0, checkpoint()
     while True:

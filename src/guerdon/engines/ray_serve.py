@@ -49,7 +49,9 @@ def deploy(settings: ServeSettings) -> None:
     """
     wanted = settings.ray
     if wanted is None:
-        raise ConfigError("a server on a cluster needs the section ray; without it, launch() serves in this process")
+        raise ConfigError(
+            "a server on a cluster needs the section ray; without it, launch() serves in this process", key="ray"
+        )
     refuse_early(settings)
     serve = _ray_serve()
     ray, owned = connected(wanted.address)

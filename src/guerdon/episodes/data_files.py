@@ -46,7 +46,7 @@ class DataFiles:
         self.paths = sorted((root / "data").rglob("*.parquet"))
         if not self.paths:
             raise DataError("a LeRobot data set without data/*.parquet", where=root)
-        with boundary(DataError, f"{self.paths[0]}: cannot be read as Parquet"):
+        with boundary(DataError, "cannot be read as Parquet", where=str(self.paths[0])):
             schema = BoundedParquet(self.paths[0]).schema
         kinds = {field.name: str(field.type) for field in schema}
         self.names = list(kinds)

@@ -159,7 +159,9 @@ def features_of(episode: Episode, key: str, *, video: bool, fps: int) -> Feature
         DataError: the episode has texts (those are not robot data), or a column of an unsuitable shape.
     """
     if episode.texts is not None:
-        raise DataError(f"episode {episode.id!r} has texts: robot data sets hold frames, states and actions only")
+        raise DataError(
+            f"episode {episode.id!r} has texts: robot data sets hold frames, states and actions only", field="texts"
+        )
     features: Features = {}
     for camera, frames in pictures_of(episode, key).items():
         features[camera] = _camera_feature(*frames.shape[1:3], video=video, fps=fps)
@@ -266,7 +268,9 @@ def load_info(root: Path) -> Info:
     raw = _read_info(root)
     version = str(raw.get("codebase_version")) if isinstance(raw, dict) else "None"
     if not version.startswith("v3."):
-        raise DataError(f"{path} is of version {version}, and v3.0 is read: {_conversion(version)}")
+        raise DataError(
+            f"{path} is of version {version}, and v3.0 is read: {_conversion(version)}", field="codebase_version"
+        )
     try:
         info = Info(
             fps=raw["fps"],
@@ -280,7 +284,7 @@ def load_info(root: Path) -> Info:
         raise DataError(f"{path} has no valid {exc}; restore it from a copy of the data set") from exc
     for name, feature in info.features.items():
         if not isinstance(feature.get("dtype"), str) or not isinstance(feature.get("shape"), list | tuple):
-            raise DataError(f"feature {name!r} needs a dtype and a shape", where=path)
+            raise DataError(f"feature {name!r} needs a dtype and a shape", where=path, field=name)
     if not isinstance(info.fps, int | float) or not info.fps > 0:
         raise DataError(f"fps must be a positive number, got {info.fps!r}", where=path, field="fps")
     return info
@@ -453,7 +457,8 @@ def _refuse_shares(column: NDArray[Any]) -> None:
     if (wrong := flat[(flat > 0) & (flat != 1)]).size:
         raise DataError(
             f"its {SUCCESS} is {wrong[0]:g} in a row: success is 1 or true, failure 0 or false, unknown null or "
-            "negative; store probabilities under another name"
+            "negative; store probabilities under another name",
+            field=SUCCESS,
         )
 
 

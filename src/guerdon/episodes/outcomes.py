@@ -51,10 +51,14 @@ class Outcomes:
         keys = [key for entry in entries if (key := self._key(entry)) is not None]
         other = [key for key in self.known if key not in {*keys, *map(str, lost)}]
         if other:
-            raise DataError(f"{root} has no episode {_listed(other)}; remove these rows", where=self.path)
+            raise DataError(
+                f"{root} has no episode {_listed(other)}; remove these rows", where=self.path, field=EPISODE
+            )
         missing = [entry.id for entry in entries if self._key(entry) is None]
         if missing:
-            raise DataError(f"the success of episode {_listed(missing)} of {root} is missing", where=self.path)
+            raise DataError(
+                f"the success of episode {_listed(missing)} of {root} is missing", where=self.path, field=SUCCESS
+            )
         found = [replace(one, outcome=self.of(one), outcome_known=True) for one in entries]
         changed = [
             new.id for old, new in zip(entries, found, strict=True)
@@ -73,6 +77,7 @@ class Outcomes:
         return DataError(
             f"{root} itself says otherwise of episode {_listed(episodes)}: leave out the file, or correct the data set",
             where=self.path,
+            field=SUCCESS,
         )
 
     def _key(self, entry: Entry) -> str | None:
@@ -97,7 +102,7 @@ def read_outcomes(path: str, *, at_end: bool = False) -> Outcomes:
     absent = [name for name in (EPISODE, SUCCESS) if name not in names]
     if absent:
         has = ", ".join(names.values()) or "no rows"
-        raise DataError(f"lacks the column {' and '.join(absent)}; it has {has}", where=path)
+        raise DataError(f"lacks the column {' and '.join(absent)}; it has {has}", where=path, field=absent[0])
     episodes = [canonical(row.get(names[EPISODE])) for _, row in rows]
     _check_once(path, episodes, [place for place, _ in rows])
     coding = _coding(path, [{SUCCESS: row.get(names[SUCCESS])} for _, row in rows])
@@ -108,6 +113,7 @@ def read_outcomes(path: str, *, at_end: bool = False) -> Outcomes:
             f"the success of episode {_listed(open_)} is empty or not {coding.name}; complete it, or remove these "
             "episodes from the data set",
             where=path,
+            field=SUCCESS,
         )
     return Outcomes(path, {key: bool(value) for key, value in zip(episodes, values, strict=True)}, at_end)
 
@@ -122,9 +128,11 @@ def _check_once(path: str, episodes: Sequence[str], places: Sequence[str]) -> No
     first: dict[str, str] = {}
     for episode, place in zip(episodes, places, strict=True):
         if episode in ("", "none", "null", "nan"):
-            raise DataError(f"{place} names no episode", where=path)
+            raise DataError(f"{place} names no episode", where=path, field=EPISODE)
         if episode in first:
-            raise DataError(f"episode {episode} is there twice, {first[episode]} and {place}", where=path)
+            raise DataError(
+                f"episode {episode} is there twice, {first[episode]} and {place}", where=path, field=EPISODE
+            )
         first[episode] = place
 
 

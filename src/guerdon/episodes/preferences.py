@@ -238,7 +238,7 @@ def _better_and_worse(record: Record, *, with_prompt: bool) -> Given:
     if any(map(is_nothing, both)):
         raise LeftOut("no_value")
     chosen, rejected = (
-        responses_of(one, f"{record.where}: {name}") for one, name in zip(both, ("chosen", "rejected"), strict=True)
+        responses_of(one, name, record.where) for one, name in zip(both, ("chosen", "rejected"), strict=True)
     )
     prompt, responses = asked_of(roles), [*chosen, *rejected]
     if prompt is None and all(isinstance(one, str) for one in responses):
@@ -372,7 +372,7 @@ def is_nothing(cell: Any) -> bool:
     return cell is None or cell != cell or (isinstance(cell, list | tuple | Mapping) and not cell)
 
 
-def responses_of(given: Any, where: str) -> list[Any]:
+def responses_of(given: Any, column: str, where: str | None = None) -> list[Any]:
     """The responses of a column: texts, or lists of messages.
 
     Raises:
@@ -387,7 +387,8 @@ def responses_of(given: Any, where: str) -> list[Any]:
             return [given]
         if all(isinstance(one, str | list | tuple) for one in given):
             return list(given)
-    raise DataError(f"{where} must be text, chat messages, or a list of either, this is {str(given)[:80]!r}")
+    said = f"{column} must be text, chat messages, or a list of either, this is {str(given)[:80]!r}"
+    raise DataError(said, where=where, field=column)
 
 
 def _common(texts: Sequence[str]) -> tuple[str, list[str]]:

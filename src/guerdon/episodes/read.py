@@ -307,16 +307,19 @@ def _times(entry: Entry, key: str, columns: Columns, fps: float) -> NDArray[np.f
         DataError: the time stamps are missing, do not increase, or lie outside the episode's part of the video.
     """
     if "timestamp" not in columns:
-        raise DataError(_NO_TIMESTAMP)
+        raise DataError(_NO_TIMESTAMP, field="timestamp")
     stamps_T = columns["timestamp"].astype(np.float64).reshape(-1)
     span = entry.videos[key]
     if not (np.diff(stamps_T) > 0).all():
-        raise DataError("its time stamps do not increase, so that they do not tell its video frames apart")
+        raise DataError(
+            "its time stamps do not increase, so that they do not tell its video frames apart", field="timestamp"
+        )
     if not (stamps_T[0] > -0.5 / fps and stamps_T[-1] < span.stop - span.start - 0.5 / fps):
         raise DataError(
             f"its time stamps run from {stamps_T[0]:.3f} to {stamps_T[-1]:.3f} s, but its part of the video is "
             f"{span.stop - span.start:.3f} s long: time stamps begin at 0 in each episode, and a part (from_timestamp "
-            "to to_timestamp in the index) holds a frame for each"
+            "to to_timestamp in the index) holds a frame for each",
+            field="timestamp",
         )
     return span.start + stamps_T
 
@@ -662,7 +665,9 @@ def _columns(table: pa.Table, info: Info, names: Iterable[str]) -> Columns:
                 flat = flat_numbers(table[name])
                 words = [value for value in flat if isinstance(value, str)] if flat.dtype == object else []
                 if words:
-                    raise DataError(f"column {name} holds text, such as {words[0]!r}: write numbers or booleans")
+                    raise DataError(
+                        f"column {name} holds text, such as {words[0]!r}: write numbers or booleans", field=name
+                    )
                 columns[name] = flat.reshape(len(table), *(() if shape in ((), (1,)) else shape))
     return columns
 

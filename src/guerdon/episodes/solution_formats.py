@@ -82,7 +82,8 @@ def _solution(fields: RowFields, **given: Any) -> Solution:
     try:
         return Solution(**{**optional, **given})
     except DataError as error:
-        raise DataError(str(error), where=fields.where) from error
+        column = next((name for name in (f"step_{error.field}", error.field) if name in fields.row), error.field)
+        raise DataError(str(error), where=fields.where, field=column) from error
 
 
 def _own_keys(solution: Solution, *, without: Sequence[str] = ()) -> dict[str, Any]:
@@ -566,7 +567,9 @@ def from_math_shepherd(row: Any, where: str, name: str) -> Solution:
     start = fields.get("question_end", int, "a number of characters", None)
     begin = texts[0].rfind("Step 1:") if start is None else start + 1
     if begin < 0:
-        raise DataError(f"no 'Step 1:' before the first {MARKER}: where does the solution start?", where=where)
+        raise DataError(
+            f"no 'Step 1:' before the first {MARKER}: where does the solution start?", where=where, field="input"
+        )
     question = texts[0][:begin].rstrip() if start is None else texts[0][:start]
     texts[0] = texts[0][begin:]
     ends = fields.integers("step_ends", None)
@@ -602,14 +605,15 @@ def from_signed_turns(row: Any, where: str, name: str, mark: str) -> Solution:
         DataError: the row cannot be understood.
     """
     fields = RowFields(row, where)
-    turns = fields.messages("conversations" if row.get("conversations") is not None else "messages")
+    column = "conversations" if row.get("conversations") is not None else "messages"
+    turns = fields.messages(column)
     if [m["role"] for m in turns] != ["user", "assistant"] * (len(turns) // 2):
-        raise DataError("the turns must be the user's and the assistant's in turn", where=where)
+        raise DataError("the turns must be the user's and the assistant's in turn", where=where, field=column)
     steps = steps_of_turns(turns)
     begun = divided(steps, mark) if mark else None
     if begun is None:
         said = "where does the solution start? Neither `Step 1`, nor a line of its own divides it from the question"
-        raise NoLabelsError(where, "no_first_step", said) if mark else DataError(said, where=where)
+        raise NoLabelsError(where, "no_first_step", said) if mark else DataError(said, where=where, field=column)
     question, first = begun
     bodies = [step.strip() for step in (first, *steps[1:])]
     labels = tuple(float(m["content"].strip() == "+") for m in turns[1::2])

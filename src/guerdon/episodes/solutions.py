@@ -57,10 +57,10 @@ class Solution:
     def __post_init__(self) -> None:
         for name, values, low in (("labels", self.labels, 0.0), ("rewards", self.rewards, -1.0)):
             if values and len(values) != len(self.steps):
-                raise DataError(f"solution {self.id}: {len(values)} {name} for {len(self.steps)} steps")
+                raise DataError(f"solution {self.id}: {len(values)} {name} for {len(self.steps)} steps", field=name)
             for k, value in enumerate(values):
                 if value is not None and not low <= value <= 1.0:  # NaN fails too
-                    raise DataError(f"solution {self.id}: {name}[{k}] is {value}; allowed: {low:g} to 1")
+                    raise DataError(f"solution {self.id}: {name}[{k}] is {value}; allowed: {low:g} to 1", field=name)
 
     def __repr__(self) -> str:
         """One line: the question and how many steps, and not their text."""
@@ -96,7 +96,7 @@ class Solution:
             DataError: there is no step.
         """
         if not self.steps:
-            raise DataError(f"solution {self.id} has no step")
+            raise DataError(f"solution {self.id} has no step", field="steps")
         return Episode(
             id=self.id, task=self.question, texts=self.steps, outcome=self.is_correct, meta=self.meta,
             context=self.context, tools=self.tools, group=group,

@@ -200,9 +200,13 @@ class EpisodeWriter:
             if have != new:
                 names = sorted(name for name in {*have, *new} if have.get(name) != new.get(name))
                 detail = "; ".join(f"{name}: {have.get(name)} there, {new.get(name)} here" for name in names)
-                raise DataError(f"episode {episode.id!r} does not fit {self._root}: {detail}; use another root")
+                raise DataError(
+                    f"episode {episode.id!r} does not fit {self._root}: {detail}; use another root", field=names[0]
+                )
         if episode.id in self._ids:
-            raise DataError(f"episode id {episode.id!r} is already in {self._root}: give each episode its own id")
+            raise DataError(
+                f"episode id {episode.id!r} is already in {self._root}: give each episode its own id", field="id"
+            )
         with boundary(DataError, f"episode {episode.id!r}: meta must be plain JSON values and texts valid Unicode"):
             json.dumps(dict(episode.meta))
             f"{episode.id}{episode.task}".encode()
@@ -458,9 +462,14 @@ def _existing(root: Path, *, fps: int, robot_type: str) -> _DatasetState:
         return _DatasetState(robot_type=robot_type)
     info = layout.load_info(root)
     if info.fps != fps:
-        raise DataError(f"{root} has {info.fps} fps, asked for {fps}: pass fps={info.fps} or choose another root")
+        raise DataError(
+            f"{root} has {info.fps} fps, asked for {fps}: pass fps={info.fps} or choose another root", field="fps"
+        )
     if robot_type not in ("unknown", info.robot_type):
-        raise DataError(f"{root} has robot_type {info.robot_type!r}, asked for {robot_type!r}: choose another root")
+        raise DataError(
+            f"{root} has robot_type {info.robot_type!r}, asked for {robot_type!r}: choose another root",
+            field="robot_type",
+        )
     for path in index.index_files(root):
         with boundary(DataError, f"{path} cannot be read; choose another root"):
             names = pq.read_schema(path).names

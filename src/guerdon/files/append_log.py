@@ -219,7 +219,9 @@ class AppendLog:
             try:
                 rows.append(json.loads(line))
             except (ValueError, RecursionError) as error:
-                raise DataError(f"{self.path}:{number}: not a line of JSON: {error}; remove that line") from error
+                raise DataError(
+                    f"not a line of JSON: {error}; remove that line", where=f"{self.path}:{number}"
+                ) from error
         return rows
 
     def append(self, row: Mapping[str, Any]) -> None:

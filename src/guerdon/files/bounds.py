@@ -456,7 +456,9 @@ def _refuse_overlaps(path: Path, infos: list[zipfile.ZipInfo]) -> None:
     at = 0
     for info in sorted(infos, key=lambda info: info.header_offset):
         if info.header_offset < at:
-            raise DataError(f"{path}: the member {info.filename[:80]} overlaps another one; write the archive again")
+            raise DataError(
+                f"the member {info.filename[:80]} overlaps another one; write the archive again", where=path
+            )
         at = info.header_offset + _HEADER + info.compress_size
 
 

@@ -163,7 +163,9 @@ class BoundedParquet:
                 if size > _LARGE:
                     pa.default_memory_pool().release_unused()
             if missing:  # `iter_batches` ends where a column does
-                raise DataError(f"{self.path}: {missing} rows of the footer are not in the pages; write the file again")
+                raise DataError(
+                    f"{missing} rows of the footer are not in the pages; write the file again", where=self.path
+                )
 
     def _open(self, shared: frozenset[str]) -> pq.ParquetFile:
         """The file with these columns read as dictionaries."""
@@ -232,8 +234,10 @@ class BoundedParquet:
                 raise TooLarge(f"{where}: it has more than {PAGES:,} pages; write larger pages")
             if column.flat and column.values != group.rows:
                 raise DataError(
-                    f"{where}: the footer says {group.rows} rows, and the pages of {path[:80]} have {column.values}; "
-                    "write the file again"
+                    f"the footer says {group.rows} rows, and the pages of {path[:80]} have {column.values}; "
+                    "write the file again",
+                    where=where,
+                    field=path,
                 )
             found.append(column)
         return found
@@ -704,7 +708,7 @@ def _pages(where: str, file: BinaryIO, chunk: _Chunk) -> tuple[list[_Page], list
         page = _page(file, at)
         numbers = () if page is None else (page.size, page.packed, page.values)
         if page is None or not all(0 <= number < 1 << 31 for number in numbers) or len(found) > PAGES:
-            raise DataError(f"{where}: page {len(found)} is damaged, or there are more than {PAGES:,}")
+            raise DataError(f"page {len(found)} is damaged, or there are more than {PAGES:,}", where=where)
         at = page.at + page.packed
         if page.kind == _DICTIONARY:
             entries.append(page)

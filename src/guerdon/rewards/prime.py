@@ -515,7 +515,8 @@ def _models(
         raise ConfigError(
             f"prime_model of the reward source {name} starts as its own reference and update: none never changes it, "
             "so that every process reward would be 0: warm it up (warm_up.rollouts), or give path a model that was "
-            "trained"
+            "trained",
+            key=f"reward.sources.{name}.model.update",
         )
     frozen: dict[str | None, SharedBase] = {} if own.lora is None or not shares else {own.path: policy.base}
     if own.lora is not None and start in frozen:

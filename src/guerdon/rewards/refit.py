@@ -90,18 +90,20 @@ def online_model(name: str, model: RewardModel, settings: RefittedModelSettings,
         ConfigError: the model cannot be refitted, or not with these labels.
         DataError: there are no labelled episodes at `replay_path`.
     """
+    where = f"reward.sources.{name}"
     if not isinstance(model, ImageRewardModel):
-        raise ConfigError.about(f"reward.sources.{name}", f": a {settings.model_type} model cannot be refitted")
+        raise ConfigError(f"{where}: a {settings.model_type} model cannot be refitted", key=f"{where}.model.update")
     if settings.labeler == "continuation" and model.config.horizon is None:
-        raise ConfigError.about(
-            f"reward.sources.{name}",
-            ": labeler continuation counts environment steps to success, so the progress "
-            "model needs a horizon: set train.<name>.horizon and train it again",
+        raise ConfigError(
+            f"{where}: labeler continuation counts environment steps to success, so the progress model needs a "
+            "horizon: set train.<name>.horizon and train it again",
+            key=f"{where}.model.labeler",
         )
     adversarial = settings.labeler == "adversarial"
     if adversarial and model.config.state_size is None:
-        raise ConfigError.about(
-            f"reward.sources.{name}", ": labeler adversarial needs a model that looks at states: train it with arch mlp"
+        raise ConfigError(
+            f"{where}: labeler adversarial needs a model that looks at states: train it with arch mlp",
+            key=f"{where}.model.labeler",
         )
     params = settings.update_params
     frames, targets = _replay(settings, model.config, params.replay_size)

@@ -136,7 +136,8 @@ class TextReward(ModelReward[Responses]):
         if self.settings.scores_steps:
             raise ConfigError(
                 f"the source {self.name!r}: reward_mode {self.settings.reward_mode} scores steps of one response, and "
-                "these are conversations: set it to per_turn or terminal"
+                "these are conversations: set it to per_turn or terminal",
+                key=f"reward.sources.{self.name}.reward_mode",
             )
         turns = turns_of(rollout)
         terminal = self.settings.reward_mode == "terminal"
@@ -230,21 +231,37 @@ class TextReward(ModelReward[Responses]):
         """The settings fit what the model measures."""
         info, s, where = self.model.info, self.settings, f"reward.sources.{self.name}"
         if info.modality != "text":
-            raise ConfigError(f"{where}: {info.name} looks at {info.modality}s, not at text")
+            raise ConfigError(f"{where}: {info.name} looks at {info.modality}s, not at text", key=f"{where}.model")
         steps = info.granularity == "step"
         if not steps and s.scores_steps:
-            raise ConfigError(f"{where}: {info.name} judges whole responses only, so reward_mode must be terminal")
+            raise ConfigError(
+                f"{where}: {info.name} judges whole responses only, so reward_mode must be terminal",
+                key=f"{where}.reward_mode",
+            )
         if steps and not s.scores_steps and s.aggregation is None:
-            raise ConfigError(f"{where}: {info.name} judges steps; say by aggregation how their values become one")
+            raise ConfigError(
+                f"{where}: {info.name} judges steps; say by aggregation how their values become one",
+                key=f"{where}.aggregation",
+            )
         if not steps and s.aggregation is not None:
-            raise ConfigError(f"{where}: aggregation would do nothing, {info.name} judges whole responses; remove it")
+            raise ConfigError(
+                f"{where}: aggregation would do nothing, {info.name} judges whole responses; remove it",
+                key=f"{where}.aggregation",
+            )
         bounded = PROBABILITIES[0] <= info.range[0] and info.range[1] <= PROBABILITIES[1]
         if s.shaping == "threshold" and info.compares:
-            raise ConfigError(f"{where}: {relative(info.name)}: set shaping to raw or signed, not threshold")
+            raise ConfigError(
+                f"{where}: {relative(info.name)}: set shaping to raw or signed, not threshold", key=f"{where}.shaping"
+            )
         if s.shaping == "signed" and not bounded:
-            raise ConfigError(f"{where}: shaping signed needs probabilities; {info.name} gives {info.range}")
+            raise ConfigError(
+                f"{where}: shaping signed needs probabilities; {info.name} gives {info.range}", key=f"{where}.shaping"
+            )
         if s.shaping == "threshold" and not bounded and s.reward_threshold is None and info.success_threshold is None:
-            raise ConfigError(f"{where}: shaping threshold needs reward_threshold; {info.name} gives {info.range}")
+            raise ConfigError(
+                f"{where}: shaping threshold needs reward_threshold; {info.name} gives {info.range}",
+                key=f"{where}.shaping",
+            )
 
 
 class VerifiedTurns(RewardSource[Responses]):

@@ -308,7 +308,7 @@ def check_estimator(settings: AlgorithmSettings) -> None:
     estimator, what = named_estimator(settings), f"the estimator {settings.adv_estimator}"
     assert not isinstance(estimator, str)
     source, steps = small_case(settings.needs)
-    with boundary(ConfigError, f"{what} raised on the case of docs/extend.md#estimator"):
+    with boundary(ConfigError, f"{what} raised on the case of docs/extend.md#estimator", key="algorithm.adv_estimator"):
         found = estimator(source, steps)
     _check_estimate(what, source, found)
 
@@ -593,19 +593,22 @@ def _check_estimate(what: str, source: SourceRewards, found: object) -> None:
     shape = source.rewards_B_T.shape
     if not isinstance(found, Estimate):
         raise ConfigError(
-            f"{what} returned {_described(found)}: it must return an Estimate of advantages_B_T and known_B_T"
+            f"{what} returned {_described(found)}: it must return an Estimate of advantages_B_T and known_B_T",
+            key="algorithm.adv_estimator",
         )
     if source.values_B_T is not None and found.targets_B_T is None:
         raise ConfigError(
             f"{what} gives no targets_B_T, which the critic of this policy learns from: return them, or say that it "
-            "needs no critic, by `info = EstimatorInfo(critic=False)` on its factory (docs/extend.md#estimator)"
+            "needs no critic, by `info = EstimatorInfo(critic=False)` on its factory (docs/extend.md#estimator)",
+            key="algorithm.adv_estimator",
         )
     for name, array in found._asdict().items():
         if not name.endswith("_B_T") or (array is None and name == "targets_B_T"):
             continue
         if getattr(array, "shape", None) != shape:
             raise ConfigError(
-                f"{what} gives {name} as {_described(array)}: it must be an array {shape}, as rewards_B_T"
+                f"{what} gives {name} as {_described(array)}: it must be an array {shape}, as rewards_B_T",
+                key="algorithm.adv_estimator",
             )
     if not np.isfinite(found.advantages_B_T).all():
         raise DataError(f"{what} gives advantages_B_T that are not finite")
@@ -626,7 +629,10 @@ def _check(sources: Mapping[str, SourceRewards], steps: Steps, estimator: str, w
         raise ConfigError("advantages need at least one source of reward")
     if estimator in _UNWHITENED and not whitened:
         without = _UNWHITENED[estimator]
-        raise ConfigError(f"{estimator} is {without} with whitening; use adv_estimator: {without} without it")
+        raise ConfigError(
+            f"{estimator} is {without} with whitening; use adv_estimator: {without} without it",
+            key="algorithm.adv_estimator",
+        )
     needs = estimator_info(estimator) if estimator else EstimatorInfo()
     _check_groups(steps, estimator, needs)
     for name, source in sources.items():
@@ -644,7 +650,8 @@ def _check_groups(steps: Steps, estimator: str, needs: EstimatorInfo) -> None:
     if groups is None or (len(groups) and sizes.max() < 2):
         raise ConfigError(
             f"{estimator} compares responses to the same prompt: data.n_samples must be at least 2 (of TRL "
-            "num_generations, of verl actor_rollout_ref.rollout.n)"
+            "num_generations, of verl actor_rollout_ref.rollout.n)",
+            key="data.n_samples",
         )
 
 
@@ -660,7 +667,8 @@ def _check_source(name: str, source: SourceRewards, steps: Steps, estimator: str
         if early.any():
             raise ConfigError(
                 f"{int(early.sum())} conversations are paid at turns before the last one, for which {estimator} is "
-                "biased: set algorithm.adv_estimator to turn_rloo, or let the agent give outcomes alone"
+                "biased: set algorithm.adv_estimator to turn_rloo, or let the agent give outcomes alone",
+                key="algorithm.adv_estimator",
             )
     for field in fields(source):
         array = getattr(source, field.name)

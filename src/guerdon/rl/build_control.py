@@ -276,7 +276,7 @@ def check_of_replay(study: Study) -> None:
         return
     for key in ("info_keys", "intervene_after"):
         if getattr(study.env, key, None):
-            raise ConfigError(on_policy_refuses(f"the environment, by env.{key},"))
+            raise ConfigError(on_policy_refuses(f"the environment, by env.{key},"), key=f"env.{key}")
     for name, source in study.robot_sources.items():
         if source.ends:
             raise ConfigError.about(
@@ -408,11 +408,14 @@ def reward_for_goals(study: Study, shape: PolicyShape) -> GoalRewards:
     if found is None:
         raise ConfigError(
             f"{what} is for environments that show {ACHIEVED} and {DESIRED} and have compute_reward; this one shows "
-            f"{', '.join(sorted(shown)) or 'one array'}"
+            f"{', '.join(sorted(shown)) or 'one array'}",
+            key=what,
         )
     own, wanted = copy.observation_space[ACHIEVED], copy.observation_space[DESIRED]
     if own.shape != wanted.shape or (not isinstance(own, gymnasium.spaces.Box) and own != wanted):
-        raise ConfigError(f"{what}: {ACHIEVED} is of {own}, {DESIRED} of {wanted}: neither can stand for the other")
+        raise ConfigError(
+            f"{what}: {ACHIEVED} is of {own}, {DESIRED} of {wanted}: neither can stand for the other", key=what
+        )
     failed = f"{what}: compute_reward(achieved_goal, desired_goal, {'info' if names else '{}'}) failed"
     start = world.reset(np.zeros(world.num_envs, np.bool_))
     transition = world.step(some_allowed(start.own_observations, world.own_columns, world.action_space))
@@ -421,7 +424,7 @@ def reward_for_goals(study: Study, shape: PolicyShape) -> GoalRewards:
     )
     hint = "; what it reads of info belongs in algorithm.keep_info" if not names else ""
     for pair in zip(achieved, desired, _each_info(transition.kept, len(achieved)), strict=True):
-        with boundary(ConfigError, failed + hint):
+        with boundary(ConfigError, failed + hint, key=what):
             float(found(*pair))
     together = not names and _takes_many(found, achieved, desired)
     over = _attribute(copy, "compute_terminated")
@@ -429,7 +432,7 @@ def reward_for_goals(study: Study, shape: PolicyShape) -> GoalRewards:
     def rewards(achieved_N: np.ndarray, desired_N: np.ndarray, infos: Infos = NO_INFO) -> FloatArray:
         goals = own_values(achieved_N, own), own_values(desired_N, wanted)
         each = zip(*goals, _each_info(infos, len(achieved_N)), strict=True)
-        with boundary(ConfigError, failed):
+        with boundary(ConfigError, failed, key=what):
             paid = found(*goals, {}) if together else [found(*one) for one in each]
             rewards = np.asarray(paid, np.float32).reshape(len(achieved_N))
         if not np.isfinite(rewards).all():
@@ -439,7 +442,7 @@ def reward_for_goals(study: Study, shape: PolicyShape) -> GoalRewards:
     def ends(achieved_N: np.ndarray, desired_N: np.ndarray, infos: Infos) -> BoolArray:
         goals = own_values(achieved_N, own), own_values(desired_N, wanted)
         each = zip(*goals, _each_info(infos, len(achieved_N)), strict=True)
-        with boundary(ConfigError, failed.replace("compute_reward", "compute_terminated")):
+        with boundary(ConfigError, failed.replace("compute_reward", "compute_terminated"), key=what):
             return np.fromiter((bool(over(*one)) for one in each), np.bool_, len(achieved_N))
 
     def near(achieved_N: np.ndarray, desired_N: np.ndarray) -> list[np.ndarray]:

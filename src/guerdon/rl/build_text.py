@@ -326,7 +326,10 @@ def build_text_sources(
         loaded = models.model(name, settings)
         if loaded.info.compares and study.text_algorithm.needs.greedy:
             why = f"reward.sources.{name}: {relative(loaded.info.name)}"
-            raise ConfigError(f"{why}, and a greedy response stands alone: set adv_estimator to grpo or rloo")
+            raise ConfigError(
+                f"{why}, and a greedy response stands alone: set adv_estimator to grpo or rloo",
+                key="algorithm.adv_estimator",
+            )
         made[name] = TextReward(terms[name], loaded, settings, min_form=_min_form(study))
     return sources | {name: made[name] for name in study.text_sources}
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from guerdon.collect.policy_shape import PolicyShape
-from guerdon.episodes.layout import camera_names, load_info
+from guerdon.episodes.layout import ACTION, REWARD, STATE, SUCCESS, camera_names, load_info
 from guerdon.episodes.read import cameras_of, read_episodes
 from guerdon.episodes.targets import check_every_row
 from guerdon.errors import DataError
@@ -178,7 +178,8 @@ def _cameras(path: Path, names: Iterable[str], rendered: str | None) -> dict[str
             own = next(iter(have))
         if own is None:
             raise DataError(
-                f"algorithm.demonstrations: {path} has no pictures of {name}; it has {', '.join(have) or 'none'}"
+                f"algorithm.demonstrations: {path} has no pictures of {name}; it has {', '.join(have) or 'none'}",
+                field=name,
             )
         found[name] = own
     return found
@@ -221,7 +222,9 @@ def as_rollout(
         known, success = _success(one, needed=env.native_reward == "sparse")
         if one.actions is None or one.actions.shape[1] != size:
             has = "none" if one.actions is None else f"actions of {one.actions.shape[1]}"
-            raise DataError(f"demonstration {one.id}: the environment takes actions of {size} numbers, it has {has}")
+            raise DataError(
+                f"demonstration {one.id}: the environment takes actions of {size} numbers, it has {has}", field=ACTION
+            )
         _check_actions(one.id, one.actions[1:], choices(shape.action_space))
         shown[i, :t], actions[i, :t], flags["mask"][i, :t] = rows[:-1], one.actions[1:], True
         flags["success"][i, :t], flags["success_known"][i, :t] = success[1:], known
@@ -262,21 +265,23 @@ def _observations(episode: Episode, shape: PolicyShape, seen: Sequence[ObservedC
             parts[name] = np.zeros((len(episode), *wanted), np.uint8 if kind == "image" else np.float32)
         elif kind == "image":
             pictures = _pictures(episode, name, wanted)
-            parts[name] = _of_shape(episode, pictures, wanted, name or "frames")
+            parts[name] = _of_shape(episode, pictures, wanted, name or "frames", name or None)
         else:
             keys = f" (its states are {', '.join(filter(None, numbers))})" if any(numbers) else ""
-            rows = _of_shape(episode, numbers.get(name), wanted, name or "states", keys)
+            rows = _of_shape(episode, numbers.get(name), wanted, name or "states", name or STATE, keys)
             if not np.isfinite(rows).all():
                 row = int(np.argwhere(~np.isfinite(rows))[0][0])
-                raise DataError(f"demonstration {episode.id}, row {row}: its {name or 'state'} is not finite")
+                raise DataError(
+                    f"demonstration {episode.id}, row {row}: its {name or 'state'} is not finite", field=name or STATE
+                )
             parts[name] = rows
     return columns_as_rows(parts) if len(parts) > 1 or "" not in parts else parts[""]
 
 
 def _of_shape(
-    episode: Episode, rows: np.ndarray | None, wanted: tuple[int, ...], what: str, keys: str = ""
+    episode: Episode, rows: np.ndarray | None, wanted: tuple[int, ...], what: str, field: str | None, keys: str = ""
 ) -> np.ndarray:
-    """(T, *wanted) the rows of an observation; `what` it is and the `keys` that there are are named in the error.
+    """(T, *wanted) the rows of an observation; `what` it is, its `field` and the `keys` there are in the error.
 
     Raises:
         DataError: there are none, or they are of another size.
@@ -284,7 +289,9 @@ def _of_shape(
     if rows is not None and rows[0].size == np.prod(wanted):
         return rows.reshape(-1, *wanted)
     has = "none" if rows is None else f"those of shape {rows.shape[1:]}"
-    raise DataError(f"demonstration {episode.id}: the policy observes {what} of shape {wanted}, it has {has}{keys}")
+    raise DataError(
+        f"demonstration {episode.id}: the policy observes {what} of shape {wanted}, it has {has}{keys}", field=field
+    )
 
 
 def _states(episode: Episode, shape: PolicyShape) -> dict[str, np.ndarray]:
@@ -300,7 +307,8 @@ def _states(episode: Episode, shape: PolicyShape) -> dict[str, np.ndarray]:
     if ends[-1] != episode.states.shape[1]:
         raise DataError(
             f"demonstration {episode.id}: its states have {episode.states.shape[1]} numbers; the keys, side by side, "
-            f"have {ends[-1]}: {', '.join(f'{name} ({size})' for name, size in keys)}"
+            f"have {ends[-1]}: {', '.join(f'{name} ({size})' for name, size in keys)}",
+            field=STATE,
         )
     return {name: episode.states[:, end - size : end] for (name, size), end in zip(keys, ends, strict=True)}
 
@@ -329,7 +337,9 @@ def _check_actions(name: str, actions_T: np.ndarray, counts: tuple[int, ...] | N
     if wrong.any():
         row, place = np.argwhere(wrong)[0]
         choose = "" if counts is None else f"; the environment has the choices 0 to {counts[place] - 1}"
-        raise DataError(f"demonstration {name}, row {row}: its action is {actions_T[row, place]:g}{choose}")
+        raise DataError(
+            f"demonstration {name}, row {row}: its action is {actions_T[row, place]:g}{choose}", field=ACTION
+        )
 
 
 def _success(episode: Episode, *, needed: bool) -> tuple[bool, np.ndarray]:
@@ -343,7 +353,8 @@ def _success(episode: Episode, *, needed: bool) -> tuple[bool, np.ndarray]:
     if episode.outcome is None and needed:
         raise DataError(
             f"demonstration {episode.id} has no outcome (next.success): label it, leave it out, or set "
-            "env.native_reward: dense, which pays next.reward"
+            "env.native_reward: dense, which pays next.reward",
+            field=SUCCESS,
         )
     found = np.zeros(len(episode), np.bool_)
     found[-1] = bool(episode.outcome)
@@ -354,11 +365,13 @@ def _rewards(episode: Episode) -> np.ndarray:
     kept = episode.meta.get("dense_rewards")  # of an episode that was collected with 0/1
     found = episode.rewards if kept is None else np.asarray(kept, np.float32)
     if found is None:
-        raise DataError(f"demonstration {episode.id} has no rewards (next.reward), which env.native_reward dense pays")
+        raise DataError(
+            f"demonstration {episode.id} has no rewards (next.reward), which env.native_reward dense pays", field=REWARD
+        )
     wrong = ~np.isfinite(found)
     if wrong.any():
         row = int(wrong.argmax())
-        raise DataError(f"demonstration {episode.id}, row {row}: its reward is {found[row]:g}")
+        raise DataError(f"demonstration {episode.id}, row {row}: its reward is {found[row]:g}", field=REWARD)
     return found
 
 

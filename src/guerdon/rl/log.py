@@ -251,14 +251,18 @@ def open_sinks(
     if logger.wandb:
         import wandb
 
-        with boundary(ConfigError, "runner.logger.wandb: wandb cannot start (WANDB_MODE=offline needs no account)"):
+        with boundary(
+            ConfigError,
+            "runner.logger.wandb: wandb cannot start (WANDB_MODE=offline needs no account)",
+            key="runner.logger.wandb",
+        ):
             name = _run_id(folder / "wandb" / "guerdon_run_id", resumed_at)
             run = wandb.init(dir=str(folder), id=name, resume="allow", **named)
         sinks.append(TrackerSink(run, _Given(folder / "wandb" / "guerdon_given.json", resumed_at)))
     if logger.trackio:
         import trackio
 
-        with boundary(ConfigError, "runner.logger.trackio: trackio cannot start"):
+        with boundary(ConfigError, "runner.logger.trackio: trackio cannot start", key="runner.logger.trackio"):
             run = trackio.init(embed=False, resume="never" if resumed_at is None else "allow", **named)
         sinks.append(TrackerSink(run, _Given(folder / "trackio_given.json", resumed_at)))
     return sinks

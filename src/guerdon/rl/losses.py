@@ -371,7 +371,8 @@ class PolicyLoss:
             if log_probs.requires_grad and not found.terms.requires_grad:
                 raise ConfigError(
                     f"the terms of the policy loss {self.name} do not depend on log_probs: nothing would be learned. "
-                    "Compute them from log_probs itself, not from a detached copy"
+                    "Compute them from log_probs itself, not from a detached copy",
+                    key="algorithm.loss",
                 )
         return found
 
@@ -396,7 +397,8 @@ class PolicyLoss:
         if not isinstance(found, kind):
             raise ConfigError(
                 f"the policy loss {self.name} returned a {type(found).__name__}, it must return {kind.__name__}: "
-                "docs/extend.md#policy-loss shows one"
+                "docs/extend.md#policy-loss shows one",
+                key="algorithm.loss",
             )
         shape = tuple(inputs[0].shape)
         given = {**found._asdict(), **found.numbers}
@@ -405,7 +407,8 @@ class PolicyLoss:
             if tuple(values.shape) != shape:
                 raise ConfigError(
                     f"the policy loss {self.name}: {what} has the shape {tuple(values.shape)}, it must have one number "
-                    f"per decision, {shape} as log_probs: return them without a sum or a mean, which guerdon takes"
+                    f"per decision, {shape} as log_probs: return them without a sum or a mean, which guerdon takes",
+                    key="algorithm.loss",
                 )
         log_probs, old_log_probs, advantages, mask = (torch.as_tensor(one).detach() for one in inputs)
         wrong = torch.as_tensor(found.terms).detach().isnan()
@@ -446,7 +449,7 @@ def policy_loss(settings: AlgorithmSettings) -> PolicyLoss:
     """
     name = settings.loss
     own = LOSSES.is_own(name)
-    params = LOSSES.check(name, settings.loss_params) if own else {}
+    params = LOSSES.check(name, settings.loss_params, key="algorithm.loss_params") if own else {}
     offered = {key: getattr(settings, key) for key in CLIP_KEYS}
     if settings.clip_range_high is None:
         offered["clip_range_high"] = settings.clip_range

@@ -43,7 +43,7 @@ def check_iterations(iterations: int) -> None:
         ConfigError: it is below 0 or too large.
     """
     if not 0 <= iterations <= MOST:
-        raise ConfigError(f"--profile {iterations}: choose a number of iterations from 1 to {MOST}")
+        raise ConfigError(f"--profile {iterations}: choose a number of iterations from 1 to {MOST}", key="--profile")
 
 
 class RunProfile:

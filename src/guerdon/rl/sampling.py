@@ -82,7 +82,8 @@ class GoalRewards:
             raise ConfigError(
                 f"algorithm.goal_relabelling: a step paid {paid[at]:g}, and compute_reward of its goals is {found:g}, "
                 "so that rewards for other goals would not be those of the environment: name what it reads of info in "
-                "algorithm.keep_info, or give the wrapper that changes rewards or goals a compute_reward of its own"
+                "algorithm.keep_info, or give the wrapper that changes rewards or goals a compute_reward of its own",
+                key="algorithm.goal_relabelling",
             )
         if self.own_ends is not None:
             ends = self.own_ends
@@ -93,7 +94,8 @@ class GoalRewards:
                 raise ConfigError(
                     f"algorithm.goal_relabelling: a step {said} the task, and compute_terminated of its goals says "
                     "otherwise: name what it reads of info in algorithm.keep_info, or give the wrapper that changes "
-                    "ends a compute_terminated of its own"
+                    "ends a compute_terminated of its own",
+                    key="algorithm.goal_relabelling",
                 )
             return
         reached = self._reached(paid, achieved, infos)

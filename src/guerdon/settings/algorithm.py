@@ -146,7 +146,7 @@ class _SharedSettings(Settings):
     @model_validator(mode="after")
     def _own_estimator(self) -> Self:
         if ESTIMATORS.is_own(self.adv_estimator):
-            ESTIMATORS.check(self.adv_estimator, self.estimator_params)
+            ESTIMATORS.check(self.adv_estimator, self.estimator_params, key="estimator_params")
         return self
 
     @model_validator(mode="after")
@@ -159,7 +159,7 @@ class _SharedSettings(Settings):
                 f"{', '.join(LOSS_INPUTS)} (docs/extend.md#policy-loss)",
                 key="loss",
             )
-        LOSSES.check(self.loss, self.loss_params)
+        LOSSES.check(self.loss, self.loss_params, key="loss_params")
         return self
 
     def check_staleness(self, where: str) -> None:

@@ -186,9 +186,10 @@ class _AnsweredDataSettings(_DataSettings):
     def _filters_fit(self) -> Self:
         low, high, n = self.accuracy_lower_bound, self.accuracy_upper_bound, self.n_samples
         if self.filter_accuracy and not any(low <= k / n <= high for k in range(n + 1)):
-            raise ValueError(
+            raise ConfigError(
                 f"no prompt can survive: {n} rollouts have no share of right ones from {low} to {high}; widen the "
-                "bounds, raise n_samples, or switch filter_accuracy off"
+                "bounds, raise n_samples, or switch filter_accuracy off",
+                key="accuracy_lower_bound",
             )
         return self
 

@@ -282,7 +282,7 @@ class EvaluateTextSettings(Settings):
         is_map = isinstance(self.columns, dict) and any(isinstance(one, dict) for one in self.columns.values())
         if self.columns and not by_data and (len(there) > 1 or is_map):
             each = ", ".join(f"{name}: {{ROLE: NAME}}" for name in there)
-            raise ValueError(f"columns are of one of {', '.join(there)}: write columns: {{{each}}}")
+            raise ConfigError(f"columns are of one of {', '.join(there)}: write columns: {{{each}}}", key="columns")
 
     def columns_of(self, name: str) -> str | dict[str, str] | None:
         """What is said of the columns of `pairs`, `labels`, `turns`, `process_bench` or `prm_bench`."""

@@ -421,7 +421,7 @@ class _TextTrainSettings(ModelKeys, _TextFitSettings):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.path is not None and self.tiny is not None:
-            raise ValueError("say path (a model to read) or tiny (a model to make), not both")
+            raise ConfigError("say path (a model to read) or tiny (a model to make), not both", key="path")
         if self.quantize is not None and self.lora is None:
             raise ConfigError.about("quantize", "freezes the weights, so something else must learn: give lora")
         if self.quantize is not None and self.tiny is not None:
@@ -451,7 +451,8 @@ class _TextTrainSettings(ModelKeys, _TextFitSettings):
         if not named and not policy.named:
             raise ConfigError(
                 f"the model {self.save_dir!r} of the train section names no language model to start from: set its path "
-                "to a folder or hub id, or set policy.path"
+                "to a folder or hub id, or set policy.path",
+                key="path",
             )
         keys = {name: getattr(self, name) for name in ModelKeys.model_fields}
         keys |= {"path": self.path, "dropout": policy.dropout, "gpus": policy.gpus}
@@ -660,5 +661,7 @@ def outcome_words(given: Mapping[str, Any], only: Sequence[str], file: str, *, e
     robots = [name for name, one in train.items() if isinstance(one, Mapping) and one.get("type") not in TEXT_MODELS]
     names = [name for name in robots if not only or name in only]
     if not names:
-        raise ConfigError(f"--outcomes {file} is for reward models of robots in the section train; there is none")
+        raise ConfigError(
+            f"--outcomes {file} is for reward models of robots in the section train; there is none", key="--outcomes"
+        )
     return [f"train.{name}.outcomes={json.dumps(file)}" for name in names]

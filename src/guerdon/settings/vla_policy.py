@@ -232,7 +232,9 @@ class VLAPolicySettings(Settings):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if (self.vla_path is None) == (self.tiny is None):
-            raise ValueError("say exactly one of policy.vla_path (a model to read) and policy.tiny (a model to make)")
+            raise ConfigError(
+                "say exactly one of policy.vla_path (a model to read) and policy.tiny (a model to make)", key="vla_path"
+            )
         if self.tiny is not None and self.family != "token":
             refuse({"n_action_bins"} if self.tiny.n_action_bins != _BINS else set(), f"family {self.family}", "tiny")
         return self

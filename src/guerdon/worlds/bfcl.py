@@ -77,7 +77,9 @@ class BFCL:
         tasks = _rows(_SUITE)
         if self._id not in tasks:
             hint = did_you_mean(self._id, tasks)
-            raise DataError(f"the prompt of a row for bfcl is the id of a task, got {self._id[:40]!r}{hint}")
+            raise DataError(
+                f"the prompt of a row for bfcl is the id of a task, got {self._id[:40]!r}{hint}", field="prompt"
+            )
         self._task, self._tools = tasks[self._id], tools_of(self._id)
         self._called, self._right = [[]], []
         first = self._task["question"][0]

@@ -276,7 +276,7 @@ def check_success_reported(settings: WorldSettings, success_readers: Sequence[st
     gymnasium_own = isinstance(settings, GymnasiumSettings) and never_reports_success(settings.task)
     silent = gymnasium_own and settings.success_key is None
     if readers and silent:
-        raise ConfigError(unreported(f"env.task {settings.task}", readers, SUCCESS_KEYS))
+        raise ConfigError(unreported(f"env.task {settings.task}", readers, SUCCESS_KEYS), key="env.success_key")
 
 
 def reports_success(settings: WorldSettings) -> bool | None:
@@ -392,7 +392,7 @@ def check_tasks(settings: WorldSettings, *, drawn: bool = False) -> None:
         elif isinstance(settings, MetaWorldSettings):
             metaworld_task(task)
         elif isinstance(settings, GymnasiumSettings) and ":" not in task:  # a module registers the others
-            with gymnasium_errors(ConfigError, f"env.task {task!r} could not be found"):
+            with gymnasium_errors(ConfigError, f"env.task {task!r} could not be found", key="env.task"):
                 entry_point = str(gymnasium.spec(task).entry_point)
             classic = entry_point.startswith("gymnasium.envs.classic_control.")
             if drawn and classic and find_spec("pygame") is None:
@@ -496,7 +496,9 @@ def libero(settings: LiberoSettings, copies: int, seed: int) -> EnvParts:
     """Copies of LIBERO tasks."""
     names = [str(task) for task in settings.task_ids or ()] or [settings.task]
     if copies % len(names):
-        raise ConfigError(f"{len(names)} env.task_ids cannot share {copies} copies equally; change env.num_envs")
+        raise ConfigError(
+            f"{len(names)} env.task_ids cannot share {copies} copies equally; change env.num_envs", key="env.num_envs"
+        )
     tasks = [libero_task(settings.task_suite_name, name) for name in names]
     if changes := mujoco_changes(importlib.metadata.version("mujoco")):
         log_once(f"WARNING: {changes}")

@@ -76,10 +76,10 @@ NAMED = "an id that a package registers is PACKAGE:ID, an environment class in a
 
 
 @contextmanager
-def gymnasium_errors(error: type[GuerdonError], what: str) -> Iterator[None]:
+def gymnasium_errors(error: type[GuerdonError], what: str, **about: str) -> Iterator[None]:
     """`boundary`, with guerdon's extra in the message about a package that is not installed."""
     try:
-        with boundary(error, what):
+        with boundary(error, what, **about):
             yield
     except GuerdonError as exc:
         missing = exc.__cause__ and exc.__cause__.__cause__
@@ -87,7 +87,7 @@ def gymnasium_errors(error: type[GuerdonError], what: str) -> Iterator[None]:
             said = f"{what}: the package {missing.name} is not installed: pip install 'guerdon[games]'"
             raise MissingDependencyError(said) from missing
         if isinstance(exc.__cause__, gymnasium.error.UnregisteredEnv):
-            raise ConfigError(f"{exc} ({NAMED})") from exc.__cause__
+            raise ConfigError(f"{exc} ({NAMED})", **about) from exc.__cause__
         if not isinstance(exc.__cause__, gymnasium.error.DependencyNotInstalled):
             raise
         said = re.sub(r"gymnasium\[(classic[-_]control|mujoco)\]", "guerdon[gymnasium]", str(exc))
@@ -171,7 +171,7 @@ def make_gymnasium_env(
         return named_copy(env, index, num_envs, env_id)
 
     mode = AutoresetMode[autoreset.upper()]
-    with gymnasium_errors(ConfigError, f"env.task {env_id!r} could not be made"), users_modules():
+    with gymnasium_errors(ConfigError, f"env.task {env_id!r} could not be made", key="env.task"), users_modules():
         env = CopiesVectorEnv([partial(one, i) for i in range(num_envs)], autoreset_mode=mode)
         unlimited = not limited(env.envs[0])
         env = plain(env, f"env.task {env_id!r}", show_as, frame_stack)

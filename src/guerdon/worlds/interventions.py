@@ -153,7 +153,8 @@ def interventions(
             raise ConfigError(
                 f"the environment reports an intervention (info[{flag!r}]) in copy {i}, and info[{given!r}] says "
                 f"{said}, not the {executed[i].size} numbers of the action that was executed: name its key with "
-                "env.info_keys"
+                "env.info_keys",
+                key="env.info_keys",
             )
     return found, executed
 
@@ -175,6 +176,7 @@ def _is_true(value: Any, key: str) -> bool:
     if number.size != 1 or number.dtype.kind not in "biuf":
         raise ConfigError(
             f"the environment's info[{key!r}] is {str(value)[:80]!r}: whether somebody intervened is a bool, or a "
-            "number above 0; name another key with env.info_keys"
+            "number above 0; name another key with env.info_keys",
+            key="env.info_keys",
         )
     return bool(number.item() > 0)

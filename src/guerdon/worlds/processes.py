@@ -134,8 +134,10 @@ class _Process:
             return self.info, None
         kind, answer = ForkingPickler.loads(message)
         if kind == "refused":
-            name, text = answer
-            raise getattr(errors, name, SimulatorError)(text)
+            name, text, about = answer
+            refusal = getattr(errors, name, SimulatorError)(text)
+            vars(refusal).update(about)
+            raise refusal
         return (None, Failure("simulator_raised", answer)) if kind == "raised" else (answer, None)
 
     def _why(self, error: Exception) -> Failure:

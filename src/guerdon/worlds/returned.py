@@ -127,7 +127,8 @@ class Declared:
         raise ConfigError(
             f"{self._what}: {named(self.name)} is declared as a picture of {self._dtype} from 0 to {self._high:g} and "
             f"holds {picture.dtype} from {low:.4g} to {high:.4g}: return what observation_space says, or declare "
-            "what is returned"
+            "what is returned",
+            key="env.task",
         )
 
 

@@ -2,7 +2,8 @@
 
 The first message is the order: settings, the number of copies, the seed. The answer says what was made. Every other
 message is a request, the name of one of `_Simulator`'s methods and its arguments. Answers are `("done", result)`,
-`("raised", text)` of an exception of the simulator, and `("refused", (class, text))` of one of guerdon's errors.
+`("raised", text)` of an exception of the simulator, and `("refused", (class, text, about))` of one of guerdon's errors,
+where `about` has its key, or its place and field.
 
 An empty message asks for a step. What it takes and gives is in shared memory (`StepMemory`), but for its info, which is
 the result; an empty answer stands for the same info as that of the step before.
@@ -118,7 +119,8 @@ def _answer(work: Callable[[], Any]) -> tuple[str, Any]:
             return "raised", str(error)
         if type(error) is SimulatorError and (said := raised_by(error)):
             return "raised", said
-        return "refused", (type(error).__name__, str(error))
+        about = {name: value for name, value in vars(error).items() if name in ("key", "where", "field")}
+        return "refused", (type(error).__name__, str(error), about)
 
 
 def main() -> None:

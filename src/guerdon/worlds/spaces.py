@@ -100,7 +100,7 @@ def chosen_columns(
         return tuple(c for c in columns if c.kind not in ("mask", "text"))
     named = [c for c in columns if c.kind != "mask" and c.name]
     if not named:
-        raise ConfigError(f"{what}: this environment's observations are one array, without keys; remove it")
+        raise ConfigError(f"{what}: this environment's observations are one array, without keys; remove it", key=what)
     found: dict[str, ObservedColumn] = {}
     for key in keys:
         found |= {c.name: c for c in _columns_of(key, named, what)}
@@ -112,10 +112,12 @@ def _columns_of(key: str, columns: Sequence[ObservedColumn], what: str) -> list[
     own = [c for c in columns if c.name == key or c.name.startswith(f"{key}.")]
     if not own:
         names = ", ".join(c.name for c in columns)
-        raise ConfigError(f"{what}: there is no key {key!r}; this environment shows {names}")
+        raise ConfigError(f"{what}: there is no key {key!r}; this environment shows {names}", key=what)
     text = [c.name for c in own if c.kind == "text"]
     if text:
-        raise ConfigError(f"{what}: {', '.join(text)} is text, which networks of control policies do not take")
+        raise ConfigError(
+            f"{what}: {', '.join(text)} is text, which networks of control policies do not take", key=what
+        )
     return own
 
 
@@ -400,7 +402,8 @@ def _leaves(
         where = f"the key {name!r} of its observations" if name else "its observations"
         raise ConfigError(
             f"{what}: {where} is {space}, which has no fixed size. Leave it out or flatten it with a gymnasium wrapper "
-            "and register the result under an id of your own."
+            "and register the result under an id of your own.",
+            key="env.task",
         )
 
 
@@ -457,11 +460,13 @@ def _check_columns(columns: Sequence[ObservedColumn], what: str) -> None:
         ConfigError: they are such.
     """
     if all(column.kind in ("mask", "text") for column in columns):
-        raise ConfigError(f"{what} shows text alone, which control policies do not take")
+        raise ConfigError(f"{what} shows text alone, which control policies do not take", key="env.task")
     if left_out := [column.name for column in columns if column.kind == "text"]:
         log_once(f"[env] {what.removeprefix('env.')}: observations are used without the text of {', '.join(left_out)}")
     if len({column.name for column in columns}) < len(columns):
-        raise ConfigError(f"{what}: two keys of its observations have the same name when nested ones are joined")
+        raise ConfigError(
+            f"{what}: two keys of its observations have the same name when nested ones are joined", key="env.task"
+        )
 
 
 def plain(env: VectorEnv, what: str, show_as: ShowAs | None = None, moments: int = 1) -> VectorEnv:
@@ -542,7 +547,8 @@ class Plain(OpenWrapper):
             return leaf
         if leaf.column.size != self._size:
             raise ConfigError(
-                f"{self._what}: the key {MASK} has {leaf.column.size} numbers for {self._size} values of actions"
+                f"{self._what}: the key {MASK} has {leaf.column.size} numbers for {self._size} values of actions",
+                key="env.task",
             )
         return leaf._replace(column=leaf.column._replace(kind="mask"))
 
@@ -583,7 +589,8 @@ class Plain(OpenWrapper):
             self._take_mask(info, np.ones(self.num_envs, dtype=np.bool_))
         elif self._size and MASK in info:
             raise ConfigError(
-                f"{self._what} reports info[{MASK!r}] after a step and not after a reset: report it there too"
+                f"{self._what} reports info[{MASK!r}] after a step and not after a reset: report it there too",
+                key="env.task",
             )
         found, marks = self._rows(observations)
         self._check_allowed(found, ~ended)
@@ -613,7 +620,8 @@ class Plain(OpenWrapper):
         mask = np.concatenate([np.asarray(part).reshape(-1) for part in parts])
         if len(mask) != self._size:
             raise ConfigError(
-                f"{self._what}: info[{MASK!r}] has {len(mask)} numbers for {self._size} values of actions"
+                f"{self._what}: info[{MASK!r}] has {len(mask)} numbers for {self._size} values of actions",
+                key="env.task",
             )
         return np.asarray(mask != 0)
 
@@ -737,5 +745,6 @@ def _rows_of(space: gymnasium.Space, what: str) -> gymnasium.Space:
         return spaces.MultiDiscrete([int(one.n) for one in space.spaces])
     raise ConfigError(
         f"{what} takes actions of {space}; policies give numbers (Box) or choices (Discrete, MultiDiscrete, "
-        "MultiBinary). Change them with a gymnasium wrapper and register the result under an id of your own."
+        "MultiBinary). Change them with a gymnasium wrapper and register the result under an id of your own.",
+        key="env.task",
     )

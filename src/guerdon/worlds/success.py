@@ -40,7 +40,8 @@ def success_from_info(info: dict[str, Any], index: int, keys: Sequence[str] = SU
             shown = str(value)[:80] if isinstance(value, str | bytes | list | tuple | np.ndarray) else "no number"
             raise DataError(
                 f"the environment's info[{key!r}] is {shown} ({type(value).__name__}): success is a bool, or a number "
-                "that is above 0 for a success; name another key with env.success_key"
+                "that is above 0 for a success; name another key with env.success_key",
+                field=key,
             )
         return bool(number.item() > 0) if np.isfinite(number.item()) else None
     return None

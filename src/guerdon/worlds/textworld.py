@@ -68,7 +68,9 @@ class TextWorld:
         *system, asked = row["messages"]
         seed = str(asked["content"]).strip()
         if not (_SEED.fullmatch(seed) and int(seed) < _SEEDS):
-            raise DataError(f"the prompt of a row for textworld is a seed, a number below 2^31, got {seed[:40]!r}")
+            raise DataError(
+                f"the prompt of a row for textworld is a seed, a number below 2^31, got {seed[:40]!r}", field="prompt"
+            )
         wanted = textworld.EnvInfos(
             intermediate_reward=True, admissible_commands=True, won=True, lost=True, facts=True,
             objective=True, description=True,

@@ -143,7 +143,8 @@ class World:
         self._shown: np.ndarray = self._observations
         if any(task != tasks[i - i % group_size] for i, task in enumerate(tasks)):
             raise ConfigError(
-                f"a group of {group_size} copies would play different tasks: change env.num_envs or task_ids"
+                f"a group of {group_size} copies would play different tasks: change env.num_envs or task_ids",
+                key="env.num_envs",
             )
         self._playing = playing
         space = env.single_observation_space
@@ -156,7 +157,10 @@ class World:
             env, seed=seed, group_size=group_size, ordered=ordered, playing=playing, judge=self._begun_finite
         )
         if playing is not None and not self.exact_resume:
-            raise ConfigError("a curriculum, or a task for every episode, needs env.autoreset_mode: disabled")
+            raise ConfigError(
+                "a curriculum, or a task for every episode, needs env.autoreset_mode: disabled",
+                key="env.autoreset_mode",
+            )
         self._words = np.array(self.tasks if playing is None else playing.starts.texts).dtype  # wide enough for all
         self._pixels = pixels
         self._drawn: dict[int, Drawn] = {}  # copies whose picture is drawn, as they stand
@@ -252,7 +256,9 @@ class World:
         if spec == ObservationSpec():
             raise ConfigError("the policy's observation_spec has no columns: name what it observes, such as states")
         if self._pixels:
-            raise ConfigError("this policy declares its own observations: remove env.observation pixels")
+            raise ConfigError(
+                "this policy declares its own observations: remove env.observation pixels", key="env.observation"
+            )
         if spec.proprioception and not self.proprioception:
             raise ConfigError(
                 "the policy observes proprioception, but this environment does not say which of its observation "
@@ -262,7 +268,9 @@ class World:
             raise ConfigError("the policy observes frames: the world needs a camera and must not reset within a step")
         if spec.cameras > max(len(self.cameras), 1):
             has = ", ".join(self.cameras) or "one camera"
-            raise ConfigError(f"the policy observes {spec.cameras} cameras, this world has {has}: see env.cameras")
+            raise ConfigError(
+                f"the policy observes {spec.cameras} cameras, this world has {has}: see env.cameras", key="env.cameras"
+            )
 
     def rewind(self, episode: int = 0) -> None:
         """Count every copy's episodes from here, so that the next `reset` repeats that episode's starts."""
@@ -394,7 +402,7 @@ class World:
     def render(self, looks: Sequence[Any], camera: str | None = None) -> ByteArray:
         """(N, H, W, 3) uint8 pictures of earlier looks, by one of `cameras`, or by the first."""
         if self.eye is None:
-            raise ConfigError("this world has no camera: set env.camera (or render_mode='rgb_array')")
+            raise ConfigError("this world has no camera: set env.camera (or render_mode='rgb_array')", key="env.camera")
         return pictures_of(self.eye, looks, camera)
 
     def close(self) -> None:
@@ -544,7 +552,7 @@ class World:
             copy = int(np.flatnonzero(silent)[0])
             what = f"the environment of {self.tasks[copy]!r} (copy {copy}, {int(self._steps[copy])} steps)"
             keys = sorted(self._info_keys)
-            raise ConfigError(unreported(what, self._success_readers, self._success_keys, keys))
+            raise ConfigError(unreported(what, self._success_readers, self._success_keys, keys), key="env.success_key")
 
     def _view(self, states_B: np.ndarray, drawn_B: BoolArray | None = None) -> np.ndarray:
         """(B, ...) what a policy observes of all copies as they stand, with these observations of the environment.

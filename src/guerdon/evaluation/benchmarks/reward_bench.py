@@ -478,7 +478,7 @@ def _listed_choice(record: Record, benchmark: str) -> PreferenceChoice | str:
     name = record.name if roles.get("id") is None else str(roles["id"])
 
     def responses(role: str) -> tuple[Solution | Failure, ...]:
-        listed = responses_of(roles[role], f"{record.where}: {role}")
+        listed = responses_of(roles[role], role, record.where)
         return tuple(read_response(prompt, one, f"{name}-{role}-{k}", roles) for k, one in enumerate(listed))
 
     part = record.subset

@@ -518,7 +518,8 @@ def chat_text(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool]
     """
     if not tokenizer.chat_template:
         raise ConfigError(
-            "the tokenizer has no chat template: name one (policy.chat_template), or use an instruct model"
+            "the tokenizer has no chat template: name one (policy.chat_template), or use an instruct model",
+            key="policy.chat_template",
         )
     text = _rendered(tokenizer, messages, tools, answered=answered)
     usual = [m["role"] for m in messages] in (["user"], ["user", "assistant"])

@@ -149,7 +149,10 @@ class SharedBase:
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         if not self.model.supports_gradient_checkpointing:
-            raise ConfigError(f"{type(self.model).__name__} has no gradient_checkpointing; set it to false")
+            raise ConfigError(
+                f"{type(self.model).__name__} has no gradient_checkpointing; set it to false",
+                key="gradient_checkpointing",
+            )
         # The newer name first; older versions of transformers have only the other one.
         enable = (
             getattr(self.model, "activation_checkpointing_enable", None) or self.model.gradient_checkpointing_enable
@@ -238,7 +241,10 @@ class SharedBase:
             ConfigError: the architecture does not take another attention.
         """
         if not self.packs:
-            raise ConfigError(f"use_remove_padding does not work with {type(self.model).__name__}; set it to false")
+            raise ConfigError(
+                f"use_remove_padding does not work with {type(self.model).__name__}; set it to false",
+                key="use_remove_padding",
+            )
 
     @cached_property
     def reads_masks(self) -> bool:
@@ -334,7 +340,8 @@ class SharedBase:
             if self.shards is not None:
                 raise ConfigError(
                     "lora.target_modules names the input or output embedding, which are one matrix: several processes "
-                    "cannot train that; leave it out, or train in one process"
+                    "cannot train that; leave it out, or train in one process",
+                    key="lora.target_modules",
                 )
             path = next(path for path, module in self.model.named_modules() if module is head)
             self.weights.setdefault(head, {})["weight"] = f"{path.removesuffix('.base_layer')}.weight"

@@ -85,7 +85,7 @@ def load_base(
         with device if without_weights else nullcontext():
             model, weights = deferred(make) if distributed.peers() > 1 and not without_weights else (make(), None)
     elif settings.path is None:
-        raise ConfigError(f"no language model is named: {NAME_A_MODEL}")
+        raise ConfigError(f"no language model is named: {NAME_A_MODEL}", key="policy.path")
     elif without_weights:
         model = _outlined(settings.path)
         tokenizer = read_tokenizer(tokenizer_home(settings.path), template=settings.chat_template is None)
@@ -194,7 +194,7 @@ def give_template(tokenizer: Any, settings: TextPolicySettings) -> None:
     if given is not None:
         if "{" not in given:
             what = f"policy.chat_template {given!r}: neither a template nor a file that can be read"
-            with boundary(ConfigError, what):
+            with boundary(ConfigError, what, key="policy.chat_template"):
                 given = Path(given).read_text(encoding="utf-8")
         check_templates({"default": given}, str(settings.path or "policy.tiny"), files="policy.chat_template")
         tokenizer.chat_template = given

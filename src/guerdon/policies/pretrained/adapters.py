@@ -64,7 +64,7 @@ def fresh_lora(
             )  # fmt: skip
         except ValueError as error:
             hint = "; set lora.dropout to 0" if "lora_dropout" in str(error) else ""
-            raise ConfigError(f"lora.target_modules {target!r}: {error}{hint}") from error
+            raise ConfigError(f"lora.target_modules {target!r}: {error}{hint}", key="lora.target_modules") from error
 
 
 ALL_LINEAR = "all-linear"
@@ -214,7 +214,8 @@ def untie(model: Any, layers: Sequence[Any]) -> nn.Module | None:
         if len(names) != 2 or any(id(getattr(one, "weight", None)) != key for one in pair):
             raise ConfigError(
                 f"an adapter is on {names[0]}, and {names[1]} is the same weight: guerdon cannot merge it; leave "
-                "this layer out of the adapter (lora.target_modules)"
+                "this layer out of the adapter (lora.target_modules)",
+                key="lora.target_modules",
             )
     head: Any = pair[1]
     head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)

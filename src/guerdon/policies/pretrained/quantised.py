@@ -116,7 +116,8 @@ def check_trains(form: StoredForm | None, *, adapter: bool, where: str) -> None:
     if form is not None and not form.trains and not adapter:
         raise ConfigError(
             f"{where}: its weights are stored by {form.method}, for scoring and for training under an adapter: set "
-            f"lora, or {BFLOAT16}"
+            f"lora, or {BFLOAT16}",
+            key="policy.path",
         )
 
 

@@ -440,7 +440,9 @@ def _own_policy(settings: OwnPolicySettings, offered: Mapping[str, Any]) -> Robo
     for name in ("chunk", "tokens_per_action"):
         count = getattr(policy, name)
         if not isinstance(count, int) or count < 1:
-            raise ConfigError(f"{settings.type}: {name} must be a whole number from 1 on, it is {count!r}")
+            raise ConfigError(
+                f"{settings.type}: {name} must be a whole number from 1 on, it is {count!r}", key="policy.type"
+            )
     return policy
 
 

@@ -159,7 +159,10 @@ class Encoder:
                 "take another policy",
             )
         if own and (len(images) > 1 or (images and len(self.columns) > 1)):
-            raise ConfigError(f"networks of your own take one picture, or numbers: choose with policy.keys ({names})")
+            raise ConfigError(
+                f"networks of your own take one picture, or numbers: choose with policy.keys ({names})",
+                key="policy.keys",
+            )
 
     @property
     def in_parts(self) -> bool:
@@ -302,7 +305,8 @@ def convolutions(
     if kernels is None:
         raise ConfigError(
             f"the {len(channels)} convolutions of policy.channels do not fit pictures of "
-            f"{shape[0]}x{shape[1]}: take larger ones (env.frame_size), or fewer convolutions"
+            f"{shape[0]}x{shape[1]}: take larger ones (env.frame_size), or fewer convolutions",
+            key="policy.channels",
         )
     layers: list[nn.Module] = []
     inputs = shape[2]

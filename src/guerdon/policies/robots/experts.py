@@ -326,7 +326,7 @@ class ScriptedExpert:
 
         name = f"{task.removesuffix('-v3')}-v3"
         if name not in ENV_POLICY_MAP:
-            raise ConfigError(f"no scripted expert for task {task!r}")
+            raise ConfigError(f"no scripted expert for task {task!r}", key="collect.mixture")
         self._policy = ENV_POLICY_MAP[name]()
         self._noise = noise
 

@@ -232,12 +232,16 @@ def check_inputs(
     if cameras and len(wanted) != images:
         raise ConfigError(
             f"{file} names {len(wanted)} camera(s) ({', '.join(wanted) or 'none'}), policy.num_images_in_input is "
-            f"{images}: set it to their number, with as many env.cameras, {or_ignore}"
+            f"{images}: set it to their number, with as many env.cameras, {or_ignore}",
+            key="policy.num_images_in_input",
         )
     missing = [name for name in others if name not in given and name not in ignored]
     if missing:
         switch = "set policy.use_proprio to true, " if missing[0] == PROPRIO else ""
-        raise ConfigError(f"{file} names the input {missing[0]}, which the study does not give: {switch}{or_ignore}")
+        raise ConfigError(
+            f"{file} names the input {missing[0]}, which the study does not give: {switch}{or_ignore}",
+            key="policy.ignored_inputs",
+        )
 
 
 def _check_ignored(file: Path, known: Sequence[str], given: Sequence[str], ignored: Sequence[str]) -> None:

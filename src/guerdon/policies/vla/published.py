@@ -513,7 +513,8 @@ def _check_head(folder: Path, head: Mapping[str, Tensor], regression: bool) -> N
     if regression and not head:
         raise ConfigError(
             f"{folder} has no action_head.safetensors, the L1 regression head: set policy.family to token, or copy "
-            "the file from the checkpoint"
+            "the file from the checkpoint",
+            key="policy.family",
         )
     if head and not regression:
         raise ConfigError(
