@@ -213,3 +213,18 @@ def test_an_environment_that_counts_its_own_steps_has_no_guard(package, task):
     world = build_world(env, seed=0)
     assert world.guard is None
     world.close()
+
+
+def test_lunar_lander_steps_without_flames_and_draws():
+    pytest.importorskip("Box2D")
+    ours, bare = make_gymnasium_env("LunarLander-v3", 1), gymnasium.make("LunarLander-v3")
+    ours.reset(seed=3)
+    bare.reset(seed=3)
+    for action in [2, 1, 2, 3] * 15:
+        shown, reward, ended, _, _ = ours.step(np.array([[action]]))
+        expected, paid, terminated, _, _ = bare.step(action)
+        assert (shown[0].tolist(), reward[0], ended[0]) == (expected.tolist(), paid, terminated)
+    assert ours.envs[0].unwrapped.particles == []
+    assert ours.render()[0].std() > 10
+    ours.close()
+    bare.close()

@@ -129,6 +129,25 @@ class GoalReached(_MoreInfo):
         return {"success": bool(terminated)}
 
 
+_PARTICLES = ("LunarLander", "LunarLanderContinuous")  # of Gymnasium's own: with a render mode they simulate flames
+
+
+class WithoutParticles(gymnasium.Wrapper, RecordConstructorArgs):  # type: ignore[misc]
+    """Hides the render mode during a step, so that no particles are simulated, which only decorate pictures."""
+
+    def __init__(self, env: gymnasium.Env) -> None:
+        RecordConstructorArgs.__init__(self)
+        super().__init__(env)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """One step, as of an environment that does not draw."""
+        mode, self.unwrapped.render_mode = self.unwrapped.render_mode, None
+        try:
+            return self.env.step(action)
+        finally:
+            self.unwrapped.render_mode = mode
+
+
 def make_gymnasium_env(
     env_id: str,
     num_envs: int,
@@ -166,6 +185,8 @@ def make_gymnasium_env(
             env = gymnasium.wrappers.TimeLimit(env, GUARD)
         if _gymnasium_own(env_id) in _GOALS:
             env = GoalReached(env)
+        if _gymnasium_own(env_id) in _PARTICLES:
+            env = WithoutParticles(env)
         env = stacked_moments(env, frame_stack)
         env = KeepTerminalFrame(env) if autoreset == "same_step" and _draws(env) else env
         return named_copy(env, index, num_envs, env_id)
