@@ -275,13 +275,18 @@ class Study(Settings):
     @property
     def schedules(self) -> list[str]:
         """The keys of a run by which something changes over `runner.schedule_steps`."""
-        sources: Mapping[str, Any] = self.text_sources if self.text else {}
-        if not self.text and self.reward.use_reward_model:
-            sources = self.robot_sources
-        followed = [] if self.fixed_rate else ["algorithm.lr_schedule"]
-        followed += ["algorithm.exploration_fraction"] if self.algorithm.type == "dqn" else []
+        followed = []
+        if not self.fixed_rate:
+            followed.append("algorithm.lr_schedule")
+        if self.algorithm.type == "dqn":
+            followed.append("algorithm.exploration_fraction")
         if getattr(self.algorithm, "kl_schedule", "constant") != "constant":
             followed.append("algorithm.kl_schedule")
+        sources: Mapping[str, Any] = {}
+        if self.text:
+            sources = self.text_sources
+        elif self.reward.use_reward_model:
+            sources = self.robot_sources
         short = None if self.reward_model is None else self.reward_model.source_name
         for name, source in sources.items():
             if source.reward_weight_schedule in ("linear_decay", "linear_warmup"):
@@ -591,7 +596,7 @@ class TextStudy(Study):
         return None not in own and not (algorithm.kl_coef and algorithm.kl_in == "reward")
 
     @model_validator(mode="after")
-    def _sources_fit(self) -> Self:
+    def _agent_fits(self) -> Self:
         self.generation.check(self)
         if self.agent is not None:
             check_agent(self.agent, self)
@@ -601,6 +606,10 @@ class TextStudy(Study):
                 "turn_rloo compares turns of conversations, and there is no agent: set it to rloo, or add the section "
                 "agent",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _sources_fit(self) -> Self:
         if self.algorithm.credit == "min_form" and not any(source.min_form for source in self.text_sources.values()):
             raise ConfigError.about(
                 "algorithm.credit",
@@ -615,6 +624,10 @@ class TextStudy(Study):
                     "per_turn scores turns of conversations, and there is no agent: set it to terminal, or add the "
                     "section agent",
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _samples_can_be_compared(self) -> Self:
         for name, source in self.text_sources.items():
             why = f"{relative(f'reward.sources.{name}')}, and "
             if source.model.compares and self.algorithm.needs.greedy:
