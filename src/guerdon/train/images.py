@@ -470,7 +470,7 @@ def label_rows(
         target_T = row_targets(episode, settings)
         inputs = episode.states if sees_states(settings) else episode.frames
         unseen &= inputs is None
-        if episode.outcome and episode.success is not None and not episode.success.any():
+        if _lacks_marks(episode):
             unmarked.append(int(episode.meta.get("frame_every", 1)))
         if target_T is None or (needs_task and not episode.task.strip()):
             skipped += 1
@@ -497,6 +497,11 @@ def label_rows(
     return LabelledRows(
         np.concatenate(targets), positive_R, held[owner], owner, np.concatenate(rows), tuple(ids), skipped
     )
+
+
+def _lacks_marks(episode: Episode) -> bool:
+    """Whether an episode succeeded, and no row of it is marked as success."""
+    return bool(episode.outcome) and episode.success is not None and not episode.success.any()
 
 
 def _none_usable(settings: Settings | VLMTrainSettings, skipped: int, *, needs_task: bool, unseen: bool) -> str:
