@@ -275,17 +275,14 @@ class Study(Settings):
     @property
     def schedules(self) -> list[str]:
         """The keys of a run by which something changes over `runner.schedule_steps`."""
-        followed = []
-        if not self.fixed_rate:
-            followed.append("algorithm.lr_schedule")
-        if self.algorithm.type == "dqn":
-            followed.append("algorithm.exploration_fraction")
-        if getattr(self.algorithm, "kl_schedule", "constant") != "constant":
-            followed.append("algorithm.kl_schedule")
-        sources: Mapping[str, Any] = {}
-        if self.text:
-            sources = self.text_sources
-        elif self.reward.use_reward_model:
+        keys = {
+            "algorithm.lr_schedule": not self.fixed_rate,
+            "algorithm.exploration_fraction": self.algorithm.type == "dqn",
+            "algorithm.kl_schedule": getattr(self.algorithm, "kl_schedule", "constant") != "constant",
+        }
+        followed = [key for key, is_followed in keys.items() if is_followed]
+        sources: Mapping[str, Any] = self.text_sources if self.text else {}
+        if not self.text and self.reward.use_reward_model:
             sources = self.robot_sources
         short = None if self.reward_model is None else self.reward_model.source_name
         for name, source in sources.items():
@@ -596,26 +593,19 @@ class TextStudy(Study):
         return None not in own and not (algorithm.kl_coef and algorithm.kl_in == "reward")
 
     @model_validator(mode="after")
-    def _agent_fits(self) -> Self:
+    def _algorithm_fits_text(self) -> Self:
         self.generation.check(self)
-        if self.agent is not None:
-            check_agent(self.agent, self)
-        elif self.algorithm.adv_estimator == "turn_rloo":
-            raise ConfigError.about(
-                "algorithm.adv_estimator",
-                "turn_rloo compares turns of conversations, and there is no agent: set it to rloo, or add the section "
-                "agent",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _sources_fit(self) -> Self:
+        check_agent(self.agent, self)
         if self.algorithm.credit == "min_form" and not any(source.min_form for source in self.text_sources.values()):
             raise ConfigError.about(
                 "algorithm.credit",
                 "min_form needs a prime reward model with granularity token or step, or a source of "
                 "reward.sources with reward_mode per_step",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _sources_fit(self) -> Self:
         self._check_text_sources()
         for name, scored in self.text_reward.of(TextSource).items():
             if scored.reward_mode == "per_turn" and self.agent is None:
@@ -624,10 +614,6 @@ class TextStudy(Study):
                     "per_turn scores turns of conversations, and there is no agent: set it to terminal, or add the "
                     "section agent",
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _samples_can_be_compared(self) -> Self:
         for name, source in self.text_sources.items():
             why = f"{relative(f'reward.sources.{name}')}, and "
             if source.model.compares and self.algorithm.needs.greedy:
