@@ -32,7 +32,7 @@ from guerdon.comparison import report_charts as pictures
 from guerdon.comparison import results as read
 from guerdon.comparison.first_screen import best_first, example_of, pictured, run_sentence, study_sentences
 from guerdon.comparison.report_answers import answer_panels
-from guerdon.comparison.report_cards import GATE_FILE, CardView, card_views, gate_rows
+from guerdon.comparison.report_cards import GATE_FILE, cards_by_task, gate_rows
 from guerdon.comparison.report_conversations import conversation_panels
 from guerdon.comparison.report_gold import gold_panels
 from guerdon.comparison.report_tables import INTERVENTIONS, Column, columns
@@ -528,7 +528,7 @@ def _study_context(study: StudyRecord, live: Live | None) -> dict[str, Any]:
     pooled = rows[: len(study.arms)]  # over all tasks, one of each arm; those of single tasks follow
     ranked = best_first(pooled)
     sentences = study_sentences(study, pooled)
-    cards, card_notes = _cards_by_task(study)
+    cards, card_notes = cards_by_task(study, budget=PICTURE_BYTES)
     shared = _shared_context(study.runs, {arm: (styles[arm], runs_of[arm]) for arm in styles}, study.tasks, study.unit)
     notes = study_notes(study, pooled, is_live=live is not None)
     return {
@@ -559,13 +559,6 @@ def _study_context(study: StudyRecord, live: Live | None) -> dict[str, Any]:
         "failure_gap": FAILURE_GAP,
         "notes": [*notes, *(Note(text) for text in card_notes), *shared["notes"]],
     }
-
-
-def _cards_by_task(study: StudyRecord) -> tuple[list[CardView], list[str]]:
-    """The cards of the reward models in the order of the tasks, and notes about them."""
-    place = {task: i for i, task in enumerate(study.tasks)}
-    by_task = sorted(study.cards, key=lambda card: place.get(card.task, len(place)))
-    return card_views(by_task, budget=PICTURE_BYTES)
 
 
 def _curves(study: StudyRecord) -> dict[str, Any]:

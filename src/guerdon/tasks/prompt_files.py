@@ -399,7 +399,7 @@ def prompts_of_rows(
         except LeftOut as error:
             left_out[str(error)] += 1
         except NoValueError:
-            if not any(reading.plan.has(role) for role in ASKED):
+            if not any(map(reading.plan.has, ASKED)):
                 raise
             left_out["no_prompt"] += 1
     total = len(prompts) + len(skipped)
