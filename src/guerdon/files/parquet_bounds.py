@@ -60,14 +60,7 @@ _VALUE = 16  # bytes of a value besides its content: where it begins, whether it
 _NESTED = 48  # the same of a value in a list, and what `python_bytes` takes for it
 _LOOKED_UP = 500_000  # entries of a dictionary whose lengths are looked at one by one, at most
 _LONGEST_RUN = 8 << 20  # bytes of levels in a run, which take eight times as much
-_CODECS = {
-    0: "",
-    1: "snappy",
-    2: "gzip",
-    4: "brotli",
-    6: "zstd",
-    7: "lz4_raw",
-}
+_CODECS = {0: "", 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
 _Counts = NDArray[np.int64]
 
 
@@ -290,8 +283,7 @@ def batch_rows(batch: pa.RecordBatch, count: Unpacked, path: Path, first: int) -
 
 def _parts(batch: pa.RecordBatch) -> Iterator[_Part | str]:
     """The rows of a batch in parts of at most `_TOGETHER` bytes, or one row; of a row that is too large the reason."""
-    sizes_N = np.zeros(batch.num_rows, np.int64)
-    long_N = np.zeros(batch.num_rows, bool)
+    sizes_N, long_N = np.zeros(batch.num_rows, np.int64), np.zeros(batch.num_rows, bool)
     for column in batch.columns:
         cells_N = python_bytes(column)
         sizes_N += cells_N
@@ -464,15 +456,13 @@ class _Column:
         if self.flat:
             # batches in which a page begins, or the one before; others lie in a page that begins in one of these
             batch_K = np.unique(np.concatenate([[0], self.first_P // rows, self.first_P // rows - 1]).clip(0))
-            begin_K = batch_K * rows
-            end_K = np.minimum((batch_K + 1) * rows, self.values)
+            begin_K, end_K = batch_K * rows, np.minimum((batch_K + 1) * rows, self.values)
             begin_K, end_K = begin_K[begin_K < end_K], end_K[begin_K < end_K]
         elif self.starts_R is not None:
             begin_K = self.starts_R[::rows]
             end_K = np.append(begin_K[1:], self.values)
         else:
-            begin_K = np.zeros(1, np.int64)
-            end_K = np.full(1, self.values)
+            begin_K, end_K = np.zeros(1, np.int64), np.full(1, self.values)
         if not self.values:
             return 0
         from_K = np.searchsorted(self.first_P, begin_K, side="right") - 1
@@ -485,8 +475,7 @@ class _Column:
         known = self.codec in _CODECS and all(page.in_runs for page in self.pages)
         if self.flat or self.starts_R is not None or not known:
             return
-        runs = RUNS
-        found = [np.zeros(0, np.int64)]
+        runs, found = RUNS, [np.zeros(0, np.int64)]
         for page, before in zip(self.pages, self.first_P, strict=False):
             for first, more in _zeros(self._levels(page), self.lists.bit_length(), page.values):
                 runs -= 1 + len(more)
@@ -646,9 +635,7 @@ def _read_footer(path: Path) -> _Footer:
 
 def _parsed_footer(data: bytes) -> tuple[_Footer, int]:
     """The footer, and how many more columns of row groups it might have; negative: it has too many."""
-    columns = list[_Described]()
-    groups = list[_Group]()
-    left = CHUNKS
+    columns, groups, left = list[_Described](), list[_Group](), CHUNKS
     number, kind, at = _field(data, 0, 0)
     while kind and left >= 0:
         if (number, kind) == (2, _LIST):
@@ -685,8 +672,7 @@ def _described(elements: Iterator[dict[tuple[int, int], Any]]) -> list[_Describe
         if not above:
             break
         above[-1][0] -= 1
-        name = element[4, _TEXT]
-        repetition = element.get((3, _I32), 0)
+        name, repetition = element[4, _TEXT], element.get((3, _I32), 0)
         if len(name) == _NAME:
             raise ValueError("a name that is too long")
         path = f"{above[-1][1]}{name.decode()}"
@@ -702,8 +688,7 @@ def _described(elements: Iterator[dict[tuple[int, int], Any]]) -> list[_Describe
 
 def _group(data: bytes, at: int, most: int) -> tuple[_Group, int]:
     """A row group, of whose columns at most one more than `most` are read, and where it ends."""
-    found = dict[tuple[int, int], Any]()
-    chunks = list[list[int]]()
+    found, chunks = dict[tuple[int, int], Any](), list[list[int]]()
     number, kind, at = _field(data, at, 0)
     while kind:
         if (number, kind) == (1, _LIST):
@@ -727,10 +712,8 @@ def _group(data: bytes, at: int, most: int) -> tuple[_Group, int]:
 def _pages(where: str, file: BinaryIO, chunk: _Chunk) -> tuple[list[_Page], list[_Page]]:
     """The dictionary of a column of a row group, if any, and the pages with its values, as pyarrow finds them."""
     at = chunk.dictionary_at if 0 < chunk.dictionary_at < chunk.data_at else chunk.data_at
-    end = at + chunk.size
-    seen = 0
-    entries = list[_Page]()
-    found = list[_Page]()
+    end, seen = at + chunk.size, 0
+    entries, found = list[_Page](), list[_Page]()
     while at < end and seen < chunk.values:
         page = _page(file, at)
         numbers = () if page is None else (page.size, page.packed, page.values)

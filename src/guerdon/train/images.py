@@ -470,7 +470,7 @@ def label_rows(
         target_T = row_targets(episode, settings)
         inputs = episode.states if sees_states(settings) else episode.frames
         unseen &= inputs is None
-        if _lacks_marks(episode):
+        if episode.outcome and episode.success is not None and not episode.success.any():
             unmarked.append(int(episode.meta.get("frame_every", 1)))
         if target_T is None or (needs_task and not episode.task.strip()):
             skipped += 1
@@ -489,7 +489,7 @@ def label_rows(
     if not ids:
         raise DataError(_none_usable(settings, skipped, needs_task=needs_task, unseen=unseen))
     positive_R = np.concatenate(positive)
-    owner = np.repeat(np.arange(len(ids)), [len(drawn) for drawn in rows])
+    owner = np.repeat(np.arange(len(ids)), list(map(len, rows)))
     if held_ids is None:
         held = held_out(ids, np.array(succeeded, bool), settings.val_split, settings.seed)
     else:
@@ -497,11 +497,6 @@ def label_rows(
     return LabelledRows(
         np.concatenate(targets), positive_R, held[owner], owner, np.concatenate(rows), tuple(ids), skipped
     )
-
-
-def _lacks_marks(episode: Episode) -> bool:
-    """Whether an episode succeeded, and no row of it is marked as success."""
-    return bool(episode.outcome) and episode.success is not None and not episode.success.any()
 
 
 def _none_usable(settings: Settings | VLMTrainSettings, skipped: int, *, needs_task: bool, unseen: bool) -> str:
