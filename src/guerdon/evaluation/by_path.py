@@ -136,7 +136,7 @@ def study_of(
         given: dict[str, Any] = {"type": "control", "data_path": data, "outcomes": outcomes}
     else:
         if outcomes is not None:
-            raise ConfigError("--outcomes is for a LeRobot data set; remove it")
+            raise ConfigError("--outcomes is for a LeRobot data set; remove it", key="--outcomes")
         given = {"type": "text", "aggregation": "min", f"models.{NAME}.path": model, "labels": labels}
         given["columns"] = columns or None
         if data is not None:
@@ -148,9 +148,11 @@ def study_of(
 def _kind_asked(data: str | None, labels: str | None, columns: str | Mapping[str, str] | None, *, turns: bool) -> Kind:
     """What the options say that the model is measured on."""
     if columns and data is not None and labels is not None:
-        raise ConfigError("--columns is for one file; with --data and --labels name a study with evaluate.columns")
+        raise ConfigError(
+            "--columns is for one file; with --data and --labels name a study with evaluate.columns", key="--columns"
+        )
     if turns and data is None:
-        raise ConfigError("--turns is for the conversations of --data; name them, or remove it")
+        raise ConfigError("--turns is for the conversations of --data; name them, or remove it", key="--turns")
     if turns:
         return "turns"
     return "labels" if data is None else kind_of(data, columns)
@@ -159,9 +161,9 @@ def _kind_asked(data: str | None, labels: str | None, columns: str | Mapping[str
 def _refuse_options_of_text(labels: str | None, columns: str | Mapping[str, str] | None) -> None:
     """Refuse options that would do nothing with episodes of robots."""
     if labels is not None:
-        raise ConfigError("--labels is for models of text; remove it")
+        raise ConfigError("--labels is for models of text; remove it", key="--labels")
     if columns:
-        raise ConfigError("--columns is for rows of text; remove it")
+        raise ConfigError("--columns is for rows of text; remove it", key="--columns")
 
 
 def _check_side(model: str, data: str, *, of_robots: bool) -> None:
@@ -227,7 +229,7 @@ def check_words(
         ConfigError: there is a study file and a model, or neither; or an option that would do nothing.
     """
     if turns and model is None:
-        raise ConfigError("--turns is for --model and --data; in a study set evaluate.turns")
+        raise ConfigError("--turns is for --model and --data; in a study set evaluate.turns", key="--turns")
     if words and "=" not in words[0]:
         _check_beside_study(words[0], model, data, output)
         return words[0]
@@ -239,9 +241,11 @@ def check_words(
         judged = str(data or labels)
         kind = kind_of(judged, columns)
         if kind != "labels":
-            raise ConfigError(f"--data {judged} has {kind.replace('_', ' ')}: name the reward model, --model PATH")
+            raise ConfigError(
+                f"--data {judged} has {kind.replace('_', ' ')}: name the reward model, --model PATH", key="--model"
+            )
         if outcomes is not None:
-            raise ConfigError(f"--outcomes {outcomes} is for a LeRobot data set; remove it")
+            raise ConfigError(f"--outcomes {outcomes} is for a LeRobot data set; remove it", key="--outcomes")
     return None
 
 

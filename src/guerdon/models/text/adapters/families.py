@@ -155,7 +155,7 @@ class StepReader:
         conversations: bool = False,
     ) -> None:
         if micro_batch_size < 1:
-            raise ConfigError(f"micro_batch_size must be at least 1, got {micro_batch_size}")
+            raise ConfigError(f"micro_batch_size must be at least 1, got {micro_batch_size}", key="micro_batch_size")
         self.form = form
         self.tokenizer = tokenizer
         self.room = room
