@@ -83,6 +83,14 @@ def test_density(body, expected):
     assert (one.complexity, one.conditionals, one.nested_conditionals, one.nested_comprehensions) == expected
 
 
+def test_functions_that_are_kept_as_they_are_exist_and_need_their_reason():
+    root = Path(guerdon.__file__).parent
+    for place in code_lines.KEPT:
+        path = root / place.split(" ")[0]
+        found = {code_lines.without_line(name): one for one, name in code_lines.densities(root, path)}
+        assert found[place].complexity > code_lines.MOST, place
+
+
 def test_the_densest_function_comes_first(tmp_path):
     nested = "def b(x):\n    return 1 if x else (2 if x else 3)\n"
     root = files(tmp_path, a__one=f"def a(x):\n    return x\n{nested}")

@@ -273,17 +273,16 @@ def evaluate(
     from guerdon.evaluation.by_path import check_words, evaluate_judged, study_of
 
     words = [*([] if study is None else [study]), *(overrides or [])]
-    if turns and model is None:
-        raise ConfigError("--turns is for --model and --data; in a study set evaluate.turns", key="--turns")
-    file = check_words(words, model, data, labels, output, columns=columns, of_study=bool(only or attack))
+    of_study = bool(only or attack)
+    file = check_words(
+        words, model, data, labels, output, columns=columns, outcomes=outcomes, of_study=of_study, turns=turns
+    )
     if file is not None:
         more = _as_overrides("evaluate", labels=labels, columns=columns)
         more += _outcome_words(_expanded(Path(file)), only, outcomes, evaluates=True)
         config = _load(_expanded(Path(file)), [*words[1:], *more])
     elif model is not None:
         config = study_of(model, data, words, labels, columns, outcomes, turns=turns)
-    elif outcomes is not None:
-        raise ConfigError(f"--outcomes {outcomes} is for a LeRobot data set; remove it", key="--outcomes")
     else:
         return _say(evaluate_judged(str(data or labels), words, output, columns))
     if attack and gate:

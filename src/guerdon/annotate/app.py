@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -274,8 +274,23 @@ def _checked(content: dict[str, Any], session: Session) -> dict[str, Any]:
     Raises:
         RefusedError: one is not.
     """
-    item, word, note = content.get("item"), content.get("judgement"), content.get("note")
-    words = (*session.words, SKIP)
+    _check_fields(content, (*session.words, SKIP))
+    item, word = content["item"], content["judgement"]
+    for name, wanted_for in (("row", "success"), ("step", "wrong")):
+        _check_place(name, content.get(name), session.count_of(item, name) if word == wanted_for else None)
+    if session.items.kind == "steps" and word == "wrong" and content.get("step") is None:
+        raise _wrong("step must be the first wrong one, from 0", "step")
+    _check_scores(content.get("scores"), session.rubric if word == RATED else None)
+    return {**content, "note": content.get("note") or "", "seconds": content.get("seconds")}
+
+
+def _check_fields(content: Mapping[str, Any], words: Sequence[str]) -> None:
+    """Refuse what every judgement has, its item, its word, a note and how long it took, where it is something else.
+
+    Raises:
+        RefusedError: it is.
+    """
+    item, word, note, seconds = (content.get(name) for name in ("item", "judgement", "note", "seconds"))
     if not isinstance(item, str):
         raise _wrong("item must be the name of an item", "item")
     if not isinstance(word, str) or word not in words:
@@ -283,15 +298,8 @@ def _checked(content: dict[str, Any], session: Session) -> dict[str, Any]:
         raise _wrong(f"there is no judgement {str(word)[:40]!r}{near}", "judgement")
     if note is not None and not (isinstance(note, str) and len(note) <= MOST_NOTE):
         raise _wrong(f"note must be text of at most {MOST_NOTE} characters", "note")
-    seconds = content.get("seconds")
     if seconds is not None and not (type(seconds) in (int, float) and 0 <= seconds < 1e7):
         raise _wrong("seconds must be a number, 0 or more", "seconds")
-    for name, wanted_for in (("row", "success"), ("step", "wrong")):
-        _check_place(name, content.get(name), session.count_of(item, name) if word == wanted_for else None)
-    if session.items.kind == "steps" and word == "wrong" and content.get("step") is None:
-        raise _wrong("step must be the first wrong one, from 0", "step")
-    _check_scores(content.get("scores"), session.rubric if word == RATED else None)
-    return {**content, "note": note or "", "seconds": seconds}
 
 
 def _check_scores(scores: Any, rubric: Rubric | None) -> None:

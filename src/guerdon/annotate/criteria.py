@@ -80,13 +80,21 @@ def take_criteria(items: Items, rubric: Rubric) -> JudgeCriteria:
     notes: list[str] = []
     for judge, found in values.items():
         missing = [name for name in names if name not in found]
-        more = [column for column in items.rewards if column.startswith(f"{judge}.")]
-        others = [column.removeprefix(f"{judge}.") for column in more]
-        for column in more:
-            del items.rewards[column]
-        notes += [f"{judge} has no scores of {', '.join(missing)}"] if missing else []
-        notes += [f"{judge} has scores of {', '.join(others)}, which the rubric does not have"] if others else []
+        if missing:
+            notes.append(f"{judge} has no scores of {', '.join(missing)}")
+        others = _take_others(items, judge)
+        if others:
+            notes.append(f"{judge} has scores of {', '.join(others)}, which the rubric does not have")
     return JudgeCriteria(values, tuple(notes))
+
+
+def _take_others(items: Items, judge: str) -> list[str]:
+    """Take the further scores of a judge out of the rewards of the data: the names of their criteria."""
+    front = f"{judge}."
+    names = [column.removeprefix(front) for column in items.rewards if column.startswith(front)]
+    for name in names:
+        del items.rewards[front + name]
+    return names
 
 
 def _of_column(column: str, names: Sequence[str]) -> tuple[str, str]:

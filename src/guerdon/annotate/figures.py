@@ -242,18 +242,31 @@ def _mean(session: Session, labels: Mapping[int, tuple[int, Label]]) -> dict[str
     labelled = ~np.isnan(label_M)
     if labelled.sum() < 2:
         return None
-    judge = judged_by(session)
-    prompts = [session.items.shows[place].get("prompt") or str(place) for place in places]
-    if judge is not None and session.items.kind != "pairs" and np.isfinite(judge[1][places]).any():
-        values = [_NO_VALUE if np.isnan(one) else float(one) for one in judge[1][places]]
-        found = label_figures(values, label_M, prompts, draws=draws, scales=_scales(session), reps=REPS, seed=0)
-        if found["mean"]:
-            kept = {name: found["mean"][name] for name in ("corrected", "labelled", "judge")}
-            return {"by": judge[0], **kept, "draws": found["draws"]}
+    corrected = _corrected_mean(session, places, label_M, draws)
+    if corrected is not None:
+        return corrected
     alone = chosen_mean(np.zeros(len(places)), label_M, draws).labelled
     made = draws.made(labelled)
     known = {"pool": draws.pool, "made": made, "without_value": made - int(labelled.sum()), "chosen": draws.chosen}
     return {"by": None, "corrected": None, "labelled": asdict(alone), "judge": None, "draws": known}
+
+
+def _corrected_mean(session: Session, places: list[int], label_M: Numbers, draws: Draws) -> dict[str, Any] | None:
+    """The mean label of all items by the values of a judge; None where there are none, or too few to say it."""
+    judge = judged_by(session)
+    if judge is None or session.items.kind == "pairs":
+        return None
+    name, value_N = judge
+    value_M = value_N[places]
+    if not np.isfinite(value_M).any():
+        return None
+    values = [_NO_VALUE if np.isnan(one) else float(one) for one in value_M]
+    prompts = [session.items.shows[place].get("prompt") or str(place) for place in places]
+    found = label_figures(values, label_M, prompts, draws=draws, scales=_scales(session), reps=REPS, seed=0)
+    if not found["mean"]:
+        return None
+    kept = {key: found["mean"][key] for key in ("corrected", "labelled", "judge")}
+    return {"by": name, **kept, "draws": found["draws"]}
 
 
 # ---- as tables of texts
@@ -261,40 +274,45 @@ def _mean(session: Session, labels: Mapping[int, tuple[int, Label]]) -> dict[str
 
 def tables(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The figures as tables whose cells are texts."""
-    people = [
-        [
-            one["person"] or "you", str(one["judgements"]), decimal(one["median_seconds"], 1),
-            percent(one["cannot_tell"]),
-        ]
-        for one in record["people"]
-    ]  # fmt: skip
-    found = [
-        {
-            "title": "Judgements", "note": _counts(record),
-            "columns": ["person", "judgements", "median seconds", "cannot tell"], "rows": people,
-        }
-    ]  # fmt: skip
+    found = [_people_table(record)]
     if record["agreement"]:
-        why = {one["why"]: None for one in record["agreement"] if one["why"]}
-        note = "With 95 % intervals. Ranks: AUROC of two labels, else Spearman's correlation."
-        if record["choose"] != "random":
-            note += " The rows were chosen: agreement is that of chosen rows."
-        columns = ["between", "and", "items", "equal", "kappa", "alpha", "ranks"]
-        rows = [
-            [one["one"], one["other"], str(one["items"]),
-             *(_interval(one[name]) for name in ("percent", "kappa", "alpha", "rank"))]
-            for one in record["agreement"]
-        ]  # fmt: skip
-        if any(one["criterion"] is not None for one in record["agreement"]):
-            about = [one["criterion"] or "the whole rubric" for one in record["agreement"]]
-            columns, rows = ["about", *columns], [[name, *row] for name, row in zip(about, rows, strict=True)]
-        found.append({"title": "Agreement", "note": " ".join([note, *why]), "columns": columns, "rows": rows})
+        found.append(_agreement_table(record))
     if record["order"] is not None:
         cells = ["preferred as the one shown first", _interval(record["order"]), str(record["order"]["n"])]
         found.append({"title": "Order", "columns": ["", "share", "pairs"], "rows": [cells]})
     if record["mean"] is not None:
         found.append(_mean_table(record))
     return found
+
+
+def _people_table(record: Mapping[str, Any]) -> dict[str, Any]:
+    rows = [
+        [
+            one["person"] or "you", str(one["judgements"]), decimal(one["median_seconds"], 1),
+            percent(one["cannot_tell"]),
+        ]
+        for one in record["people"]
+    ]  # fmt: skip
+    columns = ["person", "judgements", "median seconds", "cannot tell"]
+    return {"title": "Judgements", "note": _counts(record), "columns": columns, "rows": rows}
+
+
+def _agreement_table(record: Mapping[str, Any]) -> dict[str, Any]:
+    compared = record["agreement"]
+    notes = ["With 95 % intervals. Ranks: AUROC of two labels, else Spearman's correlation."]
+    if record["choose"] != "random":
+        notes.append("The rows were chosen: agreement is that of chosen rows.")
+    notes += dict.fromkeys(one["why"] for one in compared if one["why"])
+    columns = ["between", "and", "items", "equal", "kappa", "alpha", "ranks"]
+    rows = []
+    for one in compared:
+        intervals = [_interval(one[name]) for name in ("percent", "kappa", "alpha", "rank")]
+        rows.append([one["one"], one["other"], str(one["items"]), *intervals])
+    if any(one["criterion"] is not None for one in compared):
+        columns = ["about", *columns]
+        for row, one in zip(rows, compared, strict=True):
+            row.insert(0, one["criterion"] or "the whole rubric")
+    return {"title": "Agreement", "note": " ".join(notes), "columns": columns, "rows": rows}
 
 
 def _mean_table(record: Mapping[str, Any]) -> dict[str, Any]:

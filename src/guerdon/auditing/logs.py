@@ -220,15 +220,14 @@ class LogReader:
         kind, skipped = _kind_of(path, files, said, notes)
         curves = self.events.read(files.events)
         shown = self.events.shown
-        if kind is None and not (curves or files.metrics):
-            for file in filter(other_format, [path, *path.rglob("*")]):
-                parts_of(file)
-            raise DataError(f"no log is recognised{_lacks(skipped)}; looked for {_LOOKED_FOR}", where=path)
-        if kind is not None and skipped:
-            notes.append(f"not read, since they have no column of rewards: {', '.join(skipped)[:300]}")
         if kind is None:
+            if not (curves or files.metrics):
+                _refuse_other_formats(path)
+                raise DataError(f"no log is recognised{_lacks(skipped)}; looked for {_LOOKED_FOR}", where=path)
             kind = _Kind("responses and scalars in TensorBoard" if shown else "scalars")
             kind.first = [(row, {}) for row in shown[:_FIRST]]
+        elif skipped:
+            notes.append(f"not read, since they have no column of rewards: {', '.join(skipped)[:300]}")
         read = _Read(kind, notes, {part: _state_of(part.path) for part in files.others})
         self._read_rows(read, files)
         if not files.monitors and kind.parts:
@@ -303,10 +302,20 @@ class LogReader:
         now = {part: _state_of(part.path) for part in files.others}
         changed = {part for part, state in now.items() if state != read.states.get(part)}
         known = {part for part, _ in read.kind.parts}
-        why = _why_anew(read, files, changed & known)
+        why = _why_anew(read, files, changed & known) or self._add_parts(read, files, changed - known)
         if why:
             return why
-        kinds, _ = _kinds(self.path, [part for part in now if part in changed - known], self.said)
+        for part, layout, those in read.new_records([one for one in read.kind.parts if one[0] in changed]):
+            read.reader.read(part, layout, those)
+        read.states = now
+        records = _Read(read.kind).new_records
+        everything = partial(self._all_rows, lambda: records(read.kind.parts), read.reader.of.texts)
+        found = read.reader.look.columns(str(self.path), everything, all_seen=True)
+        return "" if found.key == read.reader.of.key else "the new rows do not fit what the columns were taken for"
+
+    def _add_parts(self, read: _Read, files: _Files, new: Collection[Part]) -> str:
+        """Put new files with rewards among those that are read, in their order; why that cannot be done, or empty."""
+        kinds, _ = _kinds(self.path, [part for part in files.others if part in new], self.said)
         if set(kinds) - {read.kind.name}:
             return "there are files of another kind"
         read.kind.parts += [one for kind in kinds.values() for one in kind.parts]
@@ -316,13 +325,7 @@ class LogReader:
             return "; ".join(notes)
         order = {part: k for k, part in enumerate(files.others)}
         read.kind.parts.sort(key=lambda one: order[one[0]])
-        for part, layout, those in read.new_records([one for one in read.kind.parts if one[0] in changed]):
-            read.reader.read(part, layout, those)
-        read.states = now
-        records = _Read(read.kind).new_records
-        everything = partial(self._all_rows, lambda: records(read.kind.parts), read.reader.of.texts)
-        found = read.reader.look.columns(str(self.path), everything, all_seen=True)
-        return "" if found.key == read.reader.of.key else "the new rows do not fit what the columns were taken for"
+        return ""
 
 
 def _why_anew(read: _Read, files: _Files, changed: Collection[Part]) -> str:
@@ -430,6 +433,12 @@ def _known_kind(name: str, parts: Sequence[Part], said: Columns) -> _Kind:
             kind.name = kind.layout.name
         return kind
     return _Kind(name, [(part, PLAIN) for part in parts])
+
+
+def _refuse_other_formats(path: Path) -> None:
+    """Say of the first file with rows in a format that is not read what to make of it."""
+    for file in filter(other_format, [path, *path.rglob("*")]):
+        parts_of(file)
 
 
 def _lacks(skipped: Mapping[str, str]) -> str:

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -208,24 +209,31 @@ def write_page(
     Raises:
         OSError: it cannot be written.
     """
-    title = rows.layout if log is None else log.resolve().name
+    title, videos = rows.layout, dict[int, list[Clip]]()
+    if log is not None:
+        title, videos = log.resolve().name, episode_videos(log, out)
+    severities = Counter(finding.severity for finding in audit.findings)
     context = {
         "title": run or title, "generator": "guerdon audit", "rows": rows, "audit": audit,
-        "second": second, "against": against,
+        "second": second, "against": against, "media": bool(videos),
+        "judged_as": "" if run else _judged_as(rows, log),
         "of_runs": OF_RUNS, "linked": linked, "every": every, "written": datetime.now(UTC),
-        "course": [] if audit.course is None else course_charts(audit.course),
         "charts": charts(rows), "how": _how(rows), "number": number, "bounded": bounded,
-        "severe": [(s, sum(f.severity == s for f in audit.findings)) for s in SEVERITIES],
+        "severe": [(severity, severities[severity]) for severity in SEVERITIES],
+        **_course_context(rows, audit),
     }  # fmt: skip
-    videos = {} if log is None else episode_videos(log, out)
-    context["media"] = bool(videos)
-    context["judged_as"] = "" if run else _judged_as(rows, log)
-    course = "" if audit.course is None else f". {audit.course.sentence}"
-    context["description"] = f"{len(rows):,} rows: {audit.counted}{course}"
     head, tail = render("audit.html.j2", context, TEMPLATES, SCRIPTS).split(_BLOCKS)
     blocks = browser_blocks(rows, audit, None if second is None else second.reward_N, videos)
     atomic.write_bytes(out, b"".join([_encoded(head), *blocks, _encoded(tail)]))
     return out
+
+
+def _course_context(rows: Rows, audit: Audit) -> dict[str, Any]:
+    """The charts of the course of a run, and one line on the whole audit that ends with the sentence about it."""
+    description = f"{len(rows):,} rows: {audit.counted}"
+    if audit.course is None:
+        return {"course": [], "description": description}
+    return {"course": course_charts(audit.course), "description": f"{description}. {audit.course.sentence}"}
 
 
 def _judged_as(rows: Rows, log: Path | None) -> str:

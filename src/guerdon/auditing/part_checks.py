@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -186,10 +187,10 @@ def check_part_dominates(view: View) -> Checked:
     total = _sum(view)
     inside = {name: total.within(values) for name, values in total.parts.items()}
     whole = total.within(total.one.reward_M)
-    shares = {name: float((values * whole).sum() / ((whole**2).sum() or 1.0)) for name, values in inside.items()}
-    clean = (
-        "of the variance of the reward within prompts are " if total.one.peer_M is not None else "of its variance are "
-    )
+    shares = {name: _share(values, whole) for name, values in inside.items()}
+    clean = "of its variance are "
+    if total.one.peer_M is not None:
+        clean = "of the variance of the reward within prompts are "
     clean += ", ".join(f"{share:.0%} of {name}" for name, share in shares.items())
     grown = _grown(total)
     if grown is not None:
@@ -200,24 +201,33 @@ def check_part_dominates(view: View) -> Checked:
         ends = effect, moved.low * scale, moved.high * scale
         return _found(total.one, "part_dominates", values > np.median(values), title, clean, ends, SPREADS, p, values)
     name = max(shares, key=lambda one: shares[one])
-    agreements = {one: total.agreement(values) for one, values in inside.items()}
-    own = agreements[name]
-    better = [
-        one for one, value in agreements.items() if value is not None and own is not None and value > own + AGREES
-    ]
-    if shares[name] < DECIDES or not better:
+    better = _better(name, {one: total.agreement(values) for one, values in inside.items()})
+    if shares[name] < DECIDES or better is None:
         return Checked(None, clean)
-    title = (
-        f"{name} makes up {shares[name]:.0%} of the variance of the reward within prompts, and {better[0]}, which goes "
-    )
-    title += f"with the truth (correlation {agreements[better[0]]:.2f}), hardly counts"
+    right, agreement = better
+    title = f"{name} makes up {shares[name]:.0%} of the variance of the reward within prompts, and {right}, which goes "
+    title += f"with the truth (correlation {agreement:.2f}), hardly counts"
     values, share = inside[name], shares[name]
-    halves = [float((values[h] * whole[h]).sum() / ((whole[h] ** 2).sum() or 1.0)) for h in _tenths(len(values))]
-    half = 1.96 * float(np.std(halves)) / np.sqrt(len(halves))
+    of_tenths = [_share(values[rows], whole[rows]) for rows in _tenths(len(values))]
+    half = 1.96 * float(np.std(of_tenths)) / np.sqrt(len(of_tenths))
     return _found(
         total.one, "part_dominates", values > 0, title, clean, (share, share - half, share + half),
         "share of the variance", None, values,
     )  # fmt: skip
+
+
+def _share(part: Numbers, whole: Numbers) -> float:
+    """The share of a part in the variance of the reward, both with mean 0."""
+    return float((part * whole).sum() / ((whole**2).sum() or 1.0))
+
+
+def _better(name: str, agreements: Mapping[str, float | None]) -> tuple[str, float] | None:
+    """The first part that goes with the truth more than a named one does, and its agreement; None: there is none."""
+    own = agreements[name]
+    if own is None:
+        return None
+    known = [(one, value) for one, value in agreements.items() if value is not None]
+    return next(((one, value) for one, value in known if value > own + AGREES), None)
 
 
 def _tenths(n: int) -> list[np.ndarray]:
@@ -238,17 +248,27 @@ def _grown(total: _Sum) -> tuple[str, Association, float] | None:
         return None
     if np.median(values[late]) <= np.quantile(values[early], 0.95) or len(np.unique(values)) <= 2:
         return None
-    inside, whole = total.within(values), total.within(total.one.reward_M)
-    share = float((inside * whole)[early].sum() / ((whole[early] ** 2).sum() or 1.0))
-    if share > MAIN and inside[late].std() < WIDER * inside[early].std():
-        return None  # what the run is about has become better
-    truth = total.one.truth_M
-    if truth is not None and total.one.has_truth:
-        known = np.isfinite(truth)
-        gained = truth[late & known].mean() - truth[early & known].mean() if (late & known).any() else 0.0
-        if gained / (truth[known].std() or 1.0) > rises[name] / total.spread / 2:
-            return None  # it rises with the truth
+    if _is_main(total, values, early, late) or _truth_rises(total, early, late, rises[name] / total.spread / 2):
+        return None
     return name, one, min(1.0, (one.p or 1.0) * len(moved))
+
+
+def _is_main(total: _Sum, values: Numbers, early: Flags, late: Flags) -> bool:
+    """Whether a part is what the run is about from the start, which has become better."""
+    inside, whole = total.within(values), total.within(total.one.reward_M)
+    return bool(_share(inside[early], whole[early]) > MAIN and inside[late].std() < WIDER * inside[early].std())
+
+
+def _truth_rises(total: _Sum, early: Flags, late: Flags, limit: float) -> bool:
+    """Whether the truth rises over the run by more than so many of its standard deviations."""
+    truth = total.one.truth_M
+    if truth is None or not total.one.has_truth:
+        return False
+    known = np.isfinite(truth)
+    if not (late & known).any():
+        return limit < 0
+    gained = truth[late & known].mean() - truth[early & known].mean()
+    return bool(gained / (truth[known].std() or 1.0) > limit)
 
 
 def check_part_opposite(view: View) -> Checked:

@@ -38,8 +38,8 @@ def runs_in(path: Path) -> dict[str, Path]:
     marked = {file.parent for file in path.rglob("*") if _is_mark(file)}
     found = {_whole(folder, path, logs) for folder in marked}
     outermost = sorted(one for one in found if not found.intersection(one.parents))
-    in_runs = [file for file in logs if any(one in file.parents for one in outermost)]
-    if path in found or len(outermost) < 2 or len(in_runs) < len(logs):
+    beside = [file for file in logs if not found.intersection(file.parents)]
+    if path in found or len(outermost) < 2 or beside:
         return {}
     return {str(one.relative_to(path)): one for one in outermost}
 

@@ -380,22 +380,31 @@ class RowReader:
 
     def _numbers(self, row: Row, parts: Row | None, shape: _Shape) -> dict[tuple[str, str], float]:
         """The numbers of a row by kind and name: its further rewards, and those of the roles `NUMBERS`."""
-        found = self._further(row, parts, shape)
+        found, inner = self._further(row, parts, shape), parts or {}
         if self._is_sum:
-            maybe = self.of.maybe_reward
-            named = {name: value for (_, name), value in found.items() if name != maybe and not is_rescored(name)}
-            found[_REWARD] = self._sum(named)
+            found[_REWARD] = self._sum_of_columns(found)
         elif self.of.form in ("map", "list"):
-            found |= self._composed(row, parts or {})
+            found |= self._composed(row, inner)
         for key, column, coding in shape.numbers:
-            value = row[column] if column in row else self.of.value(row, parts or {}, column)
-            if key[1] in self.of.instead:
-                value = self.of.cell(row, parts or {}, ALL_ROLES[key[1]])
-            is_read = type(value) is float and (coding is NUMBER or coding is None) and key[1] not in FLAGS
-            found[key] = value if is_read else self._value(value, key[1], coding, row)
+            role = key[1]
+            if role in self.of.instead:
+                value = self.of.cell(row, inner, ALL_ROLES[role])
+            elif column in row:
+                value = row[column]
+            else:
+                value = self.of.value(row, inner, column)
+            is_number = coding is NUMBER or coding is None
+            if not (is_number and type(value) is float and role not in FLAGS):
+                value = self._value(value, role, coding, row)
+            found[key] = value
         if self.of.other_rewards and not math.isfinite(found.get(_REWARD, _NAN)):
             self._check_reward(row)
         return found
+
+    def _sum_of_columns(self, further: Mapping[tuple[str, str], float]) -> float:
+        """The reward that is the sum of all columns of numbers, but for what may be one itself or was scored again."""
+        maybe = self.of.maybe_reward
+        return self._sum({n: value for (_, n), value in further.items() if n != maybe and not is_rescored(n)})
 
     def _further(self, row: Row, parts: Row | None, shape: _Shape) -> dict[tuple[str, str], float]:
         """The further rewards of a row: in columns of their own, and in maps."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 from typing import NamedTuple
 
@@ -312,41 +313,91 @@ def _break(order: Codes, values: Numbers, limit: float) -> _Break | None:
     Windows of three widths are tried. In wide ones a change counts that is as sharp in the narrowest.
     """
     steps = int(order.max()) + 1
-    narrow = 3
-    if steps < 8:
-        narrow = 1
-    elif steps < 20:
-        narrow = 2
-    narrow = max(narrow, -(-FEWEST_IN_WINDOW * steps // max(len(values), 1)))
-    sums = [np.concatenate([[0.0], np.cumsum(np.bincount(order, values**k, minlength=steps))]) for k in (0, 1, 2)]
+    windows = _Windows.of(order, values, steps)
+    narrow = _narrowest(steps, len(values))
+    widths = [width for width in (narrow, 2 * narrow, 4 * narrow) if width == narrow or 3 * width <= steps]
+    best, least = None, math.inf
+    for width, at in product(widths, range(1, steps)):
+        change = _change(windows, at, width, limit)
+        if change is None:
+            continue
+        if width > narrow and not _is_sharp(windows, at, width, narrow, change):
+            continue
+        p = change.p * (steps - 1) * len(widths)
+        if p < least:
+            best, least = change, p
+    if best is None:
+        return None
+    half = 1.96 * best.error
+    return _Break(best.at, best.by, best.by - half, best.by + half, min(1.0, least))
 
-    def window(first: int, width: int) -> tuple[float, float, float]:
+
+def _narrowest(steps: int, values: int) -> int:
+    """The width of the narrowest window: few steps of a short log, and enough of them to hold `FEWEST_IN_WINDOW`."""
+    width = 3
+    if steps < 8:
+        width = 1
+    elif steps < 20:
+        width = 2
+    return max(width, -(-FEWEST_IN_WINDOW * steps // max(values, 1)))
+
+
+class _Windows(NamedTuple):
+    """Sums up to each step of the powers 0, 1 and 2 of values, whose differences are the sums of any window."""
+
+    sums: list[Numbers]
+    steps: int
+
+    @classmethod
+    def of(cls, order: Codes, values: Numbers, steps: int) -> _Windows:
+        """Those of values that are at the steps `order`."""
+        by_step = [np.bincount(order, values**power, minlength=steps) for power in (0, 1, 2)]
+        return cls([np.concatenate([[0.0], np.cumsum(one)]) for one in by_step], steps)
+
+    def at(self, first: int, width: int) -> tuple[float, float, float]:
         """Number, mean and variance of the mean of the values in a window of steps."""
-        n, total, squares = (float(one[min(first + width, steps)] - one[max(first, 0)]) for one in sums)
+        start, end = max(first, 0), min(first + width, self.steps)
+        n, total, squares = (float(one[end] - one[start]) for one in self.sums)
         mean = total / max(n, 1)
         return n, mean, max(squares / max(n, 1) - mean**2, 0.0) / max(n - 1, 1)
 
-    widths = [width for width in (narrow, 2 * narrow, 4 * narrow) if width == narrow or 3 * width <= steps]
-    best = None
-    for width, at in product(widths, range(1, steps)):
-        (n0, mean0, error0), (n1, mean1, error1) = window(at - width, width), window(at, width)
-        change, sign = mean1 - mean0, np.sign(mean1 - mean0)
-        around = [0.0]
-        if at >= 2 * width:
-            around.append(sign * (mean0 - window(at - 2 * width, width)[1]))
-        if at + 2 * width <= steps:
-            around.append(sign * (window(at + width, width)[1] - mean1))
-        beyond = abs(change) - max(around)
-        if min(n0, n1) < FEWEST_IN_WINDOW or beyond <= limit:
-            continue
-        near = sign * (window(at, narrow)[1] - window(at - narrow, narrow)[1])
-        if width > narrow and (len(around) == 1 or near < SHARP * abs(change)):
-            continue
-        error = np.sqrt(error0 + error1) or 1e-12
-        p = 2 * float(stdtr(min(n0, n1) - 1, -beyond / error)) * (steps - 1) * len(widths)
-        if best is None or p < (best.p or 0.0):
-            best = _Break(at, change, change - 1.96 * error, change + 1.96 * error, p)
-    return best if best is None else best._replace(p=min(1.0, best.p or 0.0))
+    def mean(self, first: int, width: int) -> float:
+        """The mean of the values in a window of steps."""
+        return self.at(first, width)[1]
+
+
+class _Change(NamedTuple):
+    """A change of the mean before a step: by how much, its standard error, and the p-value of this one alone."""
+
+    at: int
+    by: float
+    error: float
+    p: float
+
+
+def _change(windows: _Windows, at: int, width: int, limit: float) -> _Change | None:
+    """The change between the windows before and behind a step; None where it is not larger than those around it."""
+    n0, mean0, error0 = windows.at(at - width, width)
+    n1, mean1, error1 = windows.at(at, width)
+    by = mean1 - mean0
+    around = [0.0]
+    if at >= 2 * width:
+        around.append(np.sign(by) * (mean0 - windows.mean(at - 2 * width, width)))
+    if at + 2 * width <= windows.steps:
+        around.append(np.sign(by) * (windows.mean(at + width, width) - mean1))
+    fewest, beyond = min(n0, n1), abs(by) - max(around)
+    if fewest < FEWEST_IN_WINDOW or beyond <= limit:
+        return None
+    error = np.sqrt(error0 + error1) or 1e-12
+    return _Change(at, by, error, 2 * float(stdtr(fewest - 1, -beyond / error)))
+
+
+def _is_sharp(windows: _Windows, at: int, width: int, narrow: int, change: _Change) -> bool:
+    """Whether most of a change between wide windows, which has others around it, is between the narrowest ones."""
+    if at < 2 * width and at + 2 * width > windows.steps:
+        return False
+    near = windows.mean(at, narrow) - windows.mean(at - narrow, narrow)
+    return bool(np.sign(change.by) * near >= SHARP * abs(change.by))
 
 
 def check_shift(view: View) -> Checked:

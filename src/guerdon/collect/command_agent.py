@@ -224,21 +224,27 @@ def result_of(result: Mapping[str, Any], calls: int) -> Moment:
     """
     if result.get("error") is not None:
         return Moment(outcome=Failure("agent_error", str(result["error"])[:_SAID]))
-    reward, rewards, success = (result.get(key) for key in ("reward", "rewards", "success"))
-    values = [reward, *(rewards if isinstance(rewards, list) else [])]
-    problem = ""
-    if not all(value is None or _is_number(value) for value in values):
-        problem = "its rewards are not all numbers or null"
-    elif rewards is not None and (not isinstance(rewards, list) or len(rewards) != calls):
-        problem = f"its rewards are not one for each of {calls} calls"
-    elif success is not None and not isinstance(success, bool):
-        problem = "its success is not true, false or null"
+    problem = _problem_of(result, calls)
     if problem:
         return Moment(outcome=Failure("agent_error", f"the result of the program is wrong: {problem}"))
+    reward, rewards = result.get("reward"), result.get("rewards")
     paid: tuple[float | None, ...] | None = None
     if rewards is not None:
         paid = tuple(None if value is None else float(value) for value in rewards)
-    return Moment(outcome=None if reward is None else float(reward), rewards=paid, success=success)
+    return Moment(outcome=None if reward is None else float(reward), rewards=paid, success=result.get("success"))
+
+
+def _problem_of(result: Mapping[str, Any], calls: int) -> str:
+    """What is wrong with the fields of a result; empty where nothing is."""
+    rewards, success = result.get("rewards"), result.get("success")
+    values = [result.get("reward"), *(rewards if isinstance(rewards, list) else ())]
+    if not all(value is None or _is_number(value) for value in values):
+        return "its rewards are not all numbers or null"
+    if rewards is not None and (not isinstance(rewards, list) or len(rewards) != calls):
+        return f"its rewards are not one for each of {calls} calls"
+    if success is not None and not isinstance(success, bool):
+        return "its success is not true, false or null"
+    return ""
 
 
 def _is_number(value: Any) -> bool:

@@ -278,8 +278,13 @@ def joined(parts: Sequence[Rollout[Any]], inputs: Callable[[Sequence[Rollout[Any
     first = parts[0]
     steps = max(part.mask.shape[1] for part in parts)
     starts = np.cumsum([0, *(len(part.mask) for part in parts)]).tolist()
-    steps_of_values = steps if first.chunks is None else None  # (B, T), or (R,) of decisions, which have no steps
-    log_prob_width = max(steps if part.chunks is None else part.chunks.size * part.chunks.tokens for part in parts)
+    steps_of_values: int | None = steps
+    log_prob_width = steps
+    chunks = None
+    if first.chunks is not None:
+        steps_of_values = None  # (R,) of decisions, which have no steps
+        chunks = _chunks(parts, steps)
+        log_prob_width = chunks.size * chunks.tokens
     return Rollout(
         **{name: _stacked(_each(parts, name), steps) for name in (*STEPS, "actions")},
         inputs=inputs(parts),
@@ -287,13 +292,13 @@ def joined(parts: Sequence[Rollout[Any]], inputs: Callable[[Sequence[Rollout[Any
         sampled_log_probs=_stacked(_each(parts, "sampled_log_probs"), log_prob_width),
         values=_of_sources(_each(parts, "values"), steps_of_values),
         next_values=_of_sources(_each(parts, "next_values"), steps_of_values),
-        chunks=None if first.chunks is None else _chunks(parts, steps),
+        chunks=chunks,
         group_ids=_stacked(_each(parts, "group_ids"), None),
         intervened=_where(_each(parts, "intervened"), parts, steps),
         life_lost=_where(_each(parts, "life_lost"), parts, steps),
         failures=_failures(parts, starts),
         segments=_placed(_each(parts, "segments"), starts),
-        videos=None if first.videos is None else _placed([part.videos or () for part in parts], starts),
+        videos=_videos(parts, starts),
         ends=_ends(parts, starts),
         greedy=_greedy(parts, inputs),
         kept=_of_sources(_each(parts, "kept"), steps),
@@ -370,6 +375,13 @@ def _placed(parts: Sequence[Sequence[Segment]], starts: Sequence[int]) -> tuple[
         for segment in segments:
             found.append(replace(segment, stream=start + segment.stream))
     return tuple(found)
+
+
+def _videos(parts: Sequence[Rollout[Any]], starts: Sequence[int]) -> tuple[Segment, ...] | None:
+    """The videos of all parts; None where the first part keeps none."""
+    if parts[0].videos is None:
+        return None
+    return _placed([part.videos or () for part in parts], starts)
 
 
 def _greedy(parts: Sequence[Rollout[Any]], inputs: Callable[[Sequence[Rollout[Any]]], Any]) -> Rollout[Any] | None:

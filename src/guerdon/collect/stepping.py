@@ -197,15 +197,9 @@ def evaluate(
     per_copy = -(-episodes // world.num_envs)
     guard = world.guard or 0
     max_steps = max_steps or max(100_000, per_copy * (guard + 1))
-    finished = np.zeros(world.num_envs, dtype=np.int64)
-    once, helped = np.zeros((2, world.num_envs), dtype=np.bool_)
-    intervened = guarded = 0
-    total = np.zeros(world.num_envs)
-    length = np.zeros(world.num_envs, dtype=np.int64)
-    results: list[tuple[bool | None, bool | None, float, int]] = []
     world.rewind(first)
     start = world.reset(capture=np.full(world.num_envs, recorder is not None))
-    lost = len(start.failed_resets)
+    tally = _Tally(world, per_copy, lost=len(start.failed_resets))
     capture = None
     if recorder is not None:
         recorder.begin_all(start)
@@ -213,42 +207,82 @@ def evaluate(
     if isinstance(act, ActionQueue):
         act.once[:] = per_copy == 1
     for step, _ in zip(steps(world, act, start.observations, capture=capture), range(max_steps), strict=False):
-        transition = step.transition
         if recorder is not None:
-            recorder.watch(step.rows, step.actions, transition)
-        once |= transition.success
-        helped |= transition.intervened
-        total += transition.rewards
-        length += transition.mask
-        lost += sum(bool(finished[copy] + transition.done[copy] < per_copy) for copy, _ in transition.failed_resets)
-        for copy in transition.failures:
-            once[copy], helped[copy], total[copy], length[copy] = False, False, 0.0, 0
-            lost += bool(finished[copy] < per_copy)
-            if world.episode_ids[copy] > step.numbers[copy]:  # it is left out and does not begin again
-                finished[copy] += 1
-        for i in np.flatnonzero(transition.done):
-            if finished[i] < per_copy:
-                guarded += bool(world.guarded[i])
-                if helped[i]:
-                    intervened += 1
-                else:
-                    at_end = transition.success_of(int(i))
-                    results.append((True if once[i] else at_end, at_end, float(total[i]), int(length[i])))
-            finished[i] += 1
-            once[i], helped[i], total[i], length[i] = False, False, 0.0, 0
+            recorder.watch(step.rows, step.actions, step.transition)
+        tally.add(step)
+        complete = tally.finished >= per_copy
         if isinstance(act, ActionQueue):
-            act.resting, act.once = finished >= per_copy, finished >= per_copy - 1
+            act.resting, act.once = complete, tally.finished >= per_copy - 1
         if recorder is not None:
-            recorder.begin_all(transition, skip_B=finished >= per_copy)
-        if (finished >= per_copy).all():
+            recorder.begin_all(step.transition, skip_B=complete)
+        if complete.all():
             break
-    if guarded:
+    if tally.guarded:
         log_line(
-            f"[eval] {guarded} of {len(results)} episodes were cut after {guard:,} steps: the environment has no "
-            "time limit and ended none of them; set env.max_episode_steps"
+            f"[eval] {tally.guarded} of {len(tally.results)} episodes were cut after {guard:,} steps: the environment "
+            "has no time limit and ended none of them; set env.max_episode_steps"
         )
-    left_out = {"episodes_failed": lost, "episodes_intervened": intervened}
-    return _means(results, {**left_out, "episodes_at_guard": guarded})
+    left_out = {"episodes_failed": tally.lost, "episodes_intervened": tally.intervened}
+    return _means(tally.results, {**left_out, "episodes_at_guard": tally.guarded})
+
+
+class _Tally:
+    """The episodes of an evaluation: what each copy of a world has reached in the one under way, and those that ended.
+
+    Args:
+        world: whose copies act.
+        per_copy: the first episodes of each copy count.
+        lost: episodes that broke before the first step.
+
+    Attributes:
+        finished: (B,) episodes of each copy that have ended or are left out.
+        results: success at any step and at the end (None: unknown), return and length of those that count.
+        lost: episodes that a broken simulator cut off, or did not begin.
+        intervened: those in which somebody else acted.
+        guarded: those that only the world's guard ended.
+    """
+
+    def __init__(self, world: World, per_copy: int, *, lost: int) -> None:
+        self.world, self.per_copy, self.lost = world, per_copy, lost
+        self.finished = np.zeros(world.num_envs, dtype=np.int64)
+        self.results: list[tuple[bool | None, bool | None, float, int]] = []
+        self.intervened = self.guarded = 0
+        self._once, self._helped = np.zeros((2, world.num_envs), dtype=np.bool_)
+        self._total = np.zeros(world.num_envs)
+        self._length = np.zeros(world.num_envs, dtype=np.int64)
+
+    def add(self, step: Step) -> None:
+        """Count a step of all copies, and the episodes that end with it."""
+        transition = step.transition
+        self._once |= transition.success
+        self._helped |= transition.intervened
+        self._total += transition.rewards
+        self._length += transition.mask
+        for copy, _ in transition.failed_resets:
+            self.lost += bool(self.finished[copy] + transition.done[copy] < self.per_copy)
+        for copy in transition.failures:
+            self.lost += bool(self.finished[copy] < self.per_copy)
+            begins_again = self.world.episode_ids[copy] <= step.numbers[copy]
+            self._clear(copy, ended=not begins_again)
+        for copy in np.flatnonzero(transition.done).tolist():
+            if self.finished[copy] < self.per_copy:
+                self._count(copy, transition)
+            self._clear(copy, ended=True)
+
+    def _count(self, copy: int, transition: Transition) -> None:
+        """Take the result of an episode, or count why it is left out."""
+        self.guarded += bool(self.world.guarded[copy])
+        if self._helped[copy]:
+            self.intervened += 1
+            return
+        at_end = transition.success_of(copy)
+        once = True if self._once[copy] else at_end
+        self.results.append((once, at_end, float(self._total[copy]), int(self._length[copy])))
+
+    def _clear(self, copy: int, *, ended: bool) -> None:
+        """Begin an episode of a copy, the next one where the last has ended."""
+        self._once[copy], self._helped[copy], self._total[copy], self._length[copy] = False, False, 0.0, 0
+        self.finished[copy] += ended
 
 
 def _means(

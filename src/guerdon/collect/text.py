@@ -59,7 +59,7 @@ from guerdon.tasks.prompt_files import load_prompts
 from guerdon.tasks.prompts import Prompt, PromptStream, insert_system_prompt
 from guerdon.tasks.reasoning import family_of, is_generated
 from guerdon.tasks.tools import schemas_of
-from guerdon.tasks.verifier import Verifier, outcome, verifier_from
+from guerdon.tasks.verifier import Verifier, VerifierResult, outcome, verifier_from
 from guerdon.types import (
     BoolArray,
     Chunks,
@@ -330,27 +330,22 @@ class Sampler:
         parts: list[TextRollout] = []
         kept: list[BoolArray] = []
         survivors, lost = 0, False
-        while len(parts) < MOST_DRAWS and (not parts or (survivors < wanted and data.shortfall == "resample")):
+        for _ in range(MOST_DRAWS if data.shortfall == "resample" else 1):
             prompts = self.stream.take(int(wanted * data.oversample_factor))
             parts.append(self.answer(prompts, data.n_samples, seconds=seconds))
             kept.append(self._survives(parts[-1]))
             survivors += int(kept[-1].sum()) // data.n_samples
-            led = parts[-1].inputs.conversations
-            lost = led is not None and all(one.failure is not None for one in led)
-            if lost:  # something is broken: more conversations would fail, too
+            lost = _all_failed(parts[-1].inputs.conversations)
+            if lost or survivors >= wanted:  # where all failed, something is broken, and more would fail, too
                 break
         everything, keep = join(parts), np.concatenate(kept)
         drawn = len(keep) // data.n_samples
-        short = survivors < wanted
-        if (
-            short
-            and not lost
-            and (data.shortfall in ("error", "resample") or (data.shortfall == "shrink" and not survivors))
-        ):
-            raise DataError(self._starved(survivors, drawn))
         rows = np.flatnonzero(keep)
-        if short and (lost or data.shortfall == "fill"):
-            rows = np.concatenate([rows, np.flatnonzero(~keep)])
+        if survivors < wanted:
+            if not lost and _is_refused(data.shortfall, survivors):
+                raise DataError(self._starved(survivors, drawn))
+            if lost or data.shortfall == "fill":
+                rows = np.concatenate([rows, np.flatnonzero(~keep)])
         shares, averaged_over = _shares(everything, keep)
         metrics: Metrics = {
             **shares,
@@ -456,18 +451,22 @@ class Sampler:
         """What each conversation earned, or why that is not known; None where only single calls were paid."""
         found = [one.failure or one.outcome for one in conversations]
         unjudged = [b for b, one in enumerate(conversations) if found[b] is None and not one.paid]
-        if self.verifier is None:
-            for b in unjudged if self.agent is not None and self.agent.judges else ():
+        if self.verifier is not None:
+            judged = self._checked(self.verifier, [conversations[b] for b in unjudged])
+            for b, result in zip(unjudged, judged, strict=True):
+                found[b] = outcome(result, self.data.unparsable)
+        elif self.agent is not None and self.agent.judges:
+            for b in unjudged:
                 found[b] = _unpaid(conversations[b])
-            return found
-        last = [conversations[b].calls[-1] for b in unjudged]
+        return found
+
+    def _checked(self, verifier: Verifier, conversations: Sequence[Conversation]) -> list[VerifierResult]:
+        """What the verifier says of the last response of each conversation."""
+        last = [one.calls[-1] for one in conversations]
         finished = np.array([call.finished for call in last], dtype=np.bool_)
         batch = token_batch([c.prompt for c in last], [c.ids for c in last], finished, pad_id=pad_id(self.tokenizer))
         texts = judged_texts(self.tokenizer, batch, response_texts(self.tokenizer, batch))
-        judged = self.verifier.check_batch(texts, [conversations[b].prompt for b in unjudged])
-        for b, result in zip(unjudged, judged, strict=True):
-            found[b] = outcome(result, self.data.unparsable)
-        return found
+        return verifier.check_batch(texts, [one.prompt for one in conversations])
 
     def _verified(self, made: Generation, prompts: tuple[Prompt, ...], groups_B: IntArray) -> TextRollout:
         """Check every response against the true answer of its prompt, where there is a verifier."""
@@ -813,6 +812,15 @@ def _pay_calls(rewards_T: FloatArray, conversation: Conversation, ends: Sequence
         if call.reward is None:
             unpaid.append(end)
     return unpaid
+
+
+def _all_failed(conversations: Sequence[Conversation] | None) -> bool:
+    return conversations is not None and all(one.failure is not None for one in conversations)
+
+
+def _is_refused(shortfall: str, survivors: int) -> bool:
+    """Whether `data.shortfall` allows no update from too few survivors."""
+    return shortfall in ("error", "resample") or (shortfall == "shrink" and not survivors)
 
 
 def _unpaid(conversation: Conversation) -> float | Failure:

@@ -32,10 +32,10 @@ from guerdon.comparison import report_charts as pictures
 from guerdon.comparison import results as read
 from guerdon.comparison.first_screen import best_first, example_of, pictured, run_sentence, study_sentences
 from guerdon.comparison.report_answers import answer_panels
-from guerdon.comparison.report_cards import GATE_FILE, card_views, gate_rows
+from guerdon.comparison.report_cards import GATE_FILE, cards_by_task, gate_rows
 from guerdon.comparison.report_conversations import conversation_panels
 from guerdon.comparison.report_gold import gold_panels
-from guerdon.comparison.report_tables import INTERVENTIONS, columns
+from guerdon.comparison.report_tables import INTERVENTIONS, Column, columns
 from guerdon.comparison.results import (
     FAILURE_GAP,
     MEASURES,
@@ -522,59 +522,76 @@ def advice_of(runs: Sequence[RunRecord]) -> list[str]:
 
 def _study_context(study: StudyRecord, live: Live | None) -> dict[str, Any]:
     """What the template of a study's page shows."""
-    rows, styles = comparison_rows(study), arm_styles(study)
+    styles = arm_styles(study)
+    runs_of = {arm: study.select(arm=arm) for arm in study.arms}
+    rows = comparison_rows(study)
     pooled = rows[: len(study.arms)]  # over all tasks, one of each arm; those of single tasks follow
-    place = {task: i for i, task in enumerate(study.tasks)}
-    by_task = sorted(study.cards, key=lambda card: place.get(card.task, len(place)))
-    cards, card_notes = card_views(by_task, budget=PICTURE_BYTES)
-    with_config = {arm: [run for run in study.select(arm=arm) if run.config_text] for arm in study.arms}
-    panels: list[pictures.Panel] = []
-    small_panels: list[pictures.Panel] = []
-    if study.tasks:
-        panels = pictures.curve_panels(study, study.tasks)
-        small_panels = pictures.curve_panels(study, study.tasks, SMALL)
-    small = {task: pictures.curve_panels(study, [task], SMALL) for task in study.tasks}
-    arms = {arm: (style, study.select(arm=arm)) for arm, style in styles.items()}
-    context = _shared_context(study.runs, arms, study.tasks, study.unit)
-    sentences = study_sentences(study, pooled)
     ranked = best_first(pooled)
+    sentences = study_sentences(study, pooled)
+    cards, card_notes = cards_by_task(study, budget=PICTURE_BYTES)
+    shared = _shared_context(study.runs, {arm: (styles[arm], runs_of[arm]) for arm in styles}, study.tasks, study.unit)
     notes = study_notes(study, pooled, is_live=live is not None)
-    shown = [
-        column
-        for column in columns(study, study.baseline)
-        if (not column.repeated or len(study.seeds) > 1) and (not column.learned or context["learned"])
-    ]
     return {
-        **context,
+        **shared,
+        **_curves(study),
+        **_shown_columns(study, learned=shared["learned"]),
         "live": live,
         "description": " ".join(one.text for one in sentences),
         "sentences": sentences,
         "order": ranked,
-        "example": example_of(context["answers"], ranked),
+        "example": example_of(shared["answers"], ranked),
         "title": study.name,
         "study": study,
         "styles": styles,
         "legend": {arm: legend_mark(style) for arm, style in styles.items()},
         "pooled": pooled,
         "by_task": rows[len(pooled) :],
-        "columns": [column for column in shown if not column.folded],
-        "more_columns": [column for column in shown if column.folded],
         "corrected": study.correction == "holm",
-        "gamed": {arm: gamed(study.select(arm=arm)) for arm in study.arms},
+        "gamed": {arm: gamed(runs) for arm, runs in runs_of.items()},
         "golds": gold_panels(study),
         "advice": advice_of(study.runs),
         "forest": pictures.conclusion_picture(pooled, study.baseline, study.measure),
-        "panels": panels,
-        "small_panels": small_panels,
-        "task_panels": list(small.items()) if len(small) > 1 else [],
         "cards": cards,
         "differences": config_differences(study),
-        "configured": [runs[0] for runs in with_config.values() if runs],
+        "configured": _first_configured(runs_of.values()),
         "max_text": MAX_TEXT,
         "took": None if live else number(study.info, "wall_seconds"),
         "failure_gap": FAILURE_GAP,
-        "notes": [*notes, *(Note(text) for text in card_notes), *context["notes"]],
+        "notes": [*notes, *(Note(text) for text in card_notes), *shared["notes"]],
     }
+
+
+def _curves(study: StudyRecord) -> dict[str, Any]:
+    """The curves over all tasks, in two sizes, and of each task where there are several."""
+    if not study.tasks:
+        return {"panels": [], "small_panels": [], "task_panels": []}
+    of_tasks = []
+    if len(study.tasks) > 1:
+        of_tasks = [(task, pictures.curve_panels(study, [task], SMALL)) for task in study.tasks]
+    return {
+        "panels": pictures.curve_panels(study, study.tasks),
+        "small_panels": pictures.curve_panels(study, study.tasks, SMALL),
+        "task_panels": of_tasks,
+    }
+
+
+def _shown_columns(study: StudyRecord, *, learned: bool) -> dict[str, list[Column]]:
+    """The columns of the table that say something: all but those of several seeds, or of learning, without such."""
+    shown = columns(study, study.baseline)
+    if len(study.seeds) <= 1:
+        shown = [column for column in shown if not column.repeated]
+    if not learned:
+        shown = [column for column in shown if not column.learned]
+    return {
+        "columns": [column for column in shown if not column.folded],
+        "more_columns": [column for column in shown if column.folded],
+    }
+
+
+def _first_configured(runs_of_arms: Iterable[Sequence[RunRecord]]) -> list[RunRecord]:
+    """The first run of each arm that has its configuration."""
+    with_config = [[run for run in runs if run.config_text] for runs in runs_of_arms]
+    return [runs[0] for runs in with_config if runs]
 
 
 def _shared_context(

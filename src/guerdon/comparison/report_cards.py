@@ -88,6 +88,13 @@ class CardView:
     pictures: tuple[tuple[str, str, str], ...]
 
 
+def cards_by_task(study: StudyRecord, *, budget: int) -> tuple[list[CardView], list[str]]:
+    """`card_views` of a study, in the order of its tasks."""
+    place = {task: i for i, task in enumerate(study.tasks)}
+    by_task = sorted(study.cards, key=lambda card: place.get(card.task, len(place)))
+    return card_views(by_task, budget=budget)
+
+
 def card_views(cards: Sequence[RewardModelCard], *, budget: int) -> tuple[list[CardView], list[str]]:
     """Cards for the page, with as many pictures as fit into `budget` bytes; a line for each left out."""
     views: list[CardView] = []

@@ -168,11 +168,6 @@ def terminal_table(study_dir: Path, width: int) -> str:
     whole = markdown_table(study_dir)
     if max(map(len, whole.splitlines())) <= width:
         return whole
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     study = read_study(study_dir)
     shown = [column for column in columns(study, "the baseline") if column.terminal and not column.folded]
     lines = [["task", "setting", *_titles(shown)]]
@@ -183,12 +178,26 @@ def terminal_table(study_dir: Path, width: int) -> str:
     if len(study.tasks) == 1:
         del by_column[0]
         fewest -= 1
-    longest_words = [max(len(word) for text in texts for word in text.split(" ")) for texts in by_column]
-    while len(by_column) > fewest and sum(longest_words[: len(by_column)]) + GAP * len(by_column) > width:
+    while len(by_column) > fewest and sum(map(_longest_word, by_column)) + GAP * len(by_column) > width:
         del by_column[-1]
+    return _drawn(by_column, width)
+
+
+def _longest_word(texts: Sequence[str]) -> int:
+    """Characters of the longest word of some texts."""
+    return max(len(word) for text in texts for word in text.split(" "))
+
+
+def _drawn(by_column: Sequence[Sequence[str]], width: int) -> str:
+    """A table of texts, a title and cells in each column, in `width` characters; only ends of words break its lines."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=SIMPLE_HEAD, pad_edge=False, width=width)
-    for texts, longest_word in zip(by_column, longest_words, strict=False):
-        table.add_column(texts[0], min_width=longest_word)
+    for texts in by_column:
+        table.add_column(texts[0], min_width=_longest_word(texts))
     for texts in list(zip(*by_column, strict=True))[1:]:
         table.add_row(*map(Text, texts))
     console = Console(width=width, color_system=None)

@@ -548,17 +548,8 @@ def _sentence(
 ) -> str:
     """The conclusion in plain words."""
     baseline = study.baseline
-    if concluded == "not comparable":
-        own, other = (fmt.percent(_failure_rate(study, name, tasks) or 0.0) for name in (arm, baseline))
-        rates = f"{own} of measurements failed in {arm}, {other} in {baseline}"
-        return f"{arm} and {baseline} are not comparable: failure rates differ ({rates})"
-    if study.measure != SUCCESS and len(tasks) > 1:
-        return f"{arm} against {baseline}: no conclusion over all tasks, whose returns have no unit in common"
-    unknown = [name for name in (arm, baseline) if _has_unknown_success(study, name, tasks)]
-    if concluded == "no data" and study.measure == SUCCESS and unknown:
-        return f"{arm} against {baseline}: no conclusion, true success is unknown in runs of {' and '.join(unknown)}"
-    if difference is None:
-        return f"{arm} against {baseline}: no conclusion, no task and seed has a complete run of both"
+    if difference is None or _without_unit(study, tasks):
+        return _no_conclusion(study, arm, tasks, concluded)
     amount = f"{_measured(study.measure)} {fmt.signed_interval(difference.interval)}"
     probably = " probably" if _unconfirmed(difference) else ""
     if concluded == "better":
@@ -567,6 +558,25 @@ def _sentence(
         return f"{arm} is{probably} worse than {baseline}: {amount}"
     without = " without an interval" if difference.interval.low is None else ""
     return f"{arm} against {baseline}: no difference shown, {amount}{without}"
+
+
+def _without_unit(study: StudyRecord, tasks: Sequence[str]) -> bool:
+    return study.measure != SUCCESS and len(tasks) > 1
+
+
+def _no_conclusion(study: StudyRecord, arm: str, tasks: Sequence[str], concluded: ArmConclusion) -> str:
+    """Why there is no conclusion, in plain words."""
+    baseline = study.baseline
+    if concluded == "not comparable":
+        own, other = (fmt.percent(_failure_rate(study, name, tasks) or 0.0) for name in (arm, baseline))
+        rates = f"{own} of measurements failed in {arm}, {other} in {baseline}"
+        return f"{arm} and {baseline} are not comparable: failure rates differ ({rates})"
+    if _without_unit(study, tasks):
+        return f"{arm} against {baseline}: no conclusion over all tasks, whose returns have no unit in common"
+    unknown = [name for name in (arm, baseline) if _has_unknown_success(study, name, tasks)]
+    if concluded == "no data" and study.measure == SUCCESS and unknown:
+        return f"{arm} against {baseline}: no conclusion, true success is unknown in runs of {' and '.join(unknown)}"
+    return f"{arm} against {baseline}: no conclusion, no task and seed has a complete run of both"
 
 
 def _has_unknown_success(study: StudyRecord, arm: str, tasks: Sequence[str]) -> bool:

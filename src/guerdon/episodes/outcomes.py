@@ -7,7 +7,7 @@ print(episode.id, episode.outcome)
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -98,15 +98,11 @@ def read_outcomes(path: str, *, at_end: bool = False) -> Outcomes:
         DataError: it cannot be read, has other columns, names an episode twice, or leaves a success open.
     """
     rows = [(place, row) for place, row in good_rows(Path(path)) if isinstance(row, dict)]
-    names = {name.strip().casefold(): name for _, row in rows for name in row}
-    absent = [name for name in (EPISODE, SUCCESS) if name not in names]
-    if absent:
-        has = ", ".join(names.values()) or "no rows"
-        raise DataError(f"lacks the column {' and '.join(absent)}; it has {has}", where=path, field=absent[0])
-    episodes = [canonical(row.get(names[EPISODE])) for _, row in rows]
+    of_episode, of_success = _columns_of(path, [row for _, row in rows])
+    episodes = [canonical(row.get(of_episode)) for _, row in rows]
     _check_once(path, episodes, [place for place, _ in rows])
-    coding = _coding(path, [{SUCCESS: row.get(names[SUCCESS])} for _, row in rows])
-    values = [coding.read(row.get(names[SUCCESS]), row) for _, row in rows]
+    coding = _coding(path, [{SUCCESS: row.get(of_success)} for _, row in rows])
+    values = [coding.read(row.get(of_success), row) for _, row in rows]
     open_ = [episode for episode, value in zip(episodes, values, strict=True) if value is None]
     if open_:
         raise DataError(
@@ -121,6 +117,20 @@ def read_outcomes(path: str, *, at_end: bool = False) -> Outcomes:
 def outcomes_in(files: Sequence[str | None], *, at_end: bool) -> list[Outcomes | None]:
     """The outcomes of several data sets, None where no file is named; see `read_outcomes`."""
     return [None if path is None else read_outcomes(path, at_end=at_end) for path in files]
+
+
+def _columns_of(path: str, rows: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """The names of the columns of the episode and of its success, in any case.
+
+    Raises:
+        DataError: one is missing.
+    """
+    names = {name.strip().casefold(): name for row in rows for name in row}
+    absent = [name for name in (EPISODE, SUCCESS) if name not in names]
+    if absent:
+        has = ", ".join(names.values()) or "no rows"
+        raise DataError(f"lacks the column {' and '.join(absent)}; it has {has}", where=path, field=absent[0])
+    return names[EPISODE], names[SUCCESS]
 
 
 def _check_once(path: str, episodes: Sequence[str], places: Sequence[str]) -> None:

@@ -498,14 +498,8 @@ def read_preferences(
     kept: list[Comparison] = []
     start = 0
     for source in sources:
-        places = range(start, start + len(source.comparisons))
+        own = _by_majority(source, votes, start)
         start += len(source.comparisons)
-        source.left_out.update(votes.left_out[place] for place in places if place in votes.left_out)
-        own = [
-            replace(one, share=votes.shares.get(place, 1.0))
-            for place, one in zip(places, source.comparisons, strict=True)
-            if place not in votes.left_out
-        ]
         kept += own
         if read_as is not None:
             read_as.append(log_reading(source.reading, used=len(own), left_out=source.left_out))
@@ -516,6 +510,23 @@ def read_preferences(
         raise none_usable(left_out, ", ".join(paths))
     benchmarks = {source.data: source.benchmark for source in sources if source.benchmark is not None}
     return Preferences(tuple(kept), dict(left_out), votes, benchmarks)
+
+
+def _by_majority(source: PreferenceSource, votes: Votes, start: int) -> list[Comparison]:
+    """The comparisons of a source that the majority agrees with, each with its share; the others are counted there.
+
+    Args:
+        source: it remembers what is left out.
+        votes: of all sources.
+        start: the place of its first comparison in them.
+    """
+    kept = []
+    for place, one in enumerate(source.comparisons, start):
+        if place in votes.left_out:
+            source.left_out[votes.left_out[place]] += 1
+        else:
+            kept.append(replace(one, share=votes.shares.get(place, 1.0)))
+    return kept
 
 
 def source_in(reading: DataReading) -> PreferenceSource:
@@ -682,12 +693,7 @@ def solution_of(prompt: Any, given: Any, name: str, tools: Any, system: str = ""
 
 def counted_votes(found: Sequence[Comparison]) -> Votes:
     """What repeated judgements of the same two responses to a prompt say; comparisons of other numbers have no say."""
-    votes: dict[tuple[str, ...], dict[int, int]] = {}
-    for place, one in enumerate(found):
-        if len(one.responses) == 2:
-            (a, rank_a), (b, rank_b) = sorted(zip((r.text for r in one.responses), one.ranks, strict=True))
-            votes.setdefault((one.prompt, a, b), {})[place] = int(np.sign(rank_b - rank_a))
-    repeated = [own for own in votes.values() if len(own) > 1]
+    repeated = _repeated_votes(found)
     shares: dict[int, float] = {}
     left_out: dict[int, str] = {}
     differing: list[float] = []
@@ -723,6 +729,16 @@ def _trials(shares: Sequence[float]) -> float:
         return 0.0
     mean, spread = float(np.mean(shares)), float(np.var(shares))
     return len(shares) * mean * (1 - mean) / spread if spread else float(len(shares))
+
+
+def _repeated_votes(found: Sequence[Comparison]) -> list[dict[int, int]]:
+    """Of each two responses that were compared several times: place to 1 (the first), -1 (the second) or 0 (a tie)."""
+    votes: dict[tuple[str, ...], dict[int, int]] = {}
+    for place, one in enumerate(found):
+        if len(one.responses) == 2:
+            (a, rank_a), (b, rank_b) = sorted(zip((r.text for r in one.responses), one.ranks, strict=True))
+            votes.setdefault((one.prompt, a, b), {})[place] = int(np.sign(rank_b - rank_a))
+    return [own for own in votes.values() if len(own) > 1]
 
 
 def _majority(times: Counter[int]) -> int | None:

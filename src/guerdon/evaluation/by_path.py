@@ -128,22 +128,11 @@ def study_of(
     """
     from guerdon.settings.study import Study
 
-    if columns and data is not None and labels is not None:
-        raise ConfigError(
-            "--columns is for one file; with --data and --labels name a study with evaluate.columns", key="--columns"
-        )
-    if turns and data is None:
-        raise ConfigError("--turns is for the conversations of --data; name them, or remove it", key="--turns")
-    kind: Kind = "turns" if turns else "labels"
-    if data is not None and not turns:
-        kind = kind_of(data, columns)
+    kind = _kind_asked(data, labels, columns, turns=turns)
     of_robots = kind == "episodes"
     _check_side(model, f"{data or labels}", of_robots=of_robots)
     if of_robots:
-        if labels is not None:
-            raise ConfigError("--labels is for models of text; remove it", key="--labels")
-        if columns:
-            raise ConfigError("--columns is for rows of text; remove it", key="--columns")
+        _refuse_options_of_text(labels, columns)
         given: dict[str, Any] = {"type": "control", "data_path": data, "outcomes": outcomes}
     else:
         if outcomes is not None:
@@ -154,6 +143,27 @@ def study_of(
             given[kind] = [data] if kind == "process_bench" else data
     words = [f"evaluate.{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
     return load(Study, None, [*words, *overrides])
+
+
+def _kind_asked(data: str | None, labels: str | None, columns: str | Mapping[str, str] | None, *, turns: bool) -> Kind:
+    """What the options say that the model is measured on."""
+    if columns and data is not None and labels is not None:
+        raise ConfigError(
+            "--columns is for one file; with --data and --labels name a study with evaluate.columns", key="--columns"
+        )
+    if turns and data is None:
+        raise ConfigError("--turns is for the conversations of --data; name them, or remove it", key="--turns")
+    if turns:
+        return "turns"
+    return "labels" if data is None else kind_of(data, columns)
+
+
+def _refuse_options_of_text(labels: str | None, columns: str | Mapping[str, str] | None) -> None:
+    """Refuse options that would do nothing with episodes of robots."""
+    if labels is not None:
+        raise ConfigError("--labels is for models of text; remove it", key="--labels")
+    if columns:
+        raise ConfigError("--columns is for rows of text; remove it", key="--columns")
 
 
 def _check_side(model: str, data: str, *, of_robots: bool) -> None:
@@ -195,7 +205,9 @@ def check_words(
     output: Path | None,
     *,
     columns: str | None = None,
+    outcomes: str | None = None,
     of_study: bool,
+    turns: bool = False,
 ) -> str | None:
     """Refuse words of `guerdon evaluate` that do not go together.
 
@@ -206,7 +218,9 @@ def check_words(
         labels: `--labels`.
         output: `--output`.
         columns: `--columns`.
+        outcomes: `--outcomes`.
         of_study: whether `--only` or `--attack` is given.
+        turns: `--turns`.
 
     Returns:
         The study file; None: there is none.
@@ -214,6 +228,8 @@ def check_words(
     Raises:
         ConfigError: there is a study file and a model, or neither; or an option that would do nothing.
     """
+    if turns and model is None:
+        raise ConfigError("--turns is for --model and --data; in a study set evaluate.turns", key="--turns")
     if words and "=" not in words[0]:
         _check_beside_study(words[0], model, data, output)
         return words[0]
@@ -221,10 +237,15 @@ def check_words(
         raise ConfigError("name a study file, or --model PATH --data FILE")
     if of_study:
         raise ConfigError("--only and --attack are for the models of a study")
-    if model is None and (kind := kind_of(str(data or labels), columns)) != "labels":
-        raise ConfigError(
-            f"--data {data or labels} has {kind.replace('_', ' ')}: name the reward model, --model PATH", key="--model"
-        )
+    if model is None:
+        judged = str(data or labels)
+        kind = kind_of(judged, columns)
+        if kind != "labels":
+            raise ConfigError(
+                f"--data {judged} has {kind.replace('_', ' ')}: name the reward model, --model PATH", key="--model"
+            )
+        if outcomes is not None:
+            raise ConfigError(f"--outcomes {outcomes} is for a LeRobot data set; remove it", key="--outcomes")
     return None
 
 

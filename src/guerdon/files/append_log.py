@@ -333,7 +333,8 @@ class Ledger:
     """
 
     def __init__(self, path: Path, *, prices: tuple[float, float], max_usd: float | None = None) -> None:
-        self.prices, self.max_usd = prices, max_usd
+        self.prices = prices
+        self.max_usd = max_usd
         self._lock = threading.Lock()
         self._settled = threading.Condition(self._lock)
         self._open: dict[int, float] = {}  # dollars reserved, by number of a call under way
@@ -421,7 +422,8 @@ class Ledger:
         """
         row: dict[str, Any] = {"ended": reservation.number, "role": reservation.role, "failure": failure}
         if usage is not None:
-            known, most = self.price(usage), reservation.most
+            known = self.price(usage)
+            most = reservation.most
             for name in ("tokens_in", "tokens_out"):
                 row |= {name: n} if (n := getattr(usage, name)) is not None else {}
             row["usd"] = max(known, usage.usd or 0.0)

@@ -38,7 +38,8 @@ def arrow_rows(path: Path, *, kept: bool) -> Iterator[dict[str, Any] | BadRecord
         TooLarge: it has more than `COLUMNS` columns, or cannot be read within the limits.
         Exception: of pyarrow or of another kind: it is damaged.
     """
-    count, number = Unpacked(path, kept=kept), 0
+    count = Unpacked(path, kept=kept)
+    number = 0
     with _opened(path) as reader:
         for batch in reader:
             yield from batch_rows(batch, count, path, number)
@@ -117,7 +118,8 @@ class _Batch(NamedTuple):
 def _described(message: bytes) -> _Batch | None:
     """The batch of a message, or of a dictionary; None: it is something else."""
     (root,) = struct.unpack_from("<I", message)
-    kind_at, header_at = _field(message, root, 1), _field(message, root, 2)
+    kind_at = _field(message, root, 1)
+    header_at = _field(message, root, 2)
     if not kind_at or not header_at or message[kind_at] not in (_DICTIONARY, _BATCH):
         return None
     batch = _target(message, header_at)

@@ -101,7 +101,8 @@ class Unparsed(ValueError):
 
     def __init__(self, why: str, more: str = "") -> None:
         super().__init__(": ".join(filter(None, (why, more))))
-        self.why, self.more = why, more
+        self.why = why
+        self.more = more
 
 
 def too_long(most: int) -> str:
@@ -122,7 +123,8 @@ class Unpacked:
     """
 
     def __init__(self, path: Path, *, kept: bool) -> None:
-        self.path, self.bytes = path, 0
+        self.path = path
+        self.bytes = 0
         size = path.stat().st_size
         self.most = max(KEPT if kept else STREAMED, TIMES * size)
         self._said = f"{path} has {size} bytes and unpacks to more than {self.most >> 20} MiB"
@@ -314,7 +316,8 @@ class _TableLines:
 
     def skip_row(self) -> None:
         """Read to the end of the row: to the first end of a line that is not between quotes."""
-        piece, inside = self.line[-1:], self.quotes % 2
+        piece = self.line[-1:]
+        inside = self.quotes % 2
         if piece in ("\n", "\r") and not inside:
             return
         while piece := self.rest.read(_PIECE) or self.file.read(_PIECE):
@@ -417,7 +420,8 @@ class Counted(io.RawIOBase):
     """
 
     def __init__(self, stream: Readable, count: Unpacked) -> None:
-        self.stream, self.count = stream, count
+        self.stream = stream
+        self.count = count
 
     def readable(self) -> bool:
         """Whether it can be read: it can."""
@@ -518,7 +522,8 @@ class Readable(Protocol):
 
 def first_bytes(file: Readable, most: int) -> bytes:
     """The first bytes of a stream, as many as there are up to `most`, read in pieces."""
-    pieces, size = list[bytes](), 0
+    pieces = list[bytes]()
+    size = 0
     while size < most and (piece := file.read(min(_PIECE, most - size))):
         pieces.append(piece)
         size += len(piece)

@@ -54,7 +54,8 @@ _DATA, _DICTIONARY, _DATA_2 = 0, 2, 3  # types of pages
 _PLAIN, _PREFIXES = 0, 7  # encodings: texts with their lengths; texts that continue the one before
 _NAMED = (2, 8)  # encodings: numbers of entries of the dictionary
 _LARGE = 16 << 20  # bytes of a page whose texts are looked at, to know how long the longest is
-_TEXTS, _FIXED, _WIDTHS = 6, 7, (1, 8, 8, 12, 8, 8, 0)  # types of values, and bytes in memory of those before
+_WIDTHS = (1, 8, 8, 12, 8, 8, 0)  # bytes in memory of a value, by its type
+_TEXTS, _FIXED = 6, 7  # types of values without a width of their own
 _VALUE = 16  # bytes of a value besides its content: where it begins, whether it is null, its levels
 _NESTED = 48  # the same of a value in a list, and what `python_bytes` takes for it
 _LOOKED_UP = 500_000  # entries of a dictionary whose lengths are looked at one by one, at most
@@ -106,7 +107,8 @@ class BoundedParquet:
             TooLarge: the file cannot be read within the limits.
             DataError: its footer does not fit its pages, or they are damaged.
         """
-        count, number = Unpacked(self.path, kept=kept), 0
+        count = Unpacked(self.path, kept=kept)
+        number = 0
         batches = self._batches(Unpacked(self.path, kept=False), columns, None, together)
         while (batch := next(batches, None)) is not None:
             yield from batch_rows(batch, count, self.path, number)
@@ -129,7 +131,8 @@ class BoundedParquet:
 
         fields = [self.schema.field(name) for name in (self.schema.names if columns is None else columns)]
         schema = pa.schema(fields, metadata=self.schema.metadata)
-        found, count = list[pa.RecordBatch](), Unpacked(self.path, kept=True)
+        found = list[pa.RecordBatch]()
+        count = Unpacked(self.path, kept=True)
         for batch in self._batches(count, columns, row_groups, ROWS):
             arrays = [batch.column(field.name) for field in fields]
             changed = [array for array, field in zip(arrays, fields, strict=True) if array.type != field.type]
@@ -222,12 +225,15 @@ class BoundedParquet:
 
     def _columns(self, where: str, file: BinaryIO, number: int, names: tuple[str, ...] | None) -> list[_Column]:
         """The columns of a row group that are read."""
-        group, found, pages = self.groups[number], list[_Column](), 0
+        group = self.groups[number]
+        found = list[_Column]()
+        pages = 0
         for described, chunk in zip(self._footer.columns, group.chunks, strict=True):
             path = described.path
             if names is not None and not _is_in(path, names):
                 continue
-            place, shared = f"{where}, column {path[:80]}", _is_in(path, self._as_dictionary)
+            place = f"{where}, column {path[:80]}"
+            shared = _is_in(path, self._as_dictionary)
             column = _Column(place, file, described, _Chunk(*chunk.tolist()), shared=shared)
             pages += len(column.pages)
             if pages > PAGES:
@@ -515,14 +521,17 @@ class _Column:
         known = self.codec in _CODECS and page.in_runs
         if page.memory > BATCH // 3 or page.values > _LOOKED_UP or not known:
             return page.memory
-        content, at, longest = self._content(page), 0, 0
+        content = self._content(page)
+        at = 0
+        longest = 0
         if page.kind == _DATA:  # levels stand before the texts
             for _ in range((not self.flat) + self.nullable):
                 (length,) = struct.unpack_from("<I", content, at)
                 at += 4 + length
         while at < len(content):
             (length,) = struct.unpack_from("<I", content, at)
-            longest, at = max(longest, length), at + 4 + length
+            longest = max(longest, length)
+            at += 4 + length
         return longest
 
 
@@ -546,11 +555,13 @@ def _zeros(levels: bytes, width: int, values: int) -> Iterator[tuple[int, _Count
             count = len(run)
             yield seen, np.flatnonzero(~run.any(axis=1))
         else:
-            size, count = -(-width // 8), min(header >> 1, values - seen)
+            size = -(-width // 8)
+            count = min(header >> 1, values - seen)
             yield seen, np.arange(0 if any(levels[at : at + size]) else min(count, RUNS))
         if not count:
             raise ValueError("a run of no levels")
-        seen, at = seen + count, at + size
+        seen += count
+        at += size
 
 
 # The footer and the headers of pages, in Thrift's compact protocol. pyarrow reads the footer, too, but it aborts the
@@ -674,7 +685,8 @@ def _described(elements: Iterator[dict[tuple[int, int], Any]]) -> list[_Describe
         if element.get((5, _I32)):
             above.append([element[5, _I32], f"{path}.", lists, nullable])
         else:
-            found.append(_Described(path, element[1, _I32], element.get((2, _I32), 0), lists, nullable))
+            width = element.get((2, _I32), 0)
+            found.append(_Described(path, element[1, _I32], width, lists, nullable))
     return found
 
 
@@ -696,7 +708,9 @@ def _group(data: bytes, at: int, most: int) -> tuple[_Group, int]:
         else:
             found[number, kind], at = _value(data, at, kind, 0)
         number, kind, at = _field(data, at, number)
-    return _Group(found.get((3, _I64), 0), found.get((2, _I64), 0), np.array(chunks, np.int64).reshape(-1, 5)), at
+    rows = found.get((3, _I64), 0)
+    size = found.get((2, _I64), 0)
+    return _Group(rows, size, np.array(chunks, np.int64).reshape(-1, 5)), at
 
 
 def _pages(where: str, file: BinaryIO, chunk: _Chunk) -> tuple[list[_Page], list[_Page]]:
@@ -730,21 +744,43 @@ def _page(file: BinaryIO, at: int) -> _Page | None:
         break
     else:
         return None
-    kind, size, packed = header[1, _I32], header[2, _I32], header[3, _I32]
-    if kind == _DATA_2:
-        own = header[8, _STRUCT]
-        return _Page(kind, own[1, _I32], own[4, _I32], size, at + length, packed, own[6, _I32], in_runs=True)
+    kind = header[1, _I32]
+    values = 0
+    encoding = _PLAIN
+    levels = None
+    in_runs = True
     if kind == _DATA:
         own = header[5, _STRUCT]
+        values = own[1, _I32]
+        encoding = own[2, _I32]
         in_runs = (own[3, _I32], own[4, _I32]) == (_IN_RUNS, _IN_RUNS)
-        return _Page(kind, own[1, _I32], own[2, _I32], size, at + length, packed, None, in_runs)
-    values = header[7, _STRUCT][1, _I32] if kind == _DICTIONARY else 0
-    return _Page(kind, values, _PLAIN, size, at + length, packed, None, in_runs=True)
+    elif kind == _DICTIONARY:
+        values = header[7, _STRUCT][1, _I32]
+    elif kind == _DATA_2:
+        own = header[8, _STRUCT]
+        values = own[1, _I32]
+        encoding = own[4, _I32]
+        levels = own[6, _I32]
+    return _Page(
+        kind,
+        values,
+        encoding,
+        size=header[2, _I32],
+        at=at + length,
+        packed=header[3, _I32],
+        levels=levels,
+        in_runs=in_runs,
+    )
 
 
 _IN_RUNS = 3  # encoding of levels
-_BYTES_OF, _LISTS = {3: 1, 7: 8}, (9, 10)  # types of Thrift's compact protocol
-_TRUE, _FALSE, _I16, _I32, _I64, _TEXT, _LIST, _STRUCT = 1, 2, 4, 5, 6, 8, 9, 12
+_TRUE, _FALSE = 1, 2  # types of Thrift's compact protocol
+_I16, _I32, _I64 = 4, 5, 6
+_TEXT = 8
+_LIST = 9
+_STRUCT = 12
+_LISTS = (_LIST, 10)
+_BYTES_OF = {3: 1, 7: 8}  # of types of one length
 _OF_A_CHUNK = ((4, _I32), (5, _I64), (7, _I64), (9, _I64), (11, _I64))  # as the fields of `_Chunk`
 _NAME = 10_000  # bytes of a text that are kept
 _DEEPEST = 8  # structs in a struct; headers of pages have three
@@ -786,7 +822,8 @@ def _field(data: bytes, at: int, before: int) -> tuple[int, int, int]:
 
 def _structs(data: bytes, at: int) -> tuple[int, int]:
     """How many structs a list has, and where the first begins."""
-    head, at = data[at], at + 1
+    head = data[at]
+    at += 1
     if head & 15 != _STRUCT:
         raise ValueError("no list of structs")
     return (head >> 4, at) if head >> 4 < 15 else _number(data, at, 31)
@@ -810,7 +847,8 @@ def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
     if kind == _STRUCT:
         return _struct(data, at, depth + 1)
     if kind in _LISTS:
-        head, at = data[at], at + 1
+        head = data[at]
+        at += 1
         count = head >> 4
         if count == 15:
             count, at = _number(data, at, 31)

@@ -125,10 +125,16 @@ class LeRobotReward:
                 )
         self._measure, self._prepare, self._camera = found, prepare or dict, image_key
         self.info = RewardInfo(
-            name=name, range=limits, granularity="step" if self._by_row else "total", causal=self._classifies,
-            frames_needed=1 if self._classifies else ALL_FRAMES, progress=progress, states=states, camera=image_key,
+            name=name,
+            range=limits,
+            granularity="step" if self._by_row else "total",
+            causal=self._classifies,
+            frames_needed=1 if self._classifies else ALL_FRAMES,
+            progress=progress,
+            states=states,
+            camera=image_key,
             success_threshold=0.5 if self._classifies else None,
-        )  # fmt: skip
+        )
 
     def score(self, episodes: Sequence[Episode]) -> list[Score]:
         """One Score per episode, in order."""

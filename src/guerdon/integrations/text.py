@@ -43,6 +43,7 @@ from guerdon.types import (
     Chunks,
     Episode,
     Failure,
+    FloatArray,
     IntArray,
     RewardModel,
     Rewards,
@@ -283,23 +284,38 @@ def rollout_of(
     batch = token_batch(
         [np.asarray(row, dtype=np.int64) for row in prompt_ids], ids, finished_B, pad_id=pad_id(tokenizer)
     )
-    mask = batch.mask_B_T
-    zeros, no = np.zeros(mask.shape, dtype=np.float32), np.zeros(mask.shape, dtype=np.bool_)
-    last = last_valid(mask)
     given: Sequence[Any] = [None] * len(prompts) if tools is None else tools
     asked = tuple(as_prompt(p, id=str(n), tools=t) for n, (p, t) in enumerate(zip(prompts, given, strict=True)))
+    inputs = Responses(batch, asked, tuple(response_texts(tokenizer, batch)), tokenizer)
+    log_probs = np.zeros(batch.mask_B_T.shape, dtype=np.float32)
+    return _without_outcomes(inputs, batch.mask_B_T, log_probs, groups_B, steps=len(batch))
+
+
+def _without_outcomes(
+    inputs: Responses,
+    mask_B_T: BoolArray,
+    log_probs: FloatArray,
+    groups_B: IntArray | None,
+    *,
+    steps: int,
+    chunks: Chunks | None = None,
+) -> TextRollout:
+    """A rollout of which no reward and no success is known; with `chunks` one of conversations."""
+    no = np.zeros(mask_B_T.shape, dtype=np.bool_)
     return Rollout(
-        inputs=Responses(batch, asked, tuple(response_texts(tokenizer, batch)), tokenizer),
-        log_probs=zeros,
-        mask=mask,
-        terminated=last,
+        inputs=inputs,
+        log_probs=log_probs,
+        mask=mask_B_T,
+        terminated=last_valid(mask_B_T),
         truncated=no,
         success=no,
         success_known=no,
-        rewards=zeros,
+        rewards=np.zeros(mask_B_T.shape, dtype=np.float32),
         failed=no,
         group_ids=groups_B,
-        steps=len(batch),
+        steps=steps,
+        chunks=chunks,
+        conversations=chunks is not None,
     )
 
 
@@ -345,22 +361,8 @@ def conversations_of(
     arrays = arrays_of(made, tokenizer)
     asked = tuple(made[b].prompt for b in arrays.stream_R)
     texts = tuple(response_texts(tokenizer, arrays.batch))
-    zeros, no = np.zeros(arrays.mask.shape, dtype=np.float32), np.zeros(arrays.mask.shape, dtype=np.bool_)
-    return Rollout(
-        inputs=Responses(arrays.batch, asked, texts, tokenizer, conversations=tuple(made)),
-        log_probs=arrays.log_probs,
-        mask=arrays.mask,
-        terminated=last_valid(arrays.mask),
-        truncated=no,
-        success=no,
-        success_known=no,
-        rewards=zeros,
-        failed=no,
-        group_ids=groups_B,
-        steps=len(made),
-        chunks=arrays.chunks,
-        conversations=True,
-    )
+    inputs = Responses(arrays.batch, asked, texts, tokenizer, conversations=tuple(made))
+    return _without_outcomes(inputs, arrays.mask, arrays.log_probs, groups_B, steps=len(made), chunks=arrays.chunks)
 
 
 def _call(turn: AnsweredTurn, prompt: Prompt, tokenizer: Any) -> Call:

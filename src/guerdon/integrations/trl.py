@@ -168,7 +168,8 @@ class _TokenAdvantages:
         for row, mask in zip(written, masks, strict=True):
             row[: len(mask)] = mask
         if self._tool_masks is None:
-            prompts, tools = [row["prompt"] for row in inputs], [row.get("tools") for row in inputs]
+            prompts = [row["prompt"] for row in inputs]
+            tools = [row.get("tools") for row in inputs]
             found = rollout_of(prompts, before, completions, trainer.processing_class, groups_B=groups_B, tools=tools)
             return found, written
         talks = zip(self._said, before, completions, masks, strict=True)
@@ -309,7 +310,8 @@ class TokenRLOOTrainer(_TokenAdvantages, RLOOTrainer):  # type: ignore[misc]
         return {KL: (rewards, SourceTerms(KL, coefficient=self.beta))}
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        mask_B_T, advantages_B_T = inputs["completion_mask"], inputs["advantages"]
+        mask_B_T = inputs["completion_mask"]
+        advantages_B_T = inputs["advantages"]
         log_probs_B_T, entropies_B_T, _ = self._get_per_token_logps_and_entropies(
             model,
             torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
@@ -321,7 +323,8 @@ class TokenRLOOTrainer(_TokenAdvantages, RLOOTrainer):  # type: ignore[misc]
         clipped = ratio.clamp(1 - self.epsilon_low, 1 + self.epsilon_high)
         loss_B_T = -torch.min(ratio * advantages_B_T, clipped * advantages_B_T)
         loss: Tensor = (loss_B_T * mask_B_T).sum(dim=1).mean()
-        metrics, tokens = self._metrics["train" if self.model.training else "eval"], mask_B_T.sum().clamp(min=1)
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        tokens = mask_B_T.sum().clamp(min=1)
         low = (ratio < 1 - self.epsilon_low) & (advantages_B_T < 0)
         high = (ratio > 1 + self.epsilon_high) & (advantages_B_T > 0)
         for name, values in (("low_mean", low), ("high_mean", high), ("region_mean", low | high)):

@@ -30,7 +30,7 @@ from guerdon.integrations.text import (
 )
 from guerdon.processes.call_queue import in_thread
 from guerdon.rewards.source import RewardSource, SourceTerms
-from guerdon.types import BoolArray, Rewards
+from guerdon.types import BoolArray, Rewards, Rollout
 
 
 async def trace_reward(scorer: TextScorer, trace: Trace) -> float:
@@ -81,24 +81,29 @@ def assign_advantages(
     if not traces:
         return
     turns = [_turns(trace) for trace in traces]
-    places: dict[Any, int] = {}
-    groups_B = np.array([places.setdefault(trace.task.key or trace.task.hash, len(places)) for trace in traces])
-    if all(len(own) == 1 for own in turns):
-        messages, _, before, sampled = zip(*(turn for ((_, turn),) in turns), strict=True)
-        rollout = rollout_of(messages, before, sampled, tokenizer, groups_B=groups_B)
-    else:
-        rollout = conversations_of([[turn for _, turn in own] for own in turns], tokenizer, groups_B=groups_B)
+    rollout = _rollout_of(traces, [[turn for _, turn in own] for own in turns], tokenizer)
     measured = _own_rewards(traces, rollout.mask)
     for source in sources:
         if source.name in measured:
             raise ConfigError(f"the source {source.name!r} has the name of a reward")
         measured[source.name] = source.measure(rollout), source.terms
-    advantages = token_advantages(rollout, measured, algorithm)
-    known_B_T = np.any([advantages.known[name] for name in measured], axis=0)
-    for nodes, own, known, mask in zip(turns, advantages.advantages, known_B_T, rollout.mask, strict=True):
-        ends = np.cumsum([len(turn.ids) for _, turn in nodes])
-        for (node, _), part in zip(nodes, np.split(own[mask], ends[:-1]), strict=True):
-            node.advantages = part.tolist() if known.any() else None
+    found = token_advantages(rollout, measured, algorithm)
+    known_B = np.any([found.known[name] for name in measured], axis=(0, 2))
+    for own_turns, advantages, known, mask in zip(turns, found.advantages, known_B, rollout.mask, strict=True):
+        ends = np.cumsum([len(turn.ids) for _, turn in own_turns])
+        of_turns = np.split(advantages[mask], ends[:-1])
+        for (node, _), of_turn in zip(own_turns, of_turns, strict=True):
+            node.advantages = of_turn.tolist() if known else None
+
+
+def _rollout_of(traces: Sequence[Trace], turns: Sequence[Sequence[AnsweredTurn]], tokenizer: Any) -> Rollout[Responses]:
+    """Traces with their answers as rows: responses where each has one, else conversations; a group for each task."""
+    places: dict[Any, int] = {}
+    groups_B = np.array([places.setdefault(trace.task.key or trace.task.hash, len(places)) for trace in traces])
+    if any(len(own) > 1 for own in turns):
+        return conversations_of(turns, tokenizer, groups_B=groups_B)
+    messages, _, before, sampled = zip(*(turn for (turn,) in turns), strict=True)
+    return rollout_of(messages, before, sampled, tokenizer, groups_B=groups_B)
 
 
 def _own_rewards(traces: Sequence[Trace], mask_B_T: BoolArray) -> dict[str, tuple[Rewards, SourceTerms]]:
@@ -129,7 +134,8 @@ def _turns(trace: Trace) -> list[tuple[Any, AnsweredTurn]]:
     for node in trace.nodes:
         if not node.sampled:
             continue
-        ids, sampled = np.array(node.token_ids, dtype=np.int64), np.array(node.mask, dtype=np.bool_)
+        ids = np.array(node.token_ids, dtype=np.int64)
+        sampled = np.array(node.mask, dtype=np.bool_)
         path = [node]
         while path[0].parent is not None:
             path.insert(0, trace.nodes[path[0].parent])

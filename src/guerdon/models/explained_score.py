@@ -63,11 +63,15 @@ class ExplainedScore:
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON values; every number is finite."""
         score, failure = self.score, self.score.failure
+        optional: dict[str, Any] = {}
+        if score.spread is not None:
+            optional["spread"] = score.spread
+        if score.criteria is not None:
+            optional["criteria"] = dict(score.criteria)
         return {
             "steps": None if score.steps is None else score.steps.tolist(),
             "total": None if score.total is None else float(score.total),
-            **({} if score.spread is None else {"spread": score.spread}),
-            **({} if score.criteria is None else {"criteria": dict(score.criteria)}),
+            **optional,
             "failure": None if failure is None else {"reason": failure.reason, "detail": failure.detail},
             "text": self.text,
             "tokens": self.tokens,

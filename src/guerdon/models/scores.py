@@ -13,7 +13,7 @@ people or LLM judges `prod` and `min`), so every reported number names its aggre
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from itertools import repeat
@@ -200,20 +200,34 @@ def score_solutions(
     """
     progress = None if what is None else ProgressBar(len(solutions), what=what, lines=lines)
     scores: list[Score] = []
-    while (start := len(scores)) < len(solutions):
-        end = start + batch_size
-        while end < len(groups) and groups[end] == groups[end - 1]:
-            end += 1
-        names = map(str, groups[start:end]) if groups else repeat(None)
-        part = solutions[start:end]
-        episodes = [s.as_episode(name) if s.steps else None for s, name in zip(part, names, strict=False)]
-        found = iter(score_episodes(model, [e for e in episodes if e is not None]))
-        scores += [Score(failure=Failure("no_step")) if e is None else next(found) for e in episodes]
+    for part in _batches(len(solutions), groups, batch_size):
+        names = map(str, groups[part]) if groups else repeat(None)
+        scores += _scores_of_batch(model, solutions[part], names)
         if progress is not None:
             progress.advance(len(scores), "")
     if progress is not None:
         progress.close()
     return scores
+
+
+def _batches(count: int, groups: Sequence[int], size: int) -> Iterator[slice]:
+    """So many places in batches of a size, the last ones of which go on to the end of their group."""
+    start = 0
+    while start < count:
+        end = start + size
+        while end < len(groups) and groups[end] == groups[end - 1]:
+            end += 1
+        yield slice(start, end)
+        start = end
+
+
+def _scores_of_batch(model: RewardModel, solutions: Sequence[Solution], names: Iterable[str | None]) -> list[Score]:
+    """One Score per solution; the names are those of their groups."""
+    episodes = [
+        solution.as_episode(name) if solution.steps else None for solution, name in zip(solutions, names, strict=False)
+    ]
+    found = iter(score_episodes(model, [episode for episode in episodes if episode is not None]))
+    return [Score(failure=Failure("no_step")) if episode is None else next(found) for episode in episodes]
 
 
 def need_steps(scores: Sequence[Score]) -> list[Score]:

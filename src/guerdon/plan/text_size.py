@@ -259,24 +259,34 @@ def counted_shape(config: str, target: str | tuple[str, ...] = "all-linear") -> 
 def _shape_of_model(model: Any, settings: Any, target: str | tuple[str, ...], missing: int) -> Shape:
     """Widths and parameters of a model."""
     width, layers = settings.hidden_size, settings.num_hidden_layers
-    chosen, number = (_first(settings, names) for names in (_CHOSEN, _NUMBER))
-    parameters = sum(p.numel() for p in model.parameters()) + missing
-    routed = sum(p.numel() for name, p in model.named_parameters() if _is_routed(name, p, number))
     tied = bool(getattr(settings, "tie_word_embeddings", True))
-    idle = 0
-    if routed and chosen and number:
-        idle = routed - routed * min(chosen, number) // number
+    parameters = sum(p.numel() for p in model.parameters()) + missing
+    routed, idle = _of_experts(model, settings)
     looked_up = 0 if tied or not idle else settings.vocab_size * width
     count = Count(parameters, parameters - idle - looked_up, sum(a + b for a, b in _adapted(model, target)))
-    queries, keys = _attention(model, settings)
-    heads = getattr(settings, "num_attention_heads", 0)
     inner = getattr(settings, "intermediate_size", None)
     if routed or not isinstance(inner, int):
         inner = round((_feed_forward(model) - idle) / (3 * width * layers))
-    head = getattr(settings, "head_dim", None) or (width // heads if heads else 0)
+    queries, keys = _attention(model, settings)
     if not queries:
-        queries, keys = heads * head, (getattr(settings, "num_key_value_heads", None) or heads) * head
+        queries, keys = _attention_by_heads(settings)
     return Shape(width, layers, inner, queries, keys, settings.vocab_size, tied, count)
+
+
+def _of_experts(model: Any, settings: Any) -> tuple[int, int]:
+    """Parameters of experts that a token is sent to, and how many of these idle at one token."""
+    chosen, number = (_first(settings, names) for names in (_CHOSEN, _NUMBER))
+    routed = sum(p.numel() for name, p in model.named_parameters() if _is_routed(name, p, number))
+    if not (routed and chosen and number):
+        return routed, 0
+    return routed, routed - routed * min(chosen, number) // number
+
+
+def _attention_by_heads(settings: Any) -> tuple[int, int]:
+    """Widths of queries and keys by the numbers of heads in the configuration."""
+    heads = getattr(settings, "num_attention_heads", 0)
+    head = getattr(settings, "head_dim", None) or (settings.hidden_size // heads if heads else 0)
+    return heads * head, (getattr(settings, "num_key_value_heads", None) or heads) * head
 
 
 def _first(settings: Any, names: tuple[str, ...]) -> int | None:

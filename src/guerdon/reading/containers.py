@@ -535,19 +535,27 @@ def with_rows(found: dict[str, Any], rows: Sequence[Mapping[str, Any]], where: s
     if _is_split(found):
         return {**found, "columns": names, "data": [[row.get(name) for name in names] for row in rows]}
     if is_frame(found):
-        first = next(iter(found.values()))
-        if not _is_numbered(first):
-            return dict(zip(found, rows, strict=True))
-        numbered = dict(zip(first, rows, strict=True))
-        return {name: {number: row.get(name) for number, row in numbered.items()} for name in names}
+        return _frame_with_rows(found, rows, names)
     *outer, last = list_inside(found, where)
     holder = found  # of the list
     for key in outer:
         holder = holder[key]
     own = holder[last]
-    new = [{**one, "row": row} for one, row in zip(own, rows, strict=True)] if is_of_viewer(own) else list(rows)
-    holder[last] = new
+    holder[last] = list(rows)
+    if is_of_viewer(own):
+        holder[last] = [{**one, "row": row} for one, row in zip(own, rows, strict=True)]
     return found
+
+
+def _frame_with_rows(
+    found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], names: Sequence[str]
+) -> dict[str, Any]:
+    """A frame of pandas, by column or by row as it was, with other rows of these names."""
+    first = next(iter(found.values()))
+    if not _is_numbered(first):
+        return dict(zip(found, rows, strict=True))
+    numbered = dict(zip(first, rows, strict=True))
+    return {name: {number: row.get(name) for number, row in numbered.items()} for name in names}
 
 
 def list_inside(found: Mapping[str, Any], where: str) -> tuple[str, ...]:

@@ -219,11 +219,24 @@ def _folder_parts(folder: Path) -> list[DataPart]:
             parts_of(file)
         raise DataError(f"there is no file with rows in it ({', '.join(SAVED)}, also packed)", where=folder)
     found = [(file, part) for file in files for part in parts_of(file)]
-    without = [one for one in found if len(found) > 1 and not _holds_rows(one[1])]
-    if without and len(without) < len(found):
-        log_once(f"{folder}: without a list of rows, and not read: {', '.join(part.name for _, part in without)[:200]}")
-        found = [one for one in found if one not in without]
+    if len(found) > 1:
+        found = _with_rows(found, folder)
     return [_placed(part, file.relative_to(folder).parts[:-1]) for file, part in found]
+
+
+def _with_rows(found: list[tuple[Path, Part]], folder: Path) -> list[tuple[Path, Part]]:
+    """The parts that hold rows, all where none does; the others are named on standard error."""
+    kept, without = [], []
+    for file, part in found:
+        if _holds_rows(part):
+            kept.append((file, part))
+        else:
+            without.append(part.name)
+    if not kept:
+        return found
+    if without:
+        log_once(f"{folder}: without a list of rows, and not read: {', '.join(without)[:200]}")
+    return kept
 
 
 def _holds_rows(part: Part) -> bool:

@@ -65,7 +65,9 @@ class RowFields:
             return value is None or (isinstance(value, int | float) and not is_beyond_float(value))
 
         values = self._items(key, "numbers, true and false", fits, default)
-        return values if values is None else tuple(None if v is None else float(v) for v in values)
+        if values is None:
+            return None
+        return tuple(None if value is None else float(value) for value in values)
 
     def _items(self, key: str, what: str, fits: Callable[[Any], bool], default: Any) -> Any:
         values = self.get(key, (list, tuple), f"a list of {what}", default)

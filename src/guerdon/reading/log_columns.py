@@ -11,7 +11,7 @@ columns.uses["reward"].column, columns.form             # "rewards", "map"
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -19,7 +19,7 @@ from guerdon.reading.cells import decoded_columns, text_kinds
 from guerdon.reading.codings import NUMBER, TRUTH, check_words
 from guerdon.reading.columns import Columns
 from guerdon.reading.layouts import Row, RowLayout
-from guerdon.reading.plan import Use, plan_of, read_as
+from guerdon.reading.plan import Plan, Use, plan_of, read_as
 from guerdon.reading.roles import ASKED, ROLES, Role, is_spread, may_be_reward, named, roles_of
 from guerdon.reading.values import Sketch, is_empty, nested
 
@@ -37,6 +37,7 @@ _NEEDED: tuple[Role, ...] = (*TEXTS, "reference", "truth")  # that may not be tw
 _TOTALS = (*ROLES["reward"], "total")  # keys of a map of rewards that are the reward
 _MOST_ITEMS = 16  # of a list of rewards that have a name
 _MOST_NAMES = 900  # columns that are looked at
+_NUMERIC = (float, int)  # and no bool
 Form = Literal["", "number", "map", "list"]
 
 
@@ -184,7 +185,7 @@ class Look:
             else:
                 continue
             kind = self._roles[name]
-            if kind == "coded" and (type(cell) is float or type(cell) is int) and cell == cell and sketch.numbers:
+            if kind == "coded" and type(cell) in _NUMERIC and cell == cell and sketch.numbers:
                 sketch.rows += 1
                 sketch.numbers += 1
                 continue
@@ -219,11 +220,7 @@ class Look:
         sketches = {**to_come, **self.sketches}
         plan = plan_of(data, sketches, self.layout, all_rows, self.said, log=True)
         if all_seen:
-            needed = TEXTS if self.layout.parts == "sum" else _NEEDED
-            plan.need(data, *needed)
-            use = plan.uses.get("reward")
-            if use is not None and use.coding is None and use.column in sketches:
-                check_words(data, "reward", use.column, sketches[use.column])
+            self._check(data, plan)
         uses = {role: use for role, use in plan.uses.items() if role in _USED and use.column in sketches}
         uses |= self._empty_flags(uses)
         uses, maybe_reward = self._of_sums(uses)
@@ -259,6 +256,14 @@ class Look:
         taken = {use.column.partition(".")[0] for use in uses.values()}
         maps = [name for name, sketch in self.sketches.items() if sketch.kind == "map" and name not in taken]
         return tuple(name for name in maps if may_be_reward(name, wide=False) and not self._is_key(name))
+
+    def _check(self, data: str, plan: Plan) -> None:
+        """Refuse a log, all of whose rows were seen, without a needed column, or with a reward of unknown words."""
+        needed = TEXTS if self.layout.parts == "sum" else _NEEDED
+        plan.need(data, *needed)
+        use = plan.uses.get("reward")
+        if use is not None and use.coding is None and use.column in self.sketches:
+            check_words(data, "reward", use.column, self.sketches[use.column])
 
     def _empty_flags(self, uses: Mapping[Role, Use]) -> dict[Role, Use]:
         """Columns of flags in which nothing is: they say of every row that it did not fail, or was not cut off."""
@@ -298,14 +303,22 @@ class Look:
         """
         own = [*columns.uses.values(), *(Use("reward", name, NUMBER, "name") for name in summed)]
         others = [Use("reward", name, NUMBER, "name") for name in further if name not in summed]
-        used = {part for use in (*own, *others) for part in (use.column, use.column.partition(".")[0])}
-        used.update(name for names in columns.instead.values() for name in names)
+        unused = self._unused([use.column for use in (*own, *others)], columns)
+        return (
+            *read_as(own, (), self.sketches, instead=columns.instead),
+            *({**one, "role": "further reward"} for one in read_as(others, (), self.sketches)),
+            *read_as((), unused, {**self.records, **self.sketches}),
+        )
+
+    def _unused(self, columns_with_roles: Iterable[str], columns: LogColumns) -> list[str]:
+        """Columns, also of the first nested records, that are neither read for a role nor where rows are made."""
+        used = set[str]()
+        for column in columns_with_roles:
+            used |= {column, column.partition(".")[0]}
+        used.update(*columns.instead.values())
         unused = [name for name in self.sketches if name not in used and not self._is_key(name)]
-        rest = [{**one, "role": "further reward"} for one in read_as(others, (), self.sketches)]
-        of_roles = read_as(own, (), self.sketches, instead=columns.instead)
         unused += [name for name in self.records if name not in self.sketches]
-        unread = [name for name in unused if name not in self.seen]
-        return (*of_roles, *rest, *read_as((), unread, {**self.records, **self.sketches}))
+        return [name for name in unused if name not in self.seen]
 
     def _is_key(self, name: str) -> bool:
         """Whether a name is that of a key of a map in a column."""

@@ -147,14 +147,13 @@ def traces(record: Row) -> list[Row]:
 def _trace_row(trace: Row) -> dict[str, Any]:
     """A trace as a row: what was said before the first sampled message was asked."""
     path = _last_path(trace.get("nodes") or [])
-    first = next((k for k, node in enumerate(path) if node.get("sampled")), len(path))
-    messages = [node.get("message") for node in path]
-    said = {"prompt": messages[:first], "response": messages[first:]} if path else {"prompt": None, "response": None}
+    prompt, response = _around_first_sampled(path)
     given = {name: one for name, one in a_map(trace.get("rewards")).items() if isinstance(one, Mapping)}
     values = [one.get("score", 0.0) * one.get("weight", 1.0) for one in given.values()]
     credit = [value for node in path for value in node.get("advantages") or ()]
     return {
-        **said,
+        "prompt": prompt,
+        "response": response,
         "reward": sum(values) if values else None,
         "failed": trace.get("ok") is False and not values,
         "truncated": _end_of_trace(trace),
@@ -162,6 +161,15 @@ def _trace_row(trace: Row) -> dict[str, Any]:
         "advantage": sum(credit) / len(credit) if credit else None,
         "parts": {name: one.get("score") for name, one in given.items()} | dict(a_map(trace.get("metrics"))),
     }
+
+
+def _around_first_sampled(path: Sequence[Row]) -> tuple[list[Any] | None, list[Any] | None]:
+    """The messages before the first sampled one, and from it on; None where there are no messages."""
+    if not path:
+        return None, None
+    messages = [node.get("message") for node in path]
+    first = next((k for k, node in enumerate(path) if node.get("sampled")), len(path))
+    return messages[:first], messages[first:]
 
 
 def _last_path(nodes: Sequence[Row]) -> list[Row]:

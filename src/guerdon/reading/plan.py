@@ -332,14 +332,17 @@ class _Planner:
 
     def _without_role(self) -> tuple[str, ...]:
         """Columns that are read, although they have no role."""
-        of_steps = OF_SOLUTIONS if self.layout.kind == "steps" or self._has_steps() else ()
-        columns = [use.column for use in self.uses.values() if use.coding is not None and use.coding.of_row]
-        named_in = [name for pair in beside(self.sketches, (*OUTCOMES, *MODELS)) for name in pair] if columns else []
+        found = ["parts", *self.layout.more, *OF_PROMPTS]
+        if self.layout.kind == "steps" or self._has_steps():
+            found += OF_SOLUTIONS
+        if any(use.coding is not None and use.coding.of_row for use in self.uses.values()):
+            for pair in beside(self.sketches, (*OUTCOMES, *MODELS)):
+                found += pair
         wide = self.layout.parts != "named"
-        logged = "reward" in self.uses or wide
-        parts = [name for name in self.sketches if logged and self._has_numbers(name) and not is_spread(name)]
-        rewards = [name for name in parts if may_be_reward(name, wide=wide)]
-        return ("parts", *self.layout.more, *OF_PROMPTS, *of_steps, *named_in, *rewards)
+        if wide or "reward" in self.uses:
+            numbers = [name for name in self.sketches if self._has_numbers(name) and not is_spread(name)]
+            found += [name for name in numbers if may_be_reward(name, wide=wide)]
+        return tuple(found)
 
     def _begins_with_prompt(self) -> bool:
         """Whether every better and worse text begins with the prompt."""

@@ -323,16 +323,16 @@ def small_case(needs: EstimatorInfo) -> tuple[SourceRewards, Steps]:
     mask, failed, truncated = (np.full(rewards.shape, value) for value in (True, False, False))
     mask[2, 2], failed[3, 2], truncated[1, 2] = False, True, True
     values = np.full(rewards.shape, 0.5, dtype=np.float32)
-    source = SourceRewards(
-        rewards,
-        failed_B_T=failed,
-        credit="episode" if needs.groups else "dense",
-        greedy_B=np.zeros(4, dtype=np.float32) if needs.greedy else None,
-        values_B_T=values if needs.critic else None,
-        next_values_B_T=values if needs.critic else None,
-    )
-    groups = np.array([0, 0, 1, 1]) if needs.groups else None
-    return source, Steps(mask, last_valid(mask) & ~truncated, truncated, groups)
+    source = SourceRewards(rewards, failed_B_T=failed, credit="dense")
+    steps = Steps(mask, last_valid(mask) & ~truncated, truncated)
+    if needs.groups:
+        source = replace(source, credit="episode")
+        steps = replace(steps, groups_B=np.array([0, 0, 1, 1]))
+    if needs.greedy:
+        source = replace(source, greedy_B=np.zeros(4, dtype=np.float32))
+    if needs.critic:
+        source = replace(source, values_B_T=values, next_values_B_T=values)
+    return source, steps
 
 
 def estimate_advantages(
@@ -364,10 +364,12 @@ def estimate_advantages(
             of outcomes where turns before the last one are paid.
         DataError: a reward that is not finite in a row not marked as failed.
     """
-    _check(sources, steps, estimator if isinstance(estimator, str) else "", whitened)
-    one_source = (
-        estimators(lam=lam, form=form, by_state=by_state)[estimator] if isinstance(estimator, str) else estimator
-    )
+    if isinstance(estimator, str):
+        _check(sources, steps, estimator, whitened)
+        one_source = estimators(lam=lam, form=form, by_state=by_state)[estimator]
+    else:
+        _check(sources, steps, "", whitened)
+        one_source = estimator
     found = {name: one_source(_whole_episodes(source, steps), steps) for name, source in sources.items()}
     if not isinstance(estimator, str):
         for name, one in found.items():

@@ -407,24 +407,12 @@ def _notes(
             f"{prompts.too_long} prompts are longer than data.max_prompt_length ({study.data.max_prompt_length}) and "
             "are left out"
         )
-    own = study.text_policy
     if study.agent is not None:
         notes += agent_notes(policy.tokenizer, with_tools=study.agent.type in ("tools", "command"))
-    if own.dropout:
-        notes.append(
-            "WARNING: policy.dropout: ratios, clip fractions and KL compare gradient passes with dropout to "
-            "log-probabilities without, so they are not 1 and 0 where nothing was learned"
-        )
-    elif own.lora is not None and own.lora.dropout:
-        notes.append(
-            f"policy.lora.dropout ({own.lora.dropout:g}) is for training on examples and off here; policy.dropout: "
-            "true would draw it"
-        )
-    notes += [
-        f"[{study.reward.group_name}] {name}: text from {s.model.origin}, "
-        + ("shown, never trained on" if name == study.reward.truth else f"weight {s.reward_weight:g}")
-        for name, s in study.reward.sources.items()
-    ]
+    notes += _dropout_notes(study.text_policy)
+    for name, source in study.reward.sources.items():
+        use = "shown, never trained on" if name == study.reward.truth else f"weight {source.reward_weight:g}"
+        notes.append(f"[{study.reward.group_name}] {name}: text from {source.model.origin}, {use}")
     learning = any(isinstance(s, PrimeReward) and s.settings.learns for s in sources.values())
     added = bool(study.data.shots) or study.data.system_prompt is not None
     if learning and study.runner.save_reward_models and added and not alike:
@@ -433,6 +421,21 @@ def _notes(
             "the saved reward model is not given what they add, so that it gives other values than in this run"
         )
     return notes
+
+
+def _dropout_notes(policy: TextPolicySettings) -> list[str]:
+    """What dropout does in a run, where the policy has any."""
+    if policy.dropout:
+        return [
+            "WARNING: policy.dropout: ratios, clip fractions and KL compare gradient passes with dropout to "
+            "log-probabilities without, so they are not 1 and 0 where nothing was learned"
+        ]
+    if policy.lora is not None and policy.lora.dropout:
+        return [
+            f"policy.lora.dropout ({policy.lora.dropout:g}) is for training on examples and off here; policy.dropout: "
+            "true would draw it"
+        ]
+    return []
 
 
 def agent_notes(tokenizer: Any, *, with_tools: bool) -> list[str]:

@@ -122,22 +122,34 @@ def per_decision(
             return None
         return grid(np.bincount(of, weights=flags_B_T[taken], minlength=len(rollout.inputs)) > 0)
 
+    values = {name: grid(of_decisions) for name, of_decisions in rollout.values.items()}
+    next_values = {name: grid(of_decisions) for name, of_decisions in rollout.next_values.items()}
     found: dict[str, SourceRewards] = {}
     for name, source in sources.items():
-        paid = np.ones_like(taken) if source.paid_B_T is None else source.paid_B_T
-        paid = paid if source.failed_B_T is None else paid & ~source.failed_B_T
-        values, following = rollout.values.get(name), rollout.next_values.get(name)
+        rewards = source.rewards_B_T
+        if source.paid_B_T is not None:
+            rewards = np.where(source.paid_B_T, rewards, 0.0)
+        if source.failed_B_T is not None:
+            rewards = np.where(source.failed_B_T, 0.0, rewards)
         found[name] = replace(
             source,
-            rewards_B_T=total(np.where(paid, source.rewards_B_T, 0.0)),
+            rewards_B_T=total(rewards),
             paid_B_T=anywhere(source.paid_B_T),
             failed_B_T=anywhere(source.failed_B_T),
-            values_B_T=None if values is None else grid(values),
-            next_values_B_T=None if following is None else grid(following),
+            values_B_T=values.get(name),
+            next_values_B_T=next_values.get(name),
         )
-    ends = anywhere(steps.terminated_B_T), anywhere(steps.truncated_B_T)
-    states = None if steps.states_B_T is None else grid(steps.states_B_T[chunks.slot == 0])
-    return Steps(mask, *ends, steps.groups_B, steps.turns, states), found
+    states = None
+    if steps.states_B_T is not None:
+        states = grid(steps.states_B_T[chunks.slot == 0])
+    return Steps(
+        mask,
+        anywhere(steps.terminated_B_T),
+        anywhere(steps.truncated_B_T),
+        steps.groups_B,
+        steps.turns,
+        states,
+    ), found
 
 
 def decision_rows(rollout: Rollout[Inputs], found: Advantages, settings: AlgorithmSettings) -> DecisionRows:
@@ -258,18 +270,25 @@ class OnPolicyLearner(Generic[Collected, Inputs]):
             terms: source to how it counts.
             progress: share of the run that is over.
         """
-        settings, kl_coef = self.settings, scheduled(self.settings.kl_coef, self.settings.kl_schedule, progress)
-        ref = None if self.reference is None or not kl_coef else self._reference_log_probs(rollout)
+        settings = self.settings
+        follows_schedule = settings.kl_schedule != "constant"
+        if follows_schedule:
+            kl_coef = scheduled(settings.kl_coef, settings.kl_schedule, progress)
+            settings = settings.model_copy(update={"kl_coef": kl_coef})
+        ref = None
+        if self.reference is not None and settings.kl_coef:
+            ref = self._reference_log_probs(rollout)
         if self.kl_in_reward:
             assert ref is not None  # a schedule of the coefficient, which may reach 0, is for a KL in the loss
             rewards = {**rewards, KL: self._kl(rollout, ref)}
             terms = {**terms, KL: SourceTerms(KL, settings.gamma, settings.kl_coef)}
+            ref = None  # it is a reward, and not in the loss
         weights = {name: one.weight(progress) for name, one in terms.items()}
         self.source_weights = {name: weight for name, weight in weights.items() if name != KL}
         if not len(rollout.inputs):  # simulators broke in every episode: there is nothing to learn from
             return {"updates": 0, "skipped_updates": 0}
         advantages, facts = self._advantages(rollout, rewards, terms, weights)
-        batch = self._batch(rollout, rewards, advantages, None if self.kl_in_reward else ref)
+        batch = self._batch(rollout, rewards, advantages, ref)
         if settings.filter_rewards:
             kept_B = _kept(rollout, rewards, terms, weights, settings)
             kept_R = kept_B[_stream_of_rows(rollout)]
@@ -277,8 +296,6 @@ class OnPolicyLearner(Generic[Collected, Inputs]):
             facts["filtered_groups"] = float(len(np.unique(rollout.groups_B[~kept_B])))
         rate = scheduled(settings.learning_rate, settings.lr_schedule, progress)
         critic_only = self.version < settings.value_init_steps
-        if settings.kl_schedule != "constant":
-            settings = settings.model_copy(update={"kl_coef": kl_coef})
         with critic_alone(self.policy) if critic_only else nullcontext():
             learned = update_policy(
                 self.policy, self.optimizer, batch, settings, self.rng, learning_rate=rate, max_length=self.max_length
@@ -286,13 +303,18 @@ class OnPolicyLearner(Generic[Collected, Inputs]):
         self.optimizer.zero_grad()  # the next rollout needs the memory of the gradients
         self._observe(rollout)
         self.version += 1
-        facts |= {f"silent_groups/{k}": float(v) for k, v in advantages.silent_groups.items()}
-        facts |= {f"flat_groups/{k}": float(v) for k, v in advantages.flat_groups.items()}
-        facts |= {f"reward_weight/{name}": weight for name, weight in self.source_weights.items()}
-        facts |= {"kl_coef": kl_coef} if settings.kl_schedule != "constant" else {}
+        facts |= self._facts_of_sources(advantages)
+        if follows_schedule:
+            facts["kl_coef"] = settings.kl_coef
         if self.kl_in_reward:
             facts["kl"] = -float(rewards[KL].values.sum()) / max(int(rollout.mask.sum()), 1)
         return {**learned, **facts, "learning_rate": rate}
+
+    def _facts_of_sources(self, advantages: Advantages) -> dict[str, float]:
+        """How many groups of each source taught nothing, and the weight of each source."""
+        facts = {f"silent_groups/{name}": float(count) for name, count in advantages.silent_groups.items()}
+        facts |= {f"flat_groups/{name}": float(count) for name, count in advantages.flat_groups.items()}
+        return facts | {f"reward_weight/{name}": weight for name, weight in self.source_weights.items()}
 
     def _advantages(
         self,
@@ -322,14 +344,19 @@ class OnPolicyLearner(Generic[Collected, Inputs]):
         mask, acting, parts = rollout.mask, rollout.log_probs, None
         if rollout.chunks is not None:
             mask, advantages, acting, parts = decision_rows(rollout, advantages, settings)
-            parts = None if rollout.conversations else parts  # each token of a call counts
+        streams, units = None, len(rollout.inputs)
+        if rollout.conversations:
+            parts = None  # each token of a call counts
+            streams = _stream_of_rows(rollout)
+            units = len(np.unique(streams))
         stale = rollout.version != self.version  # other weights acted, so that the first ratio is not 1 either
-        streams = _stream_of_rows(rollout) if rollout.conversations else None
-        units = len(rollout.inputs) if streams is None else len(np.unique(streams))
         several = stale or steps_per_update(settings, units) > 1
         behaviour = rollout.sampled_log_probs
         if behaviour is None and not several:
             behaviour = acting
+        values = None
+        if rollout.values:
+            values = {name: rollout.values[name] for name in self.heads}
         return make_batch(
             self.policy.prepared(rollout.inputs),
             mask,
@@ -337,7 +364,7 @@ class OnPolicyLearner(Generic[Collected, Inputs]):
             old=acting if several else None,
             ref=ref,
             behaviour=behaviour,
-            values={name: rollout.values[name] for name in self.heads} if rollout.values else None,
+            values=values,
             parts=parts,
             auxiliary=auxiliary_targets(settings.auxiliary_losses, rewards, rollout),
             streams=streams,

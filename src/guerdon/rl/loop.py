@@ -168,7 +168,6 @@ class Loop:
         self.parts = parts = build_parts(study, folder, fresh=found is None)
         self.collector, self.sources = parts.collector, parts.sources
         self.learner, self.stats = parts.learner, parts.stats
-        decay = study.algorithm.ema_decay if isinstance(study.algorithm, RobotAlgorithmSettings) else None
         self.failures = FailureCounter(study.reward.max_failure_rate, study.reward.failure_window)
         self.step = 0
         self._wall_before = 0.0
@@ -179,8 +178,10 @@ class Loop:
         self.best: BestPolicy | None = None
         if not study.text and study.runner.episodes_of_best:
             self.best = BestPolicy(folder, parts.save_policy)
+        self.average: PolicyAverage | None = None
         try:
-            self.average = None if decay is None else PolicyAverage(self.learner.policy, decay)
+            if isinstance(study.algorithm, RobotAlgorithmSettings) and study.algorithm.ema_decay is not None:
+                self.average = PolicyAverage(self.learner.policy, study.algorithm.ema_decay)
             notes = list(parts.notes)
             offsets = at = None
             if found is not None:

@@ -310,15 +310,28 @@ def make_batch(
         return torch.stack([column(one) for one in each], dim=-1)
 
     def targets(part: int) -> Tensor | None:
-        return torch.stack([column(one[part]) for one in auxiliary.values()], dim=-1) if auxiliary else None
+        if not auxiliary:
+            return None
+        return torch.stack([column(one[part]) for one in auxiliary.values()], dim=-1)
 
-    given = (None if array is None else column(array) for array in (old, ref, behaviour))
-    critic = (heads(arrays) for arrays in (values or {}, found.value_targets, found.known))
-    heard = {"auxiliary": targets(0), "auxiliary_mask": targets(1)}
-    batch = Batch(inputs, column(mask_B_T), column(found.advantages), *given, *critic, **heard)
-    if streams is not None:
-        batch = replace(batch, streams=torch.from_numpy(streams.astype(np.int64))[:, None])
-    return batch if parts is None else replace(batch, parts=column(parts))
+    def column_of(array: np.ndarray | None) -> Tensor | None:
+        return None if array is None else column(array)
+
+    return Batch(
+        inputs,
+        column(mask_B_T),
+        column(found.advantages),
+        old_log_probs=column_of(old),
+        ref_log_probs=column_of(ref),
+        behaviour=column_of(behaviour),
+        values=heads(values or {}),
+        returns=heads(found.value_targets),
+        value_mask=heads(found.known),
+        auxiliary=targets(0),
+        auxiliary_mask=targets(1),
+        parts=column_of(parts),
+        streams=None if streams is None else torch.from_numpy(streams.astype(np.int64))[:, None],
+    )
 
 
 class _Sums(dict[str, float]):

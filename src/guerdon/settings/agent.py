@@ -113,17 +113,25 @@ AgentSettings = Annotated[ToolAgentSettings | CommandAgentSettings | OwnAgentSet
 """`agent`: what a conversation is between the calls of the model."""
 
 
-def check_agent(agent: AgentSettings, study: Any) -> None:
-    """Refuse what an agent does not go with.
+def check_agent(agent: AgentSettings | None, study: Any) -> None:
+    """Refuse what an agent does not go with, and without one an estimator that compares turns.
 
     Args:
-        agent: the `agent` section.
+        agent: the `agent` section, or None.
         study: of a language model.
 
     Raises:
         ConfigError: with the key and the reason.
     """
     algorithm = study.algorithm
+    if agent is None:
+        if algorithm.adv_estimator == "turn_rloo":
+            raise ConfigError.about(
+                "algorithm.adv_estimator",
+                "turn_rloo compares turns of conversations, and there is no agent: set it to rloo, or add the section "
+                "agent",
+            )
+        return
     own = ESTIMATORS.is_own(algorithm.adv_estimator)
     per_turn = own or algorithm.adv_estimator in ("turn_rloo", "reinforce", "reinforce_pp", "gae")
     for name, source in study.text_sources.items():

@@ -265,27 +265,41 @@ class RobotSource(_ScoredSource, LiberoWords):
         return found
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
-        mode, shaping, kind = self.reward_mode, self.shaping, f"model_type {self.model.model_type}"
-        given = self.model_fields_set
-        if mode != "per_step" and shaping in ("relative", "potential", "bonus"):
+    def _shaping_fits_mode(self) -> Self:
+        if self.reward_mode != "per_step" and self.shaping in ("relative", "potential", "bonus"):
             raise ConfigError.about(
-                "shaping", f"{shaping} needs reward_mode: per_step; {mode} gives one value per episode"
+                "shaping",
+                f"{self.shaping} needs reward_mode: per_step; {self.reward_mode} gives one value per episode",
             )
-        if self.native_fallback and "on_failure" in given:
+        return self
+
+    @model_validator(mode="after")
+    def _fallback_fits(self) -> Self:
+        if self.native_fallback and "on_failure" in self.model_fields_set:
             raise ConfigError(
                 "fallback native is not for use with on_failure: remove one of them", key="model.remote.fallback"
             )
-        if mode == "terminal":
-            refuse(given & {"score_every"}, f"{kind} and reward_mode {mode}")
+        return self
+
+    @model_validator(mode="after")
+    def _no_idle_keys(self) -> Self:
+        given = self.model_fields_set
+        if self.reward_mode == "terminal":
+            refuse(given & {"score_every"}, f"model_type {self.model.model_type} and reward_mode terminal")
         idle = {*_THRESHOLDS, "success_threshold", "confirm_frames"}
-        if shaping == "threshold":
+        if self.shaping == "threshold":
             idle = {"confirm_frames"}
-        elif shaping == "bonus":
+        elif self.shaping == "bonus":
             idle = {"fail_reward", "use_negative_reward"}
-        refuse(given & idle, f"shaping {shaping}")
-        if self.model.model_type in LOGGED_AS_PRM:
-            refuse(given & {"reward_weight_schedule"}, f"{kind}, whose log lines name one weight")
+        refuse(given & idle, f"shaping {self.shaping}")
+        return self
+
+    @model_validator(mode="after")
+    def _schedule_fits(self) -> Self:
+        kind = self.model.model_type
+        if kind in LOGGED_AS_PRM:
+            given = self.model_fields_set & {"reward_weight_schedule"}
+            refuse(given, f"model_type {kind}, whose log lines name one weight")
         if self.schedule_from >= self.schedule_to:
             raise ConfigError.about(
                 "schedule_from", f"{self.schedule_from:g} is not below schedule_to {self.schedule_to:g}"
@@ -294,8 +308,12 @@ class RobotSource(_ScoredSource, LiberoWords):
             raise ConfigError.about(
                 "ends", "true is of a model that judges the whole run, and reward_weight_schedule success ends that"
             )
-        if self.cache is not None and (mode == "episode" or self.refitted is not None):
-            what = f"reward_mode {mode}" if self.refitted is None else "a model that is refitted"
+        return self
+
+    @model_validator(mode="after")
+    def _cache_fits(self) -> Self:
+        if self.cache is not None and (self.reward_mode == "episode" or self.refitted is not None):
+            what = f"reward_mode {self.reward_mode}" if self.refitted is None else "a model that is refitted"
             raise ConfigError.about(
                 "cache", f"is of the values of single frames, which {what} does not have; remove it"
             )

@@ -275,13 +275,15 @@ class Study(Settings):
     @property
     def schedules(self) -> list[str]:
         """The keys of a run by which something changes over `runner.schedule_steps`."""
+        keys = {
+            "algorithm.lr_schedule": not self.fixed_rate,
+            "algorithm.exploration_fraction": self.algorithm.type == "dqn",
+            "algorithm.kl_schedule": getattr(self.algorithm, "kl_schedule", "constant") != "constant",
+        }
+        followed = [key for key, is_followed in keys.items() if is_followed]
         sources: Mapping[str, Any] = self.text_sources if self.text else {}
         if not self.text and self.reward.use_reward_model:
             sources = self.robot_sources
-        followed = [] if self.fixed_rate else ["algorithm.lr_schedule"]
-        followed += ["algorithm.exploration_fraction"] if self.algorithm.type == "dqn" else []
-        if getattr(self.algorithm, "kl_schedule", "constant") != "constant":
-            followed.append("algorithm.kl_schedule")
         short = None if self.reward_model is None else self.reward_model.source_name
         for name, source in sources.items():
             if source.reward_weight_schedule in ("linear_decay", "linear_warmup"):
@@ -591,22 +593,19 @@ class TextStudy(Study):
         return None not in own and not (algorithm.kl_coef and algorithm.kl_in == "reward")
 
     @model_validator(mode="after")
-    def _sources_fit(self) -> Self:
+    def _algorithm_fits_text(self) -> Self:
         self.generation.check(self)
-        if self.agent is not None:
-            check_agent(self.agent, self)
-        elif self.algorithm.adv_estimator == "turn_rloo":
-            raise ConfigError.about(
-                "algorithm.adv_estimator",
-                "turn_rloo compares turns of conversations, and there is no agent: set it to rloo, or add the section "
-                "agent",
-            )
+        check_agent(self.agent, self)
         if self.algorithm.credit == "min_form" and not any(source.min_form for source in self.text_sources.values()):
             raise ConfigError.about(
                 "algorithm.credit",
                 "min_form needs a prime reward model with granularity token or step, or a source of "
                 "reward.sources with reward_mode per_step",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _sources_fit(self) -> Self:
         self._check_text_sources()
         for name, scored in self.text_reward.of(TextSource).items():
             if scored.reward_mode == "per_turn" and self.agent is None:

@@ -379,7 +379,8 @@ def prompts_of_rows(
     Raises:
         DataError: as `read_prompts`, but for data without a prompt.
     """
-    placed: list[tuple[str, Prompt]] = []
+    prompts: list[Prompt] = []
+    places: list[str] = []
     skipped: list[UnreadableGoldError] = []
     left_out: Counter[str] = Counter()
     unread = 0
@@ -398,24 +399,24 @@ def prompts_of_rows(
             left_out[f"has_{kind}"] += 1
             continue
         try:
-            placed.append((record.where, prompt_of(record, reading.plan, source, ability, answered=answered)))
+            prompts.append(prompt_of(record, reading.plan, source, ability, answered=answered))
+            places.append(record.where)
         except UnreadableGoldError as error:
             skipped.append(error)
             unread += not isinstance(error, NoGoldError)
         except LeftOut as error:
             left_out[str(error)] += 1
         except NoValueError:
-            if not any(reading.plan.has(role) for role in ASKED):
+            if not any(map(reading.plan.has, ASKED)):
                 raise
             left_out["no_prompt"] += 1
-    total = len(placed) + len(skipped)
+    total = len(prompts) + len(skipped)
     share = unread / max(total, 1)
-    prompts = [prompt for _, prompt in placed]
     if data is not None:
         _check_code_rows(data, prompts)
         found = unreadable_golds(prompts, data)
-        skipped += [UnreadableGoldError(reason, where=placed[i][0]) for i, reason in found.reasons.items()]
         share += found.share * len(prompts) / max(total, 1)
+        skipped += [UnreadableGoldError(reason, where=places[i]) for i, reason in found.reasons.items()]
         prompts = [prompt for i, prompt in enumerate(prompts) if i not in found.reasons]
     if skipped:
         left_out["no_true_answer"] = len(skipped)

@@ -79,6 +79,14 @@ _LONG_TEXT = re.compile(r'"[^"]{21,}"(?!\s*:)')
 _ONLY_FENCE = re.compile(r"[\s\ufeff]*(?:[`~]{3,}\w*)?[\s`~]*")
 
 
+def _marks_in(text: str) -> list[re.Match[str]]:
+    """The marks at which reasoning begins or ends, in order."""
+    plain = text if text.isascii() else text.translate(_SAME)
+    lower = plain.lower()
+    may_be_marked = any(part in lower for part in _NEEDED) and any(part in lower for part in _BEGINNINGS)
+    return list(_MARK.finditer(plain)) if may_be_marked else []
+
+
 def behind_reasoning(text: str) -> str | Failure:
     """The text of a reply behind its reasoning; all of it where there is none.
 
@@ -88,10 +96,7 @@ def behind_reasoning(text: str) -> str | Failure:
     Returns:
         The text, which may be blank; `truncated` where reasoning begins and does not end.
     """
-    plain = text if text.isascii() else text.translate(_SAME)
-    lower = plain.lower()
-    may_be_marked = any(part in lower for part in _NEEDED) and any(part in lower for part in _BEGINNINGS)
-    marks = list(_MARK.finditer(plain)) if may_be_marked else []
+    marks = _marks_in(text)
     if not marks:
         return text
     objects = [(start, end) for start, end, value in _objects(text) if not isinstance(value, Failure)]

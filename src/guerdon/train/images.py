@@ -489,7 +489,7 @@ def label_rows(
     if not ids:
         raise DataError(_none_usable(settings, skipped, needs_task=needs_task, unseen=unseen))
     positive_R = np.concatenate(positive)
-    owner = np.repeat(np.arange(len(ids)), [len(drawn) for drawn in rows])
+    owner = np.repeat(np.arange(len(ids)), list(map(len, rows)))
     if held_ids is None:
         held = held_out(ids, np.array(succeeded, bool), settings.val_split, settings.seed)
     else:

@@ -178,19 +178,30 @@ def _pairs_of(study: Study, settings: SFTSettings, read_as: list[ReadAs]) -> lis
     if settings.mistakes is not None:
         rng = np.random.default_rng([settings.mistakes.seed, 6])
         texts = [demonstrate(p, settings.mistakes, rng) for p in solved]
-    prompts = [insert_system_prompt(p.messages, study.data.system_prompt) for p in solved]
     schemas = schemas_of(study.agent.tools) if isinstance(study.agent, ToolAgentSettings) else None
     pairs: list[Pair] = []
-    for prompt, messages, text in zip(solved, prompts, texts, strict=True):
-        tools = prompt.tools if schemas is None else schemas
-        turns = turns_of(messages, text, tools, own=len(without_system(prompt.given or messages)))
-        if any(message.get("tool_calls") for message in messages):
-            pairs += turns
-        elif schemas is not None:
-            pairs.append(turns[-1])
-        else:
-            pairs.append((messages, text, tools))
+    for prompt, text in zip(solved, texts, strict=True):
+        messages = insert_system_prompt(prompt.messages, study.data.system_prompt)
+        pairs += _pairs_of_prompt(prompt, messages, text, schemas)
     return pairs
+
+
+def _pairs_of_prompt(
+    prompt: Prompt, messages: Sequence[Message], text: str, schemas: Sequence[Tool] | None
+) -> list[Pair]:
+    """The pairs of one worked solution: each turn where the prompt has calls of tools, else the last one.
+
+    Args:
+        prompt: with the solution.
+        messages: of it, with the system prompt.
+        text: the solution.
+        schemas: of the agent's tools; None: there is no agent with tools.
+    """
+    tools = prompt.tools if schemas is None else schemas
+    turns = turns_of(messages, text, tools, own=len(without_system(prompt.given or messages)))
+    if any(message.get("tool_calls") for message in messages):
+        return list(turns)
+    return [(messages, text, tools) if schemas is None else turns[-1]]
 
 
 def turns_of(

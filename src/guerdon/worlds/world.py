@@ -325,7 +325,9 @@ class World:
         if frames is not None:
             drawn = (frames.going_on & mask & ~done) | (truncated & frames.ends)
         final = self._view(arrived, drawn)
-        wanted = np.zeros(self.num_envs, np.bool_) if capture is None else capture & mask
+        wanted = np.zeros(self.num_envs, np.bool_)
+        if capture is not None:
+            wanted = capture & mask
         if capture_ends:
             wanted = wanted | done
         looks = self._look_after(wanted, ended_by_env, info)
@@ -340,7 +342,9 @@ class World:
         if self._playing is not None:
             self._playing.step(success, known, done, failed)
         fresh = self._begin_next(actions, done, failed, observations, info)
-        self._shown = self._begun(fresh, failed, final, frames) if fresh.any() else final
+        self._shown = final
+        if fresh.any():
+            self._shown = self._begun(fresh, failed, final, frames)
         return Transition(
             observations=self._shown.copy(),
             final_observations=final,

@@ -730,26 +730,27 @@ def ties_score(prompts: Mapping[str, tuple[Float64, Float64]]) -> float:
         prompts: id (`ref:<n>` or `tied:<n>`) to values of right and of wrong responses.
     """
     gaps = {name: float(right.min() - wrong.max()) for name, (right, wrong) in prompts.items()}
-    kinds = {kind: [n for n in gaps if n.startswith(f"{kind}:")] for kind in ("ref", "tied")}
-    if not kinds["ref"] or not kinds["tied"]:
-        return float("nan")
-    accuracy = {kind: np.mean([gaps[n] > 0 for n in names]) for kind, names in kinds.items()}
-    reference = {tied: "ref:" + tied.removeprefix("tied:") for tied in kinds["tied"]}
-    pairs = [(tied, ref) for tied, ref in reference.items() if ref in gaps]
+    of_tied = {name.removeprefix("tied:"): gap for name, gap in gaps.items() if name.startswith("tied:")}
+    of_reference = {name.removeprefix("ref:"): gap for name, gap in gaps.items() if name.startswith("ref:")}
+    pairs = [number for number in of_tied if number in of_reference]
     if not pairs:
         return float("nan")
-    spread = np.array([np.ptp(prompts[tied][0]) for tied, _ in pairs])
-    gap = np.array([gaps[tied] for tied, _ in pairs])
-    smaller_gap = np.minimum(gap, [gaps[ref] for _, ref in pairs])
+    spread = np.array([np.ptp(prompts[f"tied:{number}"][0]) for number in pairs])
+    gap = np.array([of_tied[number] for number in pairs])
+    smaller_gap = np.minimum(gap, [of_reference[number] for number in pairs])
     with np.errstate(divide="ignore", invalid="ignore"):
         margin = np.nan_to_num(np.tanh(smaller_gap / spread - 1), nan=0.0)  # 0/0 counts as 0
     return float(
-        0.30 * accuracy["tied"]
-        + 0.30 * accuracy["ref"]
+        0.30 * _share_above_0(of_tied.values())
+        + 0.30 * _share_above_0(of_reference.values())
         + 0.20 * (gap > spread).mean()
         + 0.20 * (smaller_gap > spread).mean()
         + 0.01 * margin.mean()
     )
+
+
+def _share_above_0(values: Iterable[float]) -> float:
+    return float(np.mean([value > 0 for value in values]))
 
 
 def _by_subset(

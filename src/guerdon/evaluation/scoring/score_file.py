@@ -120,14 +120,15 @@ def score_file(
             `only_failed`), or an unfinished start used another model or file.
         NothingToScoreError: no column is a response.
     """
-    unfinished = out.with_name(f"{out.name}.part")
     check_files(file, out, only_failed=only_failed)
     given = out if only_failed else file
     parts = _held(given)
     rows = [pair for part in parts for pair in part]
     reading = _read(given, parts, columns, trained_columns(model))
-    failed = [k for k, (_, row) in enumerate(rows) if not only_failed or _why_failed(row)]
-    items, asked = _asked(reading, rows, failed, compares=model.info.compares, turns=turns)
+    chosen = list(range(len(rows)))
+    if only_failed:
+        chosen = [k for k in chosen if _why_failed(rows[k][1])]
+    items, asked = _asked(reading, rows, chosen, compares=model.info.compares, turns=turns)
     for line in shown_lines(reading, **_used(items.values())):
         log_line(line)
     cost = _cost(model, asked.values())
@@ -135,23 +136,29 @@ def score_file(
         return "\n".join([*cost, f"{len(asked)} of {len(rows)} rows would be scored"])
     for line in cost:
         log_line(line)
-    begun = {"source": sha256(given), "model": name, "aggregation": aggregation}
-    begun |= _identity(name, options or {}, columns) | ({"turns": True} if turns else {})
+    begun: dict[str, Any] = {"source": sha256(given), "model": name, "aggregation": aggregation}
+    begun |= _identity(name, options or {}, columns)
+    if turns:
+        begun["turns"] = True
+    unfinished = out.with_name(f"{out.name}.part")
     found = _scored_rows(asked, model, unfinished, begun, aggregation=aggregation, batch_size=batch_size)
     whole = [_rescored(row, found.get(k, {}), reading.plan.layout) for k, (_, row) in enumerate(rows)]
-    written = set[str]().union(*whole)
-    counts = [len(part) for part in parts]
-    criteria = dict.fromkeys(name for values in found.values() for name in values if "." in name)
-    new = [column for column in (*_COLUMNS, *criteria) if column in written]
-    write_rows(out, given, whole, counts, new)
+    write_rows(out, given, whole, [len(part) for part in parts], _written_columns(whole, found.values()))
     unfinished.unlink()
     return _summary(f"wrote {out}: {len(asked)} of {len(rows)} rows scored", found.values())
+
+
+def _written_columns(rows: Sequence[_Row], found: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The columns of rewards that stand in the rows to write, those of criteria last."""
+    written = set[str]().union(*rows)
+    criteria = dict.fromkeys(name for values in found for name in values if "." in name)
+    return [column for column in (*_COLUMNS, *criteria) if column in written]
 
 
 def _asked(
     reading: DataReading,
     rows: Sequence[tuple[str, _Row]],
-    failed: Sequence[int],
+    chosen: Sequence[int],
     *,
     compares: bool,
     turns: bool,
@@ -163,10 +170,10 @@ def _asked(
         )
     responses_of = scored_responses(reading, turns=turns)
     if not compares:
-        items = {k: responses_of(rows[k][1], rows[k][0], f"{k}") for k in failed}
+        items = {k: responses_of(rows[k][1], rows[k][0], f"{k}") for k in chosen}
         return items, items
     items = {k: responses_of(row, place, f"{k}") for k, (place, row) in enumerate(rows)}
-    return items, {k: items[k] for k in _with_their_prompt(items, failed)}
+    return items, {k: items[k] for k in _with_their_prompt(items, chosen)}
 
 
 def _summary(done: str, found: Iterable[Mapping[str, Any]]) -> str:
@@ -326,13 +333,20 @@ def _scored(model: RewardModel, items: Sequence[RowResponses], aggregation: Aggr
     found = []
     for item in items:
         each = [Score(failure=one) if isinstance(one, Failure) else next(scores) for one in item.found]
-        values = [solution_value(score, aggregation) for score in each]
-        why = next((str(v) for v in values if isinstance(v, Failure)), None)
-        row = _in_columns(item, "", [None if isinstance(v, Failure) else v for v in values])
-        for name in dict.fromkeys(name for score in each for name in score.criteria or ()):
-            row |= _in_columns(item, f".{name}", [(score.criteria or {}).get(name) for score in each])
-        found.append({**row, FAILURE if RESCORED in row else "reward_failure": why})
+        found.append(_new_columns(item, each, aggregation))
     return found
+
+
+def _new_columns(item: RowResponses, scores: Sequence[Score], aggregation: Aggregation) -> dict[str, Any]:
+    """The new columns of one item with a score for each of its responses."""
+    values = [solution_value(score, aggregation) for score in scores]
+    failures = [value for value in values if isinstance(value, Failure)]
+    row = _in_columns(item, "", [None if isinstance(value, Failure) else value for value in values])
+    criteria = [score.criteria or {} for score in scores]
+    for name in dict.fromkeys(name for of_score in criteria for name in of_score):
+        row |= _in_columns(item, f".{name}", [of_score.get(name) for of_score in criteria])
+    column = FAILURE if RESCORED in row else "reward_failure"
+    return {**row, column: str(failures[0]) if failures else None}
 
 
 def _in_columns(item: RowResponses, end: str, values: Sequence[float | None]) -> dict[str, Any]:

@@ -157,37 +157,63 @@ def evaluate_model(
     info = model.info
     at = info.success_threshold if threshold is None else threshold
     limit = separating_value(episodes, scores, kind) if at is None else at
-    by_row = info.granularity == "step"
-    episode_table = measure.episode_table(episodes, scores, kind)
-    table = measure.row_table(episodes, scores) if by_row else episode_table
-    probabilities = kind == "success" and info.range[0] >= 0 and info.range[1] <= 1
-    bootstrap: BootstrapOptions = {"reps": reps, "seed": seed}
-    metrics: dict[str, Interval] = {}
-    if by_row and kind == "success":
-        metrics |= measure.classification_metrics(table, threshold=at, probabilities=probabilities, **bootstrap)
-    metrics |= measure.classification_metrics(
-        episode_table, threshold=at, probabilities=probabilities and not by_row, prefix="episode_", **bootstrap
-    )
-    if by_row:
-        metrics |= measure.order_metrics(episodes, scores, **bootstrap)
-    if by_row and kind == "progress":
-        metrics |= measure.progress_metrics(episodes, scores, horizon=info.progress_horizon, **bootstrap)
-    metrics |= measure.comparison_metrics(episodes, scores, kind, **bootstrap)
+    table = of_episodes = measure.episode_table(episodes, scores, kind)
+    of_rows = None
+    if info.granularity == "step":
+        table = of_rows = measure.row_table(episodes, scores)
     probes = run_probes(model, episodes, scores, kind=kind, limit=limit, seed=seed, task_conditioned=task_conditioned)
-    if info.modality == "state" and by_row:
+    if info.modality == "state" and of_rows is not None:
         probes["swapped_columns"] = _swapped(model, known, episodes, seed=seed, reps=reps)
+    metrics = _metrics(info, episodes, scores, of_episodes, of_rows, kind=kind, threshold=at, seed=seed, reps=reps)
     features = robot_features(episodes, scores, kind=kind, threshold=at)
     return Evaluation(
         model={**info_record(info), "kind": kind, "threshold": at},
         data=_data(episodes, data_hash),
         metrics=metrics,
-        reliability=table.reliability() if probabilities else [],
+        reliability=table.reliability() if _gives_probabilities(info, kind) else [],
         probes=probes,
         failures=failure_counts(scores),
         table=table,
         curves=_curves(episodes, scores),
         forecast=_forecast(features, info, gate or GateSettings()),
     )
+
+
+def _gives_probabilities(info: RewardInfo, kind: Kind) -> bool:
+    return kind == "success" and info.range[0] >= 0 and info.range[1] <= 1
+
+
+def _metrics(
+    info: RewardInfo,
+    episodes: Sequence[Episode],
+    scores: Sequence[Score],
+    of_episodes: Table,
+    of_rows: Table | None,
+    *,
+    kind: Kind,
+    threshold: float | None,
+    seed: int,
+    reps: int,
+) -> dict[str, Interval]:
+    """The metrics of episodes, and those of rows where the model gives each row a value, by name."""
+    bootstrap: BootstrapOptions = {"reps": reps, "seed": seed}
+    probabilities = _gives_probabilities(info, kind)
+    classified = measure.classification_metrics(
+        of_episodes,
+        threshold=threshold,
+        probabilities=probabilities and of_rows is None,
+        prefix="episode_",
+        **bootstrap,
+    )
+    compared = measure.comparison_metrics(episodes, scores, kind, **bootstrap)
+    if of_rows is None:
+        return {**classified, **compared}
+    ordered = measure.order_metrics(episodes, scores, **bootstrap)
+    if kind == "progress":
+        progress = measure.progress_metrics(episodes, scores, horizon=info.progress_horizon, **bootstrap)
+        return {**classified, **ordered, **progress, **compared}
+    rows = measure.classification_metrics(of_rows, threshold=threshold, probabilities=probabilities, **bootstrap)
+    return {**rows, **classified, **ordered, **compared}
 
 
 _SWAPPED = (

@@ -71,18 +71,12 @@ def swap_test(
         reps: bootstrap resamples.
     """
     shown = [e for e in known if e.states is not None and e.success is not None and e.success.any()]
-    firsts = [int(e.success.argmax()) for e in shown if e.success is not None]
-    roles = column_roles(
-        [e.states[: k + 1] for e, k in zip(shown, firsts, strict=True) if e.states is not None], seed=seed
-    )
+    roles = column_roles([_up_to_success(e) for e in shown], seed=seed)
     if isinstance(roles, Failure):
         return _unknown(f"{roles.detail}: collect more demonstrations")
     columns = _names(shown[0], roles.episode)
-    if not columns and len(roles.undecided):
-        named = ", ".join(_names(shown[0], roles.undecided))
-        return _unknown(f"{len(shown)} demonstrations do not tell whether success depends on {named}: collect more")
     if not columns:
-        return _unknown("no number of the state stays the same in an episode without saying where the goal is")
+        return _unknown(_why_no_columns(shown, roles))
     given, source = _givers(known, others)
     rows_N_S = _rows_of(given, [e.states for e in shown if e.states is not None], roles.episode)
     if not len(rows_N_S):
@@ -101,6 +95,21 @@ def swap_test(
 
 def _unknown(why: str, columns: tuple[str, ...] = ()) -> SwapResult:
     return SwapResult("unknown", f"could not be decided: {why}", columns)
+
+
+def _up_to_success(episode: Episode) -> FloatArray:
+    """States up to the first row at success."""
+    assert episode.states is not None
+    assert episode.success is not None
+    return episode.states[: int(episode.success.argmax()) + 1]
+
+
+def _why_no_columns(shown: Sequence[Episode], roles: ColumnRoles) -> str:
+    """Why no number of the state is known to tell episodes apart, and nothing else."""
+    if len(roles.undecided):
+        named = ", ".join(_names(shown[0], roles.undecided))
+        return f"{len(shown)} demonstrations do not tell whether success depends on {named}: collect more"
+    return "no number of the state stays the same in an episode without saying where the goal is"
 
 
 def _names(episode: Episode, columns: IntArray) -> tuple[str, ...]:

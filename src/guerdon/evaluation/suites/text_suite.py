@@ -170,13 +170,19 @@ def read_sets(settings: EvaluateTextSettings, stored: Mapping[str, str] | None =
         found = replace(found, turns=turns, read_as={**found.read_as, "turns": turns.read_as})
     if s.best_of_n is not None and s.best_of_n.samples is not None:
         found = replace(found, samples=_published([s.best_of_n.samples]))
-    _check_subset(s.tune_on, [str(one.meta.get("subset")) for one in found.process_bench])
-    if s.generated is not None:
-        _check_subset(s.tune_on, [task.family for task in s.generated.families])
-    if s.best_of_n is not None and s.best_of_n.samples is not None and s.best_of_n.gold is None:
-        check_samples(found.samples, s.best_of_n.ns)
+    _check_sets(s, found)
     gate_table(s.gate)
     return found
+
+
+def _check_sets(settings: EvaluateTextSettings, found: Sets) -> None:
+    """Refuse subsets to tune on that are not there, and fewer samples than are chosen from."""
+    _check_subset(settings.tune_on, [str(one.meta.get("subset")) for one in found.process_bench])
+    if settings.generated is not None:
+        _check_subset(settings.tune_on, [task.family for task in settings.generated.families])
+    chosen = settings.best_of_n
+    if chosen is not None and chosen.samples is not None and chosen.gold is None:
+        check_samples(found.samples, chosen.ns)
 
 
 def _check_subset(asked: str | None, names: Sequence[str]) -> None:

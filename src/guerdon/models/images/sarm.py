@@ -199,7 +199,9 @@ class SarmModel:
         self.config, self.head, self.device = config, head, resolve_device(device)
         self.network = network.eval().to(self.device)
         self.clip = clip.eval().to(self.device)
-        self._processor, self._tokenizer, self._statistics = processor, tokenizer, statistics
+        self._processor = processor
+        self._tokenizer = tokenizer
+        self._statistics = statistics
         self._ends = config.ends(head)
 
     @property

@@ -45,7 +45,9 @@ class Ensemble(TextRewardModel):
         super().__init__(members[0].policy, card, micro_batch_size=micro_batch_size)
         first = members[0]
         self.members = tuple(members)
-        self.per_step, self.learns_outcomes, self.form = first.per_step, first.learns_outcomes, first.form
+        self.per_step = first.per_step
+        self.learns_outcomes = first.learns_outcomes
+        self.form = first.form
         self.reads_conversations = first.reads_conversations
         heads = [one.head for one in members if one.head is not None]
         self.head = nn.ModuleList(heads) if heads else None

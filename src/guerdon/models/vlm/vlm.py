@@ -116,7 +116,10 @@ class VLMRewardModel:
 
     def __init__(self, kind: VLMType, settings: VLMSettings, backend: Backend, card: VLMCard | None = None) -> None:
         _check(kind, settings)
-        self.kind, self.settings, self.backend, self.card = kind, settings, backend, card
+        self.kind = kind
+        self.settings = settings
+        self.backend = backend
+        self.card = card
         self._plan = self._planned(JudgeOptions())
 
     @property

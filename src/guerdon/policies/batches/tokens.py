@@ -472,14 +472,11 @@ def added_ids(
         DataError: a character that the tokenizer does not know; or the tokenizer raised.
     """
     marks = {place: (f"gk6r{place}q7x", f"gk6v{place}q7x") for place in replies}
-    chat: list[Message] = []
-    for place, message in enumerate(messages):
-        reasoning, said = marks.get(place, ("", ""))
-        if place not in replies:
-            chat.append(message)
-        else:
-            content = f"<think>\n{reasoning}\n</think>\n\n{said}" if replies[place] else said
-            chat.append({"role": "assistant", "content": content})
+    chat = [*messages]
+    for place, reasons in replies.items():
+        reasoning, said = marks[place]
+        content = f"<think>\n{reasoning}\n</think>\n\n{said}" if reasons else said
+        chat[place] = {"role": "assistant", "content": content}
     controls, hidden = control_tokens(tokenizer), dict[str, str]()
     chat, functions = controls.hide(chat, hidden), controls.hide(tools, hidden)
     try:

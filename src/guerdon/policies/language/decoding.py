@@ -547,21 +547,12 @@ def check_steps(policy: TextPolicy) -> None:
     long = max(2, min(window + 2 if window <= MOST_WINDOW else 6, room - 1))
     ids = torch.arange(2 * (long + 3), device=base.device).view(2, -1) * 7919 % base.vocabulary
     decoder = HFDecoder(policy)
-    real = torch.ones(2, long, dtype=torch.bool, device=base.device)
-    real[1, : long // 2] = False
-    rows = torch.tensor([1, 0, 1], device=base.device)
-    texts = [row[keep] for row, keep in zip(ids[:, :long], real, strict=True)]
     with (
         base.adapter(policy.adapter),
         boundary(ConfigError, f"{name} cannot be generated with"),
         decoder.weights_cast_once(),
     ):
-        found = list(decoder.prefill(ids[:, :long], real, room=3))
-        wanted = [_whole_pass(base, text) for text in texts]
-        decoder.select(rows)
-        texts = [torch.cat([texts[row], ids[row, long : long + 1]]) for row in rows]
-        found += decoder.step(torch.stack([text[-1] for text in texts]))
-        wanted += [_whole_pass(base, text) for text in texts]
+        found, wanted = _with_and_without_cache(decoder, base, ids, long)
     worst = max(float((a.log_softmax(-1) - b.log_softmax(-1)).abs().max()) for a, b in zip(found, wanted, strict=True))
     largest = max(1.0, *(float(one.abs().max()) for one in wanted))
     allowed = ROUNDED_DIFFERENCE if base.bf16 or base.rounded else STEP_DIFFERENCE
@@ -571,6 +562,24 @@ def check_steps(policy: TextPolicy) -> None:
             "what it writes would not be what is learned from: choose another architecture, or generation.engine: vllm"
         )
     base.steps_checked = True
+
+
+def _with_and_without_cache(decoder: HFDecoder, base: Any, ids: Tensor, long: int) -> tuple[list[Tensor], list[Tensor]]:
+    """(V,) logits behind two texts of `ids`, and behind three rows of these after a step; the same read at once.
+
+    The first text has `long` tokens, the second is padded to as many.
+    """
+    real = torch.ones(2, long, dtype=torch.bool, device=base.device)
+    real[1, : long // 2] = False
+    rows = torch.tensor([1, 0, 1], device=base.device)
+    texts = [row[keep] for row, keep in zip(ids[:, :long], real, strict=True)]
+    found = list(decoder.prefill(ids[:, :long], real, room=3))
+    wanted = [_whole_pass(base, text) for text in texts]
+    decoder.select(rows)
+    texts = [torch.cat([texts[row], ids[row, long : long + 1]]) for row in rows]
+    found += decoder.step(torch.stack([text[-1] for text in texts]))
+    wanted += [_whole_pass(base, text) for text in texts]
+    return found, wanted
 
 
 def _whole_pass(base: Any, text: Tensor) -> Tensor:

@@ -232,17 +232,12 @@ class VLLMEngine:
             raise ValueError("give a generator to sample with, or greedy=True")
         if not self._loaded:
             self.sync()
-        seeds = np.zeros(len(prompts), dtype=np.int64)
-        if isinstance(rng, np.random.Generator):
-            seeds = rng.integers(2**31, size=len(prompts))
-        elif rng is not None:
-            seeds = np.array([own.integers(2**31) for own in rng], dtype=np.int64)
         sampling = self._sampling(n_per_prompt, max_new_tokens, greedy)
         asked = [np.asarray(prompt, dtype=np.int64) for prompt in prompts]
         with boundary(GuerdonError, "vLLM failed to generate"):
             outputs = self._llm.generate(
                 [{"prompt_token_ids": prompt.tolist()} for prompt in asked],
-                [self._vllm.SamplingParams(**sampling, seed=int(seed)) for seed in seeds],
+                [self._vllm.SamplingParams(**sampling, seed=seed) for seed in _seeds(rng, len(prompts))],
                 use_tqdm=False,
                 lora_request=self._adapter,
             )
@@ -371,6 +366,15 @@ class VLLMEngine:
             shared[head] = weights[f"{path}.weight"].clone()  # files hold no tensor twice
         for name, weight in {**weights, **self._fixed, **shared}.items():
             yield from revert_weight_conversion(model, {name: weight.to(dtype)}).items()
+
+
+def _seeds(rng: np.random.Generator | Sequence[np.random.Generator] | None, prompts: int) -> list[int]:
+    """A seed for each prompt: all from one generator, each from its own, or 0 where nothing is sampled."""
+    if rng is None:
+        return [0] * prompts
+    if isinstance(rng, np.random.Generator):
+        return [int(seed) for seed in rng.integers(2**31, size=prompts)]
+    return [int(own.integers(2**31)) for own in rng]
 
 
 def _drawn_log_probs(sample: Any) -> FloatArray:

@@ -22,7 +22,13 @@ from functools import cache
 from typing import Any
 
 from guerdon.errors import CheckpointError, ConfigError, GuerdonError, boundary
-from guerdon.processes.subprocess_worker import SubprocessPool, WorkerDiedError, WorkerTimeoutError, answer_requests
+from guerdon.processes.subprocess_worker import (
+    SubprocessPool,
+    WorkerDiedError,
+    WorkerTimeoutError,
+    answer_requests,
+    limit_memory,
+)
 from guerdon.reading.chats import ChatError
 
 SECONDS = 3.0  # of processor time, for all short or long conversations of a template
@@ -226,17 +232,12 @@ def _render(request: dict[str, Any]) -> dict[str, Any]:
     return {"problem": why if not texts[0] and why else "leaves out a user's message"}
 
 
-def _limit_memory() -> None:
-    """Import what rendering needs, then allow so much more address space."""
-    import resource
-
+def _prepare() -> None:
+    """Import what rendering needs, and bound the memory of what follows."""
     _render({"template": "{{ messages }}", "needed": True, "long": False})
-    if sys.platform == "linux":  # elsewhere the limit on address space is not kept
-        with open("/proc/self/statm", encoding="ascii") as file:
-            used = int(file.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+    limit_memory(MEMORY)
 
 
 if __name__ == "__main__":
     seconds = float(sys.argv[1])
-    answer_requests(_render, alarm=2 * PATIENCE * seconds, processor=seconds, prepare=_limit_memory)
+    answer_requests(_render, alarm=2 * PATIENCE * seconds, processor=seconds, prepare=_prepare)

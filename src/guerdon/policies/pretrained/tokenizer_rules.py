@@ -18,7 +18,13 @@ from functools import cache
 from typing import Any
 
 from guerdon.errors import CheckpointError, boundary
-from guerdon.processes.subprocess_worker import SubprocessWorker, WorkerError, WorkerTimeoutError, answer_requests
+from guerdon.processes.subprocess_worker import (
+    SubprocessWorker,
+    WorkerError,
+    WorkerTimeoutError,
+    answer_requests,
+    limit_memory,
+)
 
 RULES = ("normalizer", "pre_tokenizer", "decoder")
 MOST = 100  # characters that the rules can make of one
@@ -147,17 +153,12 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _limit_memory() -> None:
-    """Import what is needed, then allow so much more address space."""
-    import resource
-
+def _prepare() -> None:
+    """Import what is needed, and bound the memory of what follows."""
     _run({"rules": dict.fromkeys(RULES)})
-    if sys.platform == "linux":  # elsewhere the limit on address space is not kept
-        with open("/proc/self/statm", encoding="ascii") as file:
-            used = int(file.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+    limit_memory(MEMORY)
 
 
 if __name__ == "__main__":
     seconds = float(sys.argv[1])
-    answer_requests(_run, alarm=2 * PATIENCE * seconds, processor=seconds, prepare=_limit_memory)
+    answer_requests(_run, alarm=2 * PATIENCE * seconds, processor=seconds, prepare=_prepare)

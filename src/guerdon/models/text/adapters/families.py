@@ -156,8 +156,14 @@ class StepReader:
     ) -> None:
         if micro_batch_size < 1:
             raise ConfigError(f"micro_batch_size must be at least 1, got {micro_batch_size}", key="micro_batch_size")
-        self.form, self.tokenizer, self.room, self._conversations = form, tokenizer, room, conversations
-        self._name, self._read, self._micro, self._tokens = name, read, micro_batch_size, tokens_per_pass
+        self.form = form
+        self.tokenizer = tokenizer
+        self.room = room
+        self._conversations = conversations
+        self._name = name
+        self._read = read
+        self._micro = micro_batch_size
+        self._tokens = tokens_per_pass
         self._apart = apart
 
     @property
@@ -263,7 +269,8 @@ def located(
     """
     check_characters(text)
     encoded = tokenized(tokenizer, text, special=special, return_offsets_mapping=True)
-    ids, unknown = np.asarray(encoded["input_ids"], dtype=np.int64), tokenizer.unk_token_id
+    ids = np.asarray(encoded["input_ids"], dtype=np.int64)
+    unknown = tokenizer.unk_token_id
     known = (None, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
     if unknown not in known and (ids == unknown).any():
         raise DataError(f"the tokenizer lacks characters of {text[:80]!r}")
