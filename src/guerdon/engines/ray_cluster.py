@@ -31,6 +31,7 @@ from guerdon.processes.progress import log_line
 from guerdon.settings.cluster import ClusterSettings
 
 LOST = object()  # in place of the result of a call whose actor was lost
+LOOK_EVERY = 1.0  # seconds between looks at what goes on while actors work
 _CLOSING = 30.0  # seconds that actors get to close what they hold
 _AT_A_TIME = 2  # items that an actor is given, so that it has the next one at once
 
@@ -274,12 +275,18 @@ class Actors:
                 "or allow more (cluster.max_replacements)"
             ) from error
 
-    def finished(self, waiting: dict[Any, tuple[Any, PlacedActor]], before: int) -> list[tuple[Any, PlacedActor, Any]]:
+    def finished(
+        self,
+        waiting: dict[Any, tuple[Any, PlacedActor]],
+        before: int,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> list[tuple[Any, PlacedActor, Any]]:
         """Wait for the next calls that end, and take them out of `waiting`.
 
         Args:
             waiting: Ray's references of calls to what each is about and its actor.
             before: `replaced` when this part of the work began.
+            meanwhile: is called every `LOOK_EVERY` seconds of the wait; None: nothing is.
 
         Returns:
             What a call was about, its actor and its result; `LOST` where the actor was lost, or hangs: it is replaced.
@@ -296,7 +303,7 @@ class Actors:
                 actor.heard = now
         until = min(actor.heard + limit for actor in busy.values() if actor.heard is not None)
         found: list[tuple[Any, PlacedActor, Any]] = []
-        for call in self.ray.wait(list(waiting), num_returns=1, timeout=max(0.0, until - now))[0]:
+        for call in self._ended(list(waiting), until, meanwhile):
             about, actor = waiting.pop(call)
             actor.heard = None
             try:
@@ -307,6 +314,15 @@ class Actors:
                 found.append((about, actor, LOST))
                 self._replace(actor, error, before)
         return found or self._hung(waiting, list(busy.values()), before)
+
+    def _ended(self, calls: list[Any], until: float, meanwhile: Callable[[], None] | None) -> list[Any]:
+        """The first of some calls that ends; none where none did before a time."""
+        while True:
+            left = max(0.0, until - time.monotonic())
+            ended: list[Any] = self.ray.wait(calls, timeout=left if meanwhile is None else min(left, LOOK_EVERY))[0]
+            if ended or meanwhile is None or time.monotonic() >= until:
+                return ended
+            meanwhile()
 
     def _hung(
         self, waiting: dict[Any, tuple[Any, PlacedActor]], busy: Sequence[PlacedActor], before: int
