@@ -27,7 +27,7 @@ import torch
 
 from guerdon.config.modules import MODULES_FOLDER
 from guerdon.errors import ClusterError, ConfigError, GuerdonError, boundary, needs
-from guerdon.processes.progress import log_line
+from guerdon.processes.progress import doing, log_line
 from guerdon.settings.cluster import ClusterSettings
 
 LOST = object()  # in place of the result of a call whose actor was lost
@@ -56,7 +56,8 @@ def connected(address: str, *, show_logs: bool = True) -> tuple[Any, bool]:
         address = os.environ.get("RAY_ADDRESS", address)  # set in jobs of a cluster
     local = {"include_dashboard": False} if address == "local" else {}
     interrupt = signal.getsignal(signal.SIGTERM)
-    with boundary(ConfigError, f"the Ray cluster of cluster.address {address} cannot be reached"):
+    refused = f"the Ray cluster of cluster.address {address} cannot be reached"
+    with doing("connecting to a Ray cluster"), boundary(ConfigError, refused):
         ray.init(address=address, logging_level=logging.WARNING, log_to_driver=show_logs, **local)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, interrupt)  # Ray's own handler aborts the process
@@ -207,7 +208,8 @@ class Actors:
         try:
             for place in range(getattr(cluster, f"{kind}s") - here):
                 self._actors.append(self._start(place))
-            self._wait_for_all()
+            with doing(f"starting {len(self._actors)} {self._name}s"):
+                self._wait_for_all()
         except GuerdonError:
             self.close()
             raise
