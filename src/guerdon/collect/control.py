@@ -275,7 +275,9 @@ class ControlCollector:
     @cached_property
     def eval_world(self) -> World:
         """The copies in which evaluation episodes and videos are played."""
-        return build_world(self._eval_env, seed=EVAL_SEED, success_readers=self._readers, tries=EVAL_TRIES)
+        world = build_world(self._eval_env, seed=EVAL_SEED, success_readers=self._readers, tries=EVAL_TRIES)
+        world.count_with(self.world)
+        return world
 
     def build_policy(self) -> RobotPolicy:
         """A policy of these settings that fits the environment, with weights drawn from the seed."""
