@@ -1,42 +1,49 @@
-"""Returns of training episodes from inside a rollout: in the line of progress before the rollout is over."""
+"""Steps and returns from inside a rollout: in the line of progress before the rollout is over."""
 
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from test_shards import collectors
+from test_shards import study as corridor_study
 
-from guerdon.collect import control
+from guerdon.collect import control, rollout_progress
+from guerdon.collect.rollout_progress import RolloutProgress
+from guerdon.collect.shards import ShardedCollector, join_control
 from guerdon.processes.progress import ProgressBar, tell
 from rl_clock import clock_study, interrupted, lines, start
 
 
 @pytest.fixture
 def told(monkeypatch):
-    """The texts of a rollout, each as soon as an episode ends."""
+    """The texts of a rollout, after every step."""
     texts = []
     monkeypatch.setattr(control, "TOLD_EVERY", 0.0)
-    monkeypatch.setattr(control, "tell", texts.append)
+    monkeypatch.setattr(rollout_progress, "tell", texts.append)
     return texts
 
 
-def transition(rewards, done=(), failures=()):
-    ended = np.zeros(len(rewards), np.bool_)
+def transition(rewards, done=(), failures=(), resets=()):
+    ended, acted = np.zeros(len(rewards), np.bool_), np.ones(len(rewards), np.bool_)
     ended[list(done)] = True
-    return SimpleNamespace(rewards=np.array(rewards, np.float32), done=ended, failures=dict.fromkeys(failures))
+    acted[[*failures, *resets]] = False
+    return SimpleNamespace(
+        rewards=np.array(rewards, np.float32), done=ended, mask=acted, failures=dict.fromkeys(failures)
+    )
 
 
 def test_only_whole_episodes_count(told):
-    earned, none = control.Earned(3), np.zeros(3, np.bool_)
+    earned = control.Earned(3)
     earned.begin(known=False)
-    earned.add(transition([1, 1, 1], done=[0]), none)
-    assert told == [], "what it earned before is not known"
-    earned.add(transition([2, 2, 2], done=[0], failures=[1]), none)
-    assert told == ["episodes in this rollout 1, mean return 2"]
-    earned.add(transition([4, 4, 4], done=[1, 2]), none)
-    assert told[1:] == ["episodes in this rollout 2, mean return 3"], "an episode that was lost is left out"
+    earned.add(transition([1, 1, 1], done=[0]), None)
+    assert told == ["this rollout: steps 3"], "what it earned before is not known"
+    earned.add(transition([2, 2, 2], done=[0], failures=[1]), None)
+    assert told[1:] == ["this rollout: steps 6, episodes 1, mean return 2"]
+    earned.add(transition([4, 4, 0], done=[1], resets=[2]), None)
+    assert told[2:] == ["this rollout: steps 8, episodes 2, mean return 3"], "an episode that was lost is left out"
     earned.next_rollout()
-    earned.add(transition([8, 8, 8], done=[0, 1]), np.array([True, False, False]))
-    assert told[2:] == ["episodes in this rollout 1, mean return 8"], "one that is no part of the rollout, too"
+    earned.add(transition([8, 8, 8], done=[0, 1], failures=[2]), np.array([True, False, True]))
+    assert told[3:] == ["this rollout: steps 1, episodes 1, mean return 8"], "so is one that is no part of the rollout"
 
 
 def test_the_numbers_of_a_rollout_are_those_of_its_episodes(tmp_path, told):
@@ -45,9 +52,22 @@ def test_the_numbers_of_a_rollout_are_those_of_its_episodes(tmp_path, told):
     paid = {}
     for row in lines(study, "episodes"):
         paid.setdefault(row["step"], []).append(row["return/env"])
-    wanted = [f"episodes in this rollout {len(one)}, mean return {np.mean(one):.4g}" for one in paid.values()]
+    done, wanted = 0, []
+    for step, returns in paid.items():
+        wanted.append(str(RolloutProgress(step - done, len(returns), sum(returns))))
+        done = step
     assert [text for text in told if text in wanted] == wanted
     assert len(told) > len(wanted), "before the rollout was over"
+
+
+def test_shards_are_one_rollout(told):
+    collector = ShardedCollector(collectors(corridor_study()), join_control)
+    rollout = collector.collect(collector.collectors[0].build_policy())
+    steps = [int(text.split()[3].strip(",")) for text in told]
+    assert steps == sorted(steps)
+    assert len(set(steps)) > 12, "each of twelve steps in both shards but resets"
+    done = rollout.terminated | rollout.truncated
+    assert told[-1].startswith(f"this rollout: steps {rollout.steps}, episodes {done.sum()}, ")
 
 
 def test_after_a_resume_episodes_that_were_under_way_are_left_out(tmp_path, told):

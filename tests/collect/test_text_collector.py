@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from guerdon.collect import text
+from guerdon.collect.rollout_progress import reported_to
 from guerdon.collect.text import RunPrompts, Sampler, join, take
 from guerdon.errors import DataError
 from guerdon.policies.batches.tokens import prompt_ids
@@ -97,7 +98,13 @@ def test_a_prompt_of_which_nothing_is_known_never_survives():
 
 def test_shortfall_resample_draws_until_enough_survive():
     engine_draws = sampler(settings(), rights(0, 4, 0, 2, 4, 0, 1))
-    drawn = engine_draws.draw()
+    said = []
+    with reported_to(lambda progress, over: said.append(str(progress))):
+        drawn = engine_draws.draw()
+    assert said == [
+        f"this rollout: steps {count}, episodes {count}, mean return {mean:.4g}"
+        for count, mean in [(8, 4 / 8), (16, 6 / 16), (24, 10 / 24), (32, drawn.metrics["accuracy_before_filter"])]
+    ]
     assert [r[0] for r in engine_draws.engine.requests] == [2, 2, 2, 2]
     assert drawn.outcomes_B.reshape(2, 4).sum(axis=1).tolist() == [2, 1]
     assert drawn.steps == 32

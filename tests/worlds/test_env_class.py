@@ -98,6 +98,15 @@ def test_a_class_is_an_environment_and_a_registered_id_wins(here):
             make_gymnasium_env(f"line_env:{name}", 1)
 
 
+@pytest.mark.filterwarnings("error:.*render_modes")
+@pytest.mark.parametrize("takes", ["", "render_mode=None, "])
+def test_a_class_that_names_no_render_modes_is_made_without_a_warning(takes, here):
+    (here / "line_env.py").write_text(
+        CODE.replace("MODULE", "line_env").replace("self, length", f"self, {takes}length")
+    )
+    assert type(make_gymnasium_env("line_env:Line", 1).envs[0].unwrapped).__name__ == "Line"
+
+
 def test_a_study_of_a_class_is_made_without_a_file(here):
     study = read_study_file(Path("line_env:Line"), ["env.num_envs=2"])
     assert (study.env.type, study.env.task, study.work_dir) == ("gymnasium", "line_env:Line", "runs/Line")

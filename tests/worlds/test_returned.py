@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import wrong_env
+from guerdon.collect.control import ControlCollector
+from guerdon.settings.policy import MLPPolicySettings
 from guerdon.settings.world import GymnasiumSettings, OwnWorldSettings
 from guerdon.worlds.build import build_world
 from guerdon.worlds.returned import NOT_FINITE, CopyJudge, Declared
@@ -79,6 +81,20 @@ def test_numbers_outside_are_counted_and_named_once(mode, at, capsys):
             assert f"{name}{text.split(' holds')[0]} was outside of its declared space 2 times" in said
             assert not lost
             assert not resets
+
+
+def test_numbers_outside_in_rollouts_and_evaluations_are_named_once(capsys):
+    env = GymnasiumSettings(
+        task="wrong_env:Wrong-v0", num_envs=2, native_reward="dense", kwargs={"keys": False, "value": 5.0}
+    )
+    collector = ControlCollector(env, MLPPolicySettings(hidden=[4]), seed=0, rollout_steps=12)
+    policy = collector.build_policy()
+    collector.collect(policy)
+    collector.evaluate(policy, episodes=4)
+    collector.close()
+    said = capsys.readouterr().err
+    assert said.count("(-1 to 1) holds 5, outside") == 1
+    assert said.count("was outside of its declared space") == 1
 
 
 @cases(

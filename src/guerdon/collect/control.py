@@ -25,13 +25,14 @@ from guerdon.collect.continuations import Continuations
 from guerdon.collect.episode_capture import EpisodeBuffer, recorder_of_run, run_writer
 from guerdon.collect.observed_frames import ObservedFrames, SeenRows
 from guerdon.collect.policy_shape import PolicyShape, policy_of_shape
+from guerdon.collect.rollout_progress import RolloutProgress, report
 from guerdon.collect.stepping import ActionQueue, Step, evaluate, steps, video
 from guerdon.compute.generators import ACTING, generator, shard_seed
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ConfigError
 from guerdon.policies.robots.experts import StateExpert, expert_of
 from guerdon.policies.robots.robot import Action, ControlInputs, RobotPolicy
-from guerdon.processes.progress import tell, timed
+from guerdon.processes.progress import timed
 from guerdon.settings.policy import ControlPolicySettings
 from guerdon.settings.world import WorldSettings
 from guerdon.types import BoolArray, Chunks, Episode, Failure, FloatArray, IntArray, Metrics, Observes, Rollout, Segment
@@ -128,13 +129,13 @@ EVAL_TRIES = 1  # how often an evaluation episode that a broken simulator cut of
 FLAGS = ("mask", "terminated", "truncated", "success", "success_known")
 _MICRO = 256  # decisions that a large policy evaluates together where nothing says how many
 
-TOLD_EVERY = 1.0  # seconds between two texts of `Earned`
+TOLD_EVERY = 1.0  # seconds between two reports of `Earned`
 
 Weights = Mapping[str, Tensor | np.ndarray]
 
 
 class Earned:
-    """Returns of the episodes that end in a rollout, shown beside the bar of the run while it is collected.
+    """Steps of a rollout and returns of the episodes that end in it, reported while it is collected.
 
     Args:
         copies: B.
@@ -143,29 +144,38 @@ class Earned:
     def __init__(self, copies: int) -> None:
         self._sums = np.zeros(copies)
         self._returns: list[float] = []
+        self._steps = 0
         self._told = time.monotonic()
+
+    @property
+    def progress(self) -> RolloutProgress:
+        """The rollout up to now."""
+        return RolloutProgress(self._steps, len(self._returns), float(np.sum(self._returns)))
 
     def begin(self, known: bool) -> None:
         """All copies begin episodes; `known`: with nothing earned, else what they earned before is not known."""
         self._sums[:] = 0.0 if known else np.nan
 
-    def add(self, transition: Transition, over_B: BoolArray) -> None:
+    def add(self, transition: Transition, over_B: BoolArray | None) -> None:
         """One step of all copies, but for those that are over."""
+        counted_B = transition.mask if over_B is None else transition.mask & ~over_B
+        self._steps += int(np.count_nonzero(counted_B))
         self._sums += transition.rewards
-        done = transition.done
         for i in transition.failures:
+            self._steps += over_B is None or not over_B[i]
             self._sums[i] = 0.0
-        if not done.any():
-            return
-        self._returns += self._sums[done & ~over_B & np.isfinite(self._sums)].tolist()
-        self._sums[done] = 0.0
-        if self._returns and time.monotonic() - self._told >= TOLD_EVERY:
+        done = transition.done
+        if done.any():
+            self._returns += self._sums[done & counted_B & np.isfinite(self._sums)].tolist()
+            self._sums[done] = 0.0
+        if time.monotonic() - self._told >= TOLD_EVERY:
             self._told = time.monotonic()
-            tell(f"episodes in this rollout {len(self._returns)}, mean return {np.mean(self._returns):.4g}")
+            report(self.progress)
 
     def next_rollout(self) -> None:
-        """Forget the episodes of the last rollout."""
+        """Forget the last rollout."""
         self._returns.clear()
+        self._steps = 0
 
 
 class ControlCollector:
@@ -265,7 +275,9 @@ class ControlCollector:
     @cached_property
     def eval_world(self) -> World:
         """The copies in which evaluation episodes and videos are played."""
-        return build_world(self._eval_env, seed=EVAL_SEED, success_readers=self._readers, tries=EVAL_TRIES)
+        world = build_world(self._eval_env, seed=EVAL_SEED, success_readers=self._readers, tries=EVAL_TRIES)
+        world.count_with(self.world)
+        return world
 
     def build_policy(self) -> RobotPolicy:
         """A policy of these settings that fits the environment, with weights drawn from the seed."""
@@ -303,6 +315,7 @@ class ControlCollector:
         watched = bool(self.watchers) and not warm_up
         with timed(seconds, "simulate"), policy.acting():
             acted = self._act(policy, seconds, watched=watched)
+            report(self._earned.progress, over=True)
             alive = _rows(acted.alive)
             flags: dict[str, Any] = {name: _rows(acted.columns[name]) & alive for name in FLAGS}
         seconds["simulate"] -= seconds.get("render", 0.0)  # of what was drawn meanwhile
@@ -557,7 +570,7 @@ class ControlCollector:
             self._refuse_interventions(step.transition)
             if self._videos is not None or self._replayed:
                 acted.actions.append(step.actions)
-            earned.add(step.transition, over)
+            earned.add(step.transition, over if in_groups else None)
             acted.add(step.transition, ~over)
             if queue is None:
                 acted.decided(step.observations, everywhere, first)

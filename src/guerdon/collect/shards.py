@@ -13,12 +13,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
+from guerdon.collect.rollout_progress import PartsProgress, reported_to
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import CheckpointError
 from guerdon.policies.robots.robot import ControlInputs
@@ -100,7 +102,10 @@ class ShardedCollector:
     def _run(self, name: str, shards: Sequence[int], policy: Any = None, **given: Any) -> dict[int, Any]:
         """What a method of the collectors of these shards returns, by shard; the episodes they recorded are written."""
         acting = () if policy is None else (policy,)
-        found = {shard: getattr(self.collectors[shard], name)(*acting, **given) for shard in shards}
+        found, progress = {}, PartsProgress()
+        for shard in shards:
+            with reported_to(partial(progress.take, shard)):
+                found[shard] = getattr(self.collectors[shard], name)(*acting, **given)
         if self._writer is not None:
             write_recorded(self._writer, [one.recorded() for one in self.collectors])
         return found

@@ -29,6 +29,7 @@ from guerdon.collect.conversations import (
     taken_calls,
 )
 from guerdon.collect.evaluated import evaluated, evaluation
+from guerdon.collect.rollout_progress import RolloutProgress, report
 from guerdon.collect.shards import STEPS, joined, with_own_groups
 from guerdon.compute.generators import ACTING, generator, shard_seed
 from guerdon.errors import DataError, GuerdonError
@@ -294,6 +295,9 @@ class Sampler:
         tokenizer: assembles prompts.
         seed: of the order of prompts and of sampling.
         agent: leads conversations; None: a response is all there is.
+
+    Attributes:
+        progress: of the rollout that is drawn, or was drawn last.
     """
 
     def __init__(
@@ -311,6 +315,7 @@ class Sampler:
         self.engine, self.verifier, self.tokenizer = engine, verifier, tokenizer
         self.stream = PromptStream(prompts, seed=seed)
         self.rng = generator(seed, ACTING)
+        self.progress = RolloutProgress()
         self._groups = 0
 
     def draw(self, seconds: dict[str, float] | None = None) -> TextRollout:
@@ -330,9 +335,12 @@ class Sampler:
         parts: list[TextRollout] = []
         kept: list[BoolArray] = []
         survivors, lost = 0, False
+        self.progress = RolloutProgress()
         for _ in range(MOST_DRAWS if data.shortfall == "resample" else 1):
             prompts = self.stream.take(int(wanted * data.oversample_factor))
             parts.append(self.answer(prompts, data.n_samples, seconds=seconds))
+            self.progress += _progress(parts[-1])
+            report(self.progress)
             kept.append(self._survives(parts[-1]))
             survivors += int(kept[-1].sum()) // data.n_samples
             lost = _all_failed(parts[-1].inputs.conversations)
@@ -643,6 +651,7 @@ class TextCollector:
             if greedy is not None:
                 greedy = self._evaluated(greedy, log_probs=self.recompute)
                 rollout = replace(rollout, greedy=greedy).counting([greedy])
+        report(replace(self.sampler.progress, steps=rollout.steps), over=True)
         metrics, tokens = _response_metrics(rollout.inputs, len(rollout.mask))
         responses = float(len(rollout.mask))
         return replace(
@@ -829,6 +838,12 @@ def _unpaid(conversation: Conversation) -> float | Failure:
     One that a limit ended has not done its task, which is 0: as a failure, reaching limits would be a way out of it.
     """
     return 0.0 if conversation.truncated else Failure("no_reward", "the agent gave no reward, and data has no answers")
+
+
+def _progress(drawn: TextRollout) -> RolloutProgress:
+    """Responses, and the outcomes of those that are known."""
+    known_B = drawn.known_B
+    return RolloutProgress(drawn.steps, int(known_B.sum()), float(drawn.outcomes_B[known_B].sum()))
 
 
 def _right(drawn: TextRollout) -> FloatArray:

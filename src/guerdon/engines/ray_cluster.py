@@ -27,10 +27,11 @@ import torch
 
 from guerdon.config.modules import MODULES_FOLDER
 from guerdon.errors import ClusterError, ConfigError, GuerdonError, boundary, needs
-from guerdon.processes.progress import log_line
+from guerdon.processes.progress import doing, log_line
 from guerdon.settings.cluster import ClusterSettings
 
 LOST = object()  # in place of the result of a call whose actor was lost
+LOOK_EVERY = 1.0  # seconds between looks at what goes on while actors work
 _CLOSING = 30.0  # seconds that actors get to close what they hold
 _AT_A_TIME = 2  # items that an actor is given, so that it has the next one at once
 
@@ -55,9 +56,8 @@ def connected(address: str, *, show_logs: bool = True) -> tuple[Any, bool]:
         address = os.environ.get("RAY_ADDRESS", address)  # set in jobs of a cluster
     local = {"include_dashboard": False} if address == "local" else {}
     interrupt = signal.getsignal(signal.SIGTERM)
-    with boundary(
-        ConfigError, f"the Ray cluster of cluster.address {address} cannot be reached", key="cluster.address"
-    ):
+    refused = f"the Ray cluster of cluster.address {address} cannot be reached"
+    with doing("connecting to a Ray cluster"), boundary(ConfigError, refused, key="cluster.address"):
         ray.init(address=address, logging_level=logging.WARNING, log_to_driver=show_logs, **local)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, interrupt)  # Ray's own handler aborts the process
@@ -208,7 +208,8 @@ class Actors:
         try:
             for place in range(getattr(cluster, f"{kind}s") - here):
                 self._actors.append(self._start(place))
-            self._wait_for_all()
+            with doing(f"starting {len(self._actors)} {self._name}s"):
+                self._wait_for_all()
         except GuerdonError:
             self.close()
             raise
@@ -276,12 +277,18 @@ class Actors:
                 "or allow more (cluster.max_replacements)"
             ) from error
 
-    def finished(self, waiting: dict[Any, tuple[Any, PlacedActor]], before: int) -> list[tuple[Any, PlacedActor, Any]]:
+    def finished(
+        self,
+        waiting: dict[Any, tuple[Any, PlacedActor]],
+        before: int,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> list[tuple[Any, PlacedActor, Any]]:
         """Wait for the next calls that end, and take them out of `waiting`.
 
         Args:
             waiting: Ray's references of calls to what each is about and its actor.
             before: `replaced` when this part of the work began.
+            meanwhile: is called every `LOOK_EVERY` seconds of the wait; None: nothing is.
 
         Returns:
             What a call was about, its actor and its result; `LOST` where the actor was lost, or hangs: it is replaced.
@@ -298,7 +305,7 @@ class Actors:
                 actor.heard = now
         until = min(actor.heard + limit for actor in busy.values() if actor.heard is not None)
         found: list[tuple[Any, PlacedActor, Any]] = []
-        for call in self.ray.wait(list(waiting), num_returns=1, timeout=max(0.0, until - now))[0]:
+        for call in self._ended(list(waiting), until, meanwhile):
             about, actor = waiting.pop(call)
             actor.heard = None
             try:
@@ -309,6 +316,15 @@ class Actors:
                 found.append((about, actor, LOST))
                 self._replace(actor, error, before)
         return found or self._hung(waiting, list(busy.values()), before)
+
+    def _ended(self, calls: list[Any], until: float, meanwhile: Callable[[], None] | None) -> list[Any]:
+        """The first of some calls that ends; none where none did before a time."""
+        while True:
+            left = max(0.0, until - time.monotonic())
+            ended: list[Any] = self.ray.wait(calls, timeout=left if meanwhile is None else min(left, LOOK_EVERY))[0]
+            if ended or meanwhile is None or time.monotonic() >= until:
+                return ended
+            meanwhile()
 
     def _hung(
         self, waiting: dict[Any, tuple[Any, PlacedActor]], busy: Sequence[PlacedActor], before: int

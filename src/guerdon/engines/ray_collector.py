@@ -26,8 +26,10 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from guerdon.collect.rollout_progress import PartsProgress, RolloutProgress, reported_to
 from guerdon.collect.shards import Join, ShardedCollector, Share, State, unpacked, write_recorded
 from guerdon.engines.ray_cluster import LOST, Actors, ClusterWorker, PlacedActor, losses
+from guerdon.engines.ray_progress import Board, Reports
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import ClusterError, GuerdonError, boundary
 from guerdon.processes.clock import counted
@@ -507,9 +509,18 @@ class ShardWorker(ClusterWorker):
         return self._receiver.receive(broadcast, rank)
 
     def run(
-        self, shard: int, anew: bool, state: State | None, name: str, weights: Any, given: Mapping[str, Any]
-    ) -> tuple[Any, State, list[Episode]]:
-        """What a method of the collector of a shard returns, the state of the shard after it, and what it recorded.
+        self,
+        shard: int,
+        anew: bool,
+        state: State | None,
+        name: str,
+        weights: Any,
+        given: Mapping[str, Any],
+        reports: Reports,
+    ) -> tuple[Any, State, list[Episode], RolloutProgress | None]:
+        """What a method of the collector of a shard returns, and the state of the shard after it.
+
+        Then come the episodes that it recorded, and how far it said at last that a rollout is.
 
         Args:
             shard: its number.
@@ -518,6 +529,7 @@ class ShardWorker(ClusterWorker):
             name: of the method.
             weights: its first argument, or the number of the broadcast that brought it; None: it has none.
             given: its other arguments.
+            reports: hears how far a rollout is.
         """
         if anew and shard in self._collectors:
             self._collectors.pop(shard).close()
@@ -526,8 +538,10 @@ class ShardWorker(ClusterWorker):
             if state is not None:
                 self._collectors[shard].restore(*state)
         collector = self._collectors[shard]
-        found = getattr(collector, name)(*(() if weights is None else (self._receiver.weights(weights),)), **given)
-        return found, collector.state(), getattr(collector, "recorded", list)()
+        acting = () if weights is None else (self._receiver.weights(weights),)
+        with reported_to(reports):
+            found = getattr(collector, name)(*acting, **given)
+        return found, collector.state(), getattr(collector, "recorded", list)(), reports.last
 
     def close(self) -> None:
         """Close the collectors."""
@@ -570,6 +584,8 @@ class RayCollector(ShardedCollector):
         self._known: list[State | None] = [None] * self._count  # after the last rollout; None: it has not begun
         self._actors = Actors(ShardWorker, (make, list(shards)), "collector", cluster, threads)
         self._sender = WeightSender(self._actors.ray, cluster, device)
+        self._board = Board(self._actors.ray)
+        self._calls = 0  # that were made up to now
 
     @property
     def replaced(self) -> int:
@@ -592,6 +608,7 @@ class RayCollector(ShardedCollector):
     def close(self) -> None:
         """End the actors, and the cluster where they started it."""
         self._sender.close()
+        self._board.close()
         self._actors.close()
         super().close()
 
@@ -612,22 +629,35 @@ class RayCollector(ShardedCollector):
             sent = None if policy is None else self._sender.send(_weights(policy), self._actors.running())
         found: dict[int, Any] = {}
         recorded: dict[int, list[Episode]] = {}
-        waiting: dict[Any, tuple[int, PlacedActor]] = {}
+        waiting: dict[Any, tuple[tuple[int, int], PlacedActor]] = {}  # to the shard and the number of a call
+        progress = PartsProgress()
+
+        def look() -> None:
+            shards = {number: shard for (shard, number), _ in waiting.values()}
+            for number, known in self._board.known(shards).items():
+                progress.take(shards[number], known)
+
         todo, replaced = list(shards), self.replaced
         while todo or waiting:
             for shard, actor in self._assigned(todo, [actor for _, actor in waiting.values()]):
+                self._calls += 1
+                reports = Reports(self._board.handle, self._calls)
                 anew = shard not in actor.holds
+                state = self._known[shard] if anew else None
                 weights = None if sent is None else sent.to(actor)
-                call = actor.handle.run.remote(shard, anew, self._known[shard] if anew else None, name, weights, given)
-                waiting[call] = shard, actor
+                call = actor.handle.run.remote(shard, anew, state, name, weights, given, reports)
+                waiting[call] = (shard, self._calls), actor
                 actor.holds.discard(shard)  # until the state after it is here
             todo = []
-            for shard, actor, result in self._actors.finished(waiting, replaced):
+            for (shard, _), actor, result in self._actors.finished(waiting, replaced, look):
                 if result is LOST:
                     todo.append(shard)
+                    progress.known.pop(shard, None)
                     continue
                 found[shard], self._known[shard] = copy.deepcopy(result[:2])  # what Ray gives is read-only
                 recorded[shard] = result[2]
+                if result[3] is not None:
+                    progress.take(shard, result[3])
                 for other in self._actors:
                     other.holds.discard(shard)
                 actor.holds.add(shard)

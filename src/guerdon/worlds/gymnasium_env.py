@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
@@ -28,6 +29,8 @@ from guerdon.worlds.camera import choose_headless_backend, close_at_exit
 from guerdon.worlds.eye import stacked
 from guerdon.worlds.resets import CopiesVectorEnv, CopyEnv
 from guerdon.worlds.spaces import ShowAs, is_text, plain
+
+_NO_MODES = r".*not in the possible render_modes \(\[\]\)"  # Gymnasium's words where an environment names none
 
 
 class PlainVectorEnv(gymnasium.vector.VectorEnv):  # type: ignore[misc]
@@ -210,7 +213,9 @@ def limited(env: gymnasium.Env) -> bool:
 def _made(env_id: str, arguments: Mapping[str, Any]) -> gymnasium.Env:
     named = _class_named(env_id) or env_id
     try:
-        return gymnasium.make(named, render_mode="rgb_array", **arguments)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", _NO_MODES)  # guerdon asks for the mode, not the user
+            return gymnasium.make(named, render_mode="rgb_array", **arguments)
     except (AssertionError, TypeError, ValueError) as error:
         if not isinstance(error, AssertionError) and "render_mode" not in str(error):
             raise

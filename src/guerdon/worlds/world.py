@@ -409,6 +409,10 @@ class World:
             raise ConfigError("this world has no camera: set env.camera (or render_mode='rgb_array')", key="env.camera")
         return pictures_of(self.eye, looks, camera)
 
+    def count_with(self, other: World) -> None:
+        """Count observations outside of their spaces together with another world of the environment."""
+        self._outside = other._outside
+
     def close(self) -> None:
         """Free simulators and renderers."""
         self._outside.close()
