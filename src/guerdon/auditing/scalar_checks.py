@@ -51,6 +51,10 @@ class Tag(NamedTuple):
 _SB3, _VERL, _TRL, _RLHF = "Stable-Baselines3", "verl", "TRL", "OpenRLHF"
 _RLLIB, _PRIME, _OWN = "RLlib", "prime-rl", "guerdon and others"
 TAGS = (  # the first that fits counts
+    Tag("timing*/*", "none", f"{_VERL}, {_RLHF}"),  # `timing_s/reward` is seconds
+    Tag("critic/returns/*", "none", _VERL),  # sums of advantages where groups are compared
+    Tag("*best@*", "none", _VERL),  # of several responses: falls where responses become alike
+    Tag("*worst@*", "none", _VERL),
     Tag("rollout/ep_rew_mean", "reward", _SB3),
     Tag("eval/mean_reward", "reward", _SB3),
     Tag("rollout/success_rate", "truth", _SB3),
@@ -63,8 +67,11 @@ TAGS = (  # the first that fits counts
     Tag("critic/rewards/mean", "reward", _VERL),
     Tag("val-core/*/acc/mean@*", "truth", _VERL),
     Tag("val-aux/*/acc/mean@*", "truth", _VERL),
+    Tag("val-*/acc/maj@*/mean", "truth", _VERL),
     Tag("val/test_score/*", "truth", _VERL),
     Tag("val-core/*/reward/mean@*", "reward", _VERL),
+    Tag("val-aux/*/reward/mean@*", "reward", _VERL),
+    Tag("val-aux/*/score/mean@*", "reward", _VERL),
     Tag("response_length/mean", "length", _VERL),
     Tag("response_length/clip_ratio", "truncated", _VERL),
     Tag("actor/entropy", "entropy", _VERL),
@@ -91,7 +98,10 @@ TAGS = (  # the first that fits counts
     Tag("train/kl", "divergence", f"{_TRL}, {_RLHF}"),
     Tag("train/entropy", "entropy", _TRL),
     Tag("train/reward", "reward", f"{_TRL}, {_RLHF}"),
-    Tag("train/return", "reward", _RLHF),
+    Tag("rollout/reward_mean", "reward", _RLHF),
+    Tag("rollout/response_length_mean", "length", _RLHF),
+    Tag("rollout/truncated_rate", "truncated", _RLHF),
+    Tag("train/return", "reward", _RLHF),  # not used beside `train/reward`
     Tag("train/response_length", "length", _RLHF),
     Tag("train/response_clip_ratio", "truncated", _RLHF),
     Tag("eval_*_pass1", "truth", _RLHF),
@@ -99,6 +109,8 @@ TAGS = (  # the first that fits counts
     Tag("episode_reward_mean", "reward", _RLLIB),
     Tag("custom_metrics/*success*_mean", "truth", _RLLIB),
     Tag("learner_stats/entropy", "entropy", _RLLIB),
+    Tag("learner/entropy", "entropy", _RLLIB),
+    Tag("learner/policy_entropy", "entropy", _RLLIB),
     Tag("learners/*/entropy", "entropy", _RLLIB),
     Tag("learner_stats/kl", "none", _RLLIB),
     Tag("learners/*/mean_kl_loss", "none", _RLLIB),
@@ -112,6 +124,9 @@ TAGS = (  # the first that fits counts
     Tag("*weight*", "none", _OWN),
     Tag("*correlation*", "none", _OWN),
     Tag("*undefined*", "none", _OWN),
+    Tag("*error*", "none", _OWN),
+    Tag("*wrong*", "none", _OWN),
+    Tag("*invalid*", "none", _OWN),
     Tag("*known*", "none", _OWN),
     Tag("*count*", "none", _OWN),
     Tag("*std*", "none", _OWN),
@@ -148,13 +163,18 @@ def role_of(name: str) -> Tag | None:
 
 
 def curves_of(rows: Rows, *roles: ScalarRole) -> dict[str, Numbers]:
-    """The scalars with one of these roles, finite values in the order of their steps."""
+    """The scalars with one of these roles, finite values in the order of their steps; those of trainers come first.
+
+    The return of OpenRLHF is left out where the reward is there: it is the reward minus what its group has on average.
+    """
     found_of = {}
     for name, (_, values) in rows.curves.items():
         tag = role_of(name)
-        if tag is not None and tag.role in roles and np.isfinite(values).any():
-            found_of[name] = values[np.isfinite(values)]
-    return found_of
+        is_centred = name.endswith("train/return") and f"{name.removesuffix('return')}reward" in rows.curves
+        if tag is not None and tag.role in roles and not is_centred and np.isfinite(values).any():
+            found_of[name] = TAGS.index(tag), values[np.isfinite(values)]
+    ordered = sorted(found_of.items(), key=lambda one: one[1][0])
+    return {name: values for name, (_, values) in ordered}
 
 
 def _no_rows(rows: Rows) -> View:
@@ -181,8 +201,16 @@ class _Ends(NamedTuple):
 
 def _ends(values: Numbers) -> _Ends:
     width = max(3, int(len(values) * WINDOW))
-    noise = float(np.median(np.abs(np.diff(values)))) / 0.954  # of a point: differences of neighbours
-    return _Ends(float(values[:width].mean()), float(values[-width:].mean()), noise / np.sqrt(width))
+    return _Ends(float(values[:width].mean()), float(values[-width:].mean()), _noise(np.diff(values)) / np.sqrt(width))
+
+
+def _noise(differences: Numbers) -> float:
+    """The standard deviation of a point, from the differences of neighbours: by their median, which ignores jumps.
+
+    Where most are 0, as of rewards that are rare, the median is 0 and all count.
+    """
+    usual = float(np.median(np.abs(differences))) / 0.954
+    return usual or float(np.sqrt(np.square(differences).mean() / 2))
 
 
 def _several(rows: Rows, what: str, *roles: ScalarRole) -> dict[str, Numbers]:

@@ -1,0 +1,93 @@
+"""Scalars in what trainers print: lines of verl, OpenRLHF, and the `Trainer` of transformers, which TRL uses.
+
+    curves = ConsoleLogs().read([Path("train.log")])
+    curves["critic/score/mean"]                       # steps and values
+
+A line counts wherever it stands: behind the prefix of a Ray worker, a colour, a progress bar, or in a notebook.
+
+    step:5 - critic/score/mean:0.5 - actor/entropy:np.float64(0.25)       verl
+    Global step 5: {'reward': 0.5, 'response_length': 120.0}              OpenRLHF
+    {'loss': 0.1, 'reward': 0.5, 'epoch': 0.4}                            transformers; steps are the lines, from 1
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from guerdon.auditing.run_files import STEPS, Curves, curves_of_points
+from guerdon.files.bounds import bounded_lines
+
+ENDINGS = (".log", ".out")
+"""In the names of files of a folder that are looked at; a file that is named is looked at whatever it is called."""
+_NUMBER = r"(?:(?:np\.|numpy\.|torch\.)?\w+\()?(?P<value>[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|nan|inf))"
+_VERL = re.compile(r"(?<![\w/.])step:(\d+)(?= - )")
+_VERL_PAIR = re.compile(rf" - (?P<name>\S+):{_NUMBER}")
+_RLHF = re.compile(r"(?:Global step|Eval at step|global_step) (\d+)(?:, eval_metrics)?: \{")
+_FLAT = re.compile(r"\{'[^{}]*'epoch': '?[\d.e+-]+'?[^{}]*\}")
+_PAIR = re.compile(rf"'(?P<name>[^']+)': '?{_NUMBER}(?=[',)}}])")
+
+Points = Iterator[tuple[str, int, float]]
+
+
+class ConsoleLogs:
+    """Reads files of printed lines, each as a whole where it has changed."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[tuple[int, int], Curves]] = {}
+
+    def read(self, files: Sequence[Path]) -> dict[Path, Curves]:
+        """The scalars of each file that has some."""
+        for file in files:
+            found = file.stat()
+            state = found.st_size, found.st_mtime_ns
+            if self._known.get(file, ((-1, -1), {}))[0] != state:
+                self._known[file] = state, _curves_in(file)
+        return {file: self._known[file][1] for file in files if self._known[file][1]}
+
+
+def _curves_in(file: Path) -> Curves:
+    points: dict[str, list[tuple[float, float]]] = {}
+    printed = 0
+    for line in _lines(file):
+        printed += _FLAT.search(line) is not None
+        for name, step, value in _points(line, printed):
+            points.setdefault(name, []).append((step, value))
+    return curves_of_points(points)
+
+
+def _lines(file: Path) -> Iterator[str]:
+    """The lines of a file of text that may have scalars, with those that a progress bar wrote over; none of others."""
+    with file.open("rb") as opened:
+        for line in bounded_lines(opened):
+            if not isinstance(line, bytes):
+                continue
+            if b"\0" in line:
+                return
+            if b"step:" in line or b"{'" in line:
+                yield from line.decode("utf-8", "replace").split("\r")
+
+
+def _points(line: str, printed: int) -> Points:
+    """The scalars of a line.
+
+    Args:
+        line: of text.
+        printed: lines of `Trainer` up to here.
+    """
+    verl, rlhf, flat = _VERL.search(line), _RLHF.search(line), _FLAT.search(line)
+    if verl is not None:
+        yield from _pairs(_VERL_PAIR, line[verl.end() :], int(verl[1]), "")
+    elif rlhf is not None:
+        yield from _pairs(_PAIR, line[rlhf.end() :], int(rlhf[1]), "train/")
+    elif flat is not None:
+        yield from _pairs(_PAIR, flat[0], printed, "train/")
+
+
+def _pairs(pattern: re.Pattern[str], text: str, step: int, front: str) -> Points:
+    """Names and numbers, with the folder that the tool's TensorBoard has in front of the names."""
+    for pair in pattern.finditer(text):
+        name = pair["name"]
+        if step < STEPS:
+            yield ("eval/" if front and name.startswith("eval_") else front) + name, step, float(pair["value"])
