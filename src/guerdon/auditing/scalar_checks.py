@@ -32,6 +32,7 @@ TIMES = 2.0  # by which lengths change
 EXPLODED = 10.0  # times what the divergence was in the first half
 AT_LEAST = 0.5  # nats, of a divergence
 LEFT = 0.1  # share of the entropy of the beginning
+ROUNDED = 1e-9  # times its values: differences of a constant curve by rounding
 
 
 class Tag(NamedTuple):
@@ -266,7 +267,7 @@ def _ranks(values: Numbers) -> Numbers:
 
 
 def check_collapse(rows: Rows) -> Checked:
-    """A reward loses nearly all that it had gained; of a log without one, the truth."""
+    """A reward loses nearly all that it had gained, or all but a fifth where it is never negative; else the truth."""
     said = []
     role: ScalarRole = "reward" if curves_of(rows, "reward") else "truth"
     for name, values in _several(rows, "a curve of the reward", role).items():
@@ -274,15 +275,17 @@ def check_collapse(rows: Rows) -> Checked:
         smooth = np.convolve(values, np.ones(width) / width, "valid")
         best, at = float(smooth.max()), int(np.argmax(smooth)) + width // 2
         gained, lost = best - ends.first, best - ends.last
+        sure = max(2 * SURE * ends.error, ROUNDED * float(np.abs(values).max()))
         said.append(f"{name} ends at {ends.last:.3g}, {best:.3g} at its best")
-        if gained > 2 * SURE * ends.error and lost >= LOST * gained and lost > 2 * SURE * ends.error:
-            title = (
-                f"{name} rises from {ends.first:.3g} to {best:.3g} at {at / len(values):.0%} of the run, and falls to "
-            )
-            title += f"{ends.last:.3g}"
-            share, half = lost / gained, 1.96 * ends.error * np.sqrt(2) / gained
+        of = gained if gained > sure else best * bool((values >= 0).all())
+        if lost >= LOST * of > 0 and lost > sure:
+            rise = f"rises from {ends.first:.3g} to {best:.3g} at {at / len(values):.0%} of the run, and falls to "
+            fall = f"falls from {best:.3g} at {at / len(values):.0%} of the run to "
+            title = f"{name} {rise if of == gained else fall}{ends.last:.3g}"
+            share, half = lost / of, 1.96 * ends.error * np.sqrt(2) / of
             effect = share, share - half, share + half
-            return _found(rows, "collapse", title, said[-1], effect, "share of what it had gained", len(values))
+            unit = "share of what it had gained" if of == gained else "share of the best"
+            return _found(rows, "collapse", title, said[-1], effect, unit, len(values))
     return Checked(None, f"{'; '.join(said[:3])}; a loss of {LOST:.0%} of what it had gained would be a finding")
 
 
