@@ -61,9 +61,11 @@ HEAD = """# Scalars of public runs, audited
 
 A run that logs no rows may still have curves. What a curve is follows from its name, by the table `TAGS` in
 `src/guerdon/auditing/scalar_checks.py`. This page says on which public file each name was tried, and what
-`guerdon audit` says of these files. {logs} files were read: {findings} findings, of which {false} are false.
+`guerdon audit` says of these files. {logs} files were read: {findings} findings, {false} of them false.
 
-Findings were judged from the curves themselves. This needs the files, which belong to their owners:
+Findings were judged from the curves themselves; of the files without findings the beginning, best, worst and end of
+each curve with a role were looked at, and none lacks one that is beyond doubt. Of the page of `Madhustat/OpenRLHF`
+only the lines that OpenRLHF printed were read. This needs the files, which belong to their owners:
 
 <!-- Not run here: it needs the files, which belong to their owners. -->
 
@@ -83,7 +85,7 @@ All of them are repaired.
 - A constant curve had a false `collapse` by rounding.
 - A reward that began at its best and fell to nothing was no `collapse`: seven of the runs of TRL below.
 - Entropies of RLlib before version 1 (`learner/entropy`, `learner/policy_entropy`) were not read, nor were console logs
-  and `progress.csv` of Stable-Baselines3.
+  and `progress.csv` without `--columns`.
 
 One finding is false and stays: of curves alone, a reward that falls because the levels of a curriculum become harder
 cannot be told from one that collapses. The remedy says so.

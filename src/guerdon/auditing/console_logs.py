@@ -1,4 +1,4 @@
-"""Scalars in what trainers print: lines of verl, OpenRLHF, and the `Trainer` of transformers, which TRL uses.
+"""Scalars in what trainers print: verl, OpenRLHF, the `Trainer` of transformers, which TRL uses, and Stable-Baselines3.
 
     curves = ConsoleLogs().read([Path("train.log")])
     curves["critic/score/mean"]                       # steps and values
@@ -8,6 +8,7 @@ A line counts wherever it stands: behind the prefix of a Ray worker, a colour, a
     step:5 - critic/score/mean:0.5 - actor/entropy:np.float64(0.25)       verl
     Global step 5: {'reward': 0.5, 'response_length': 120.0}              OpenRLHF
     {'loss': 0.1, 'reward': 0.5, 'epoch': 0.4}                            transformers; steps are the lines, from 1
+    | rollout/ | | and below it |    ep_rew_mean | 0.5 |                  Stable-Baselines3, a table between two rules
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ _VERL_PAIR = re.compile(rf" - (?P<name>\S+):{_NUMBER}")
 _RLHF = re.compile(r"(?:Global step|Eval at step|global_step) (\d+)(?:, eval_metrics)?: \{")
 _FLAT = re.compile(r"\{'[^{}]*'epoch': '?[\d.e+-]+'?[^{}]*\}")
 _PAIR = re.compile(rf"'(?P<name>[^']+)': '?{_NUMBER}(?=[',)}}])")
+
+_ROW = re.compile(rf"\W*\| +(?P<name>\w+/?) +\| +(?:{_NUMBER})? *\|")
+_MARKS = (b"step:", b"{'", b"| ", b"-" * 20)
+_RULE, _TIMESTEPS = "-" * 20, "time/total_timesteps"
 
 Points = Iterator[tuple[str, int, float]]
 
@@ -49,12 +54,32 @@ class ConsoleLogs:
 
 def _curves_in(file: Path) -> Curves:
     points: dict[str, list[tuple[float, float]]] = {}
-    printed = 0
+    printed, table = 0, _Table()
     for line in _lines(file):
         printed += _FLAT.search(line) is not None
-        for name, step, value in _points(line, printed):
+        for name, step, value in (*_points(line, printed), *table.points(line)):
             points.setdefault(name, []).append((step, value))
     return curves_of_points(points)
+
+
+class _Table:
+    """A table of Stable-Baselines3: names below the folder that they are in, up to the next rule."""
+
+    def __init__(self) -> None:
+        self._folder = ""
+        self._rows: dict[str, float] = {}
+
+    def points(self, line: str) -> Points:
+        """The scalars of a table that ends with a line."""
+        row = _ROW.match(line)
+        if row is not None and row["value"] is None:
+            self._folder = row["name"] if row["name"].endswith("/") else ""
+        elif row is not None and self._folder:
+            self._rows[f"{self._folder}{row['name']}"] = float(row["value"])
+        elif row is None and _RULE in line:
+            step = self._rows.pop(_TIMESTEPS, STEPS)
+            yield from ((name, int(step), value) for name, value in self._rows.items() if step < STEPS)
+            self._folder, self._rows = "", {}
 
 
 def _lines(file: Path) -> Iterator[str]:
@@ -65,7 +90,7 @@ def _lines(file: Path) -> Iterator[str]:
                 continue
             if b"\0" in line:
                 return
-            if b"step:" in line or b"{'" in line:
+            if any(mark in line for mark in _MARKS):
                 yield from line.decode("utf-8", "replace").split("\r")
 
 

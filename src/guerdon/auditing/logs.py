@@ -58,8 +58,9 @@ _LOOKS = 6  # at all rows, each by what the one before says of the columns
 _FIRST_SIZE = 2_000_000  # characters of those of a file
 _LOOKED_FOR = (
     "completions of TRL, dumps of verl, traces of verifiers and prime-rl, logs of inspect_ai, rollouts of NeMo-Gym, "
-    "events of TensorBoard, console logs of verl, OpenRLHF and TRL, monitor.csv and progress.csv of Stable-Baselines3, "
-    f"a LeRobot data set, a run of guerdon, and {', '.join(ROWS)} with a column of rewards, also packed"
+    "events of TensorBoard, console logs of verl, OpenRLHF, TRL and Stable-Baselines3, monitor.csv of it, progress.csv "
+    "of it or RLlib, a LeRobot data set, a run of guerdon, and "
+    f"{', '.join(ROWS)} with a column of rewards, also packed"
 )
 
 
@@ -70,7 +71,7 @@ class _Files(NamedTuple):
         events: of TensorBoard.
         monitors: of Stable-Baselines3.
         metrics: of runs of guerdon or prime-rl.
-        tables: of scalars, by Stable-Baselines3.
+        tables: of scalars, by Stable-Baselines3 or RLlib.
         consoles: that may hold what a trainer printed.
         runs: conversations or episodes of a run of guerdon, one file at most.
         others: files of rows and members of archives, whose content says what wrote them; none beside a run.
@@ -85,7 +86,8 @@ class _Files(NamedTuple):
     others: list[Part]
 
 
-def _files_of(path: Path) -> _Files:
+def _files_of(path: Path, said: Columns) -> _Files:
+    """The files of a log; where the user says what columns are, tables of scalars are rows."""
     files = log_files(path, EVENTS, *ENDINGS)
     events = [f for f in files if EVENTS in f.name]
     monitors = [f for f in files if f.name.endswith(MONITOR)]
@@ -93,7 +95,7 @@ def _files_of(path: Path) -> _Files:
     runs = [_of_run(f) for f in files if f.name == "episodes.jsonl" and f.with_name(METRICS).is_file()]
     if len(runs) > 1:
         raise DataError(f"{len(runs)} runs of guerdon; pass one of them, such as {runs[0].parent}", where=path)
-    tables = [f for f in files if is_progress(f)]
+    tables = [f for f in files if not said.uses and is_progress(f)]
     known = {*events, *monitors, *metrics, *tables}
     others = [f for f in files if has_rows(f) and f not in known and not runs]
     consoles = [f for f in files if not has_rows(f) and f not in known and not other_format(f)]
@@ -221,7 +223,7 @@ class LogReader:
             why = self._read_more(known)
             if not why:
                 self._all = known
-                return self._finished(known, _files_of(self.path))
+                return self._finished(known, _files_of(self.path, self.given))
             log_line(f"all of {self.path} is read again: {why}")
         return self._read_all()
 
@@ -231,7 +233,7 @@ class LogReader:
             raise DataError("there is no such file or folder", where=path)
         if (path / "meta" / "info.json").is_file():
             return read_lerobot(path, {role: one.column for role, one in self.given.uses.items()})
-        files = _files_of(path)
+        files = _files_of(path, self.given)
         self.said = said = _as_named(files.others, self.given)
         if not self.events.only_grew(files.events):
             self.events = EventFiles(path)
@@ -281,7 +283,7 @@ class LogReader:
         found = self.consoles.read(files.consoles)
         if len(found) < 2:
             return dict(next(iter(found.values()), {})), []
-        several = f"{len(found)} console logs, such as {next(iter(found)).name}; pass one of them"
+        several = f"{len(found)} console logs, such as {next(iter(found)).relative_to(self.path)}; pass one of them"
         if alone:
             raise DataError(several, where=self.path)
         return {}, [f"not read: {several}"]
@@ -341,7 +343,7 @@ class LogReader:
         Raises:
             DataError: as `Look.columns`.
         """
-        files = _files_of(self.path)
+        files = _files_of(self.path, self.given)
         now = {part: _state_of(part.path) for part in files.others}
         changed = {part for part, state in now.items() if state != read.states.get(part)}
         known = {part for part, _ in read.kind.parts}

@@ -35,7 +35,7 @@ _POSITION = ("episode_index", "frame_index", "task_index")  # columns of every L
 _CONTACT = re.compile(r"contact|force|tactile|touch", re.IGNORECASE)
 _HEAD = 100_000  # characters of the first line of a monitor file
 _TAIL, _CHECKED = 1 << 16, 64  # bytes at the end of a monitor file: of a line, and by which it is known again
-_TIMESTEPS = "time/total_timesteps"  # column of each progress.csv of Stable-Baselines3
+_STEPPED = ("time/total_timesteps", "training_iteration")  # in each progress.csv of Stable-Baselines3, of RLlib
 _SHOWN = re.compile(r"Sample:(?:\\n|\n)(.*)(?:\\n|\n){2}Reward: (\S+)$", re.DOTALL)
 
 NO_EPISODE = "not an episode"
@@ -173,15 +173,15 @@ def _add_metrics(row: Any, found: dict[str, list[tuple[float, float]]]) -> None:
 
 
 def is_progress(file: Path) -> bool:
-    """Whether the logger of Stable-Baselines3 wrote a file `progress.csv`, and not RLlib, whose rows are iterations."""
+    """Whether a file is a table of scalars by Stable-Baselines3 or RLlib, a row for each time that they were logged."""
     if file.name != PROGRESS:
         return False
-    with boundary(DataError, f"{file}: cannot be read"), file.open("rb") as opened:
-        return _TIMESTEPS.encode() in opened.readline(_HEAD)
+    with boundary(DataError, f"{file}: cannot be read"), file.open(encoding="utf-8", errors="replace") as opened:
+        return bool({*_STEPPED} & {*opened.readline(_HEAD).strip().split(",")})
 
 
 def read_progress(file: Path) -> Curves:
-    """The scalars of a `progress.csv` of Stable-Baselines3 by their timesteps."""
+    """The scalars of a `progress.csv` by their timesteps, of RLlib by their iterations."""
     points: dict[str, list[tuple[float, float]]] = {}
     with boundary(DataError, f"{file}: cannot be read as a table of scalars"), file.open(newline="") as lines:
         table = table_rows(lines, ",", strict=False)
@@ -190,7 +190,7 @@ def read_progress(file: Path) -> Curves:
             if isinstance(cells, Unparsed) or isinstance(names, Unparsed):
                 continue
             row = {name: float(cell) for name, cell in zip(names, cells, strict=False) if _is_number(cell)}
-            step = row.pop(_TIMESTEPS, np.nan)
+            step = next((row[name] for name in _STEPPED if name in row), np.nan)
             for name, value in row.items() if abs(step) < STEPS else ():
                 points.setdefault(name, []).append((step, value))
     return curves_of_points(points)
