@@ -19,7 +19,7 @@ from guerdon.auditing.logs import read_log
 from guerdon.auditing.scalar_checks import TAGS, Tag, role_of
 
 LIST = HERE / "audit_scalars.tsv"
-VERL, RLHF, RLLIB = "source of verl 0.9.1", "source of OpenRLHF 0.11.2", "documentation of RLlib"
+VERL, RLHF, RLLIB = "source of verl 0.9.1", "source of OpenRLHF 0.11.2", "code of users of RLlib"
 THREADS = {"accuracy": "verl-project/verl issue 1109", "score": "PRIME-RL/Entropy-Mechanism-of-RL issue 21"}
 TRL = "documentation of TRL"
 ELSEWHERE = {  # tags without a public file, and where the name is from
@@ -32,9 +32,6 @@ ELSEWHERE = {  # tags without a public file, and where the name is from
     "rewards/*correct*/mean": TRL,
     "rewards/*accuracy*": TRL,
     "rewards/*correct*": "`rewards/r1_correctness` in trainer_state.json of nhockid235/xling-grpo-sub3b, read as rows",
-    "rewards/chosen": TRL,
-    "rewards/rejected": TRL,
-    "rewards/margins": TRL,
     "objective/scores": f"{TRL}; lines in hongbo-miao/hongbomiao.com pull request 37684",
     "objective/rlhf_reward": f"{TRL}; lines in hongbo-miao/hongbomiao.com pull request 37684",
     "objective/kl": f"{TRL}; lines in hongbo-miao/hongbomiao.com pull request 37684",
@@ -44,16 +41,13 @@ ELSEWHERE = {  # tags without a public file, and where the name is from
     "rollout/response_length_mean": f"{RLHF}; lines broken by hand in the page of Madhustat/OpenRLHF",
     "rollout/truncated_rate": f"{RLHF}; lines broken by hand in the page of Madhustat/OpenRLHF",
     "train/return": f"{RLHF}; lines broken by hand in the page of Madhustat/OpenRLHF",
-    "train/response_clip_ratio": "OpenRLHF/OpenRLHF pull request 1036; not in 0.11.2",
+    "train/response_clip_ratio": "source of OpenRLHF from its pull request 1036 on; not in 0.11.2",
     "eval_*_pass1": RLHF,
     "episode_return_mean": RLLIB,
     "custom_metrics/*success*_mean": RLLIB,
-    "learner_stats/entropy": RLLIB,
-    "learners/*/entropy": RLLIB,
-    "learner_stats/kl": RLLIB,
-    "learners/*/mean_kl_loss": RLLIB,
+    "learner_stats/kl": "RLlib 1 and 2, not looked up",
     "is_truncated/mean": "source of prime-rl",
-    "completion_len/mean": "source of prime-rl",
+    "completion_len/mean": "source of prime-rl from its pull request 680 to 1714",
     "num_output_tokens/mean": "source of prime-rl",
     "entropy/all/mean": "source of prime-rl",
 }
@@ -82,10 +76,11 @@ All of them are repaired.
   rewards.
 - The noise of a curve that is 0 at most steps, such as a rare reward, was estimated as 0: a false `collapse`.
 - `return` of OpenRLHF is the reward minus what its group has on average. It is no longer used beside `reward`.
+- `rewards/accuracies` of preference training by TRL was read as a reward.
 - A constant curve had a false `collapse` by rounding.
 - A reward that began at its best and fell to nothing was no `collapse`: seven of the runs of TRL below.
-- Entropies of RLlib before version 1 (`learner/entropy`, `learner/policy_entropy`) were not read, nor were console logs
-  and `progress.csv` without `--columns`.
+- Entropies of RLlib (`learner/entropy`, `learner/policy_entropy`, `learner/agent_0/entropy`) were not read, nor were
+  console logs and `progress.csv` without `--columns`.
 
 One finding is false and stays: of curves alone, a reward that falls because the levels of a curriculum become harder
 cannot be told from one that collapses. The remedy says so.

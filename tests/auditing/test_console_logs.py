@@ -80,12 +80,14 @@ def test_lines_of_trl_with_numbers_and_with_texts(tmp_path):
         "'epoch': 0.1}\n"
         "{'loss': '0', 'completions/mean_length': '80.5', 'reward': '1e-1', 'global_step/max_steps': '2/9', "
         "'epoch': '0.2'}\n"
+        "{'eval_reward': 0.5, 'epoch': 0.2}\n"
         "{'user': 'no dictionary of a trainer', 'reward': 7}\n"
     )
     found = curves(tmp_path / "log.txt", log)
     assert found["train/reward"] == ({1: 0.75, 2: 0.1}, "reward")
     assert found["train/rewards/accuracy_reward/mean"] == ({1: 0.25}, "truth")
     assert found["train/completions/mean_length"] == ({2: 80.5}, "length")
+    assert found["eval/reward"] == ({3: 0.5}, "reward")
     assert "train/global_step/max_steps" not in found
 
 

@@ -95,7 +95,7 @@ def _lines(file: Path) -> Iterator[str]:
 
 
 def _points(line: str, printed: int) -> Points:
-    """The scalars of a line.
+    """The scalars of a line, with the folder that the tool's TensorBoard has in front of their names.
 
     Args:
         line: of text.
@@ -103,16 +103,16 @@ def _points(line: str, printed: int) -> Points:
     """
     verl, rlhf, flat = _VERL.search(line), _RLHF.search(line), _FLAT.search(line)
     if verl is not None:
-        yield from _pairs(_VERL_PAIR, line[verl.end() :], int(verl[1]), "")
+        yield from _pairs(_VERL_PAIR, line[verl.end() :], int(verl[1]))
     elif rlhf is not None:
-        yield from _pairs(_PAIR, line[rlhf.end() :], int(rlhf[1]), "train/")
+        for name, step, value in _pairs(_PAIR, line[rlhf.end() :], int(rlhf[1])):
+            yield f"{'eval' if name.startswith('eval_') else 'train'}/{name}", step, value
     elif flat is not None:
-        yield from _pairs(_PAIR, flat[0], printed, "train/")
+        for name, step, value in _pairs(_PAIR, flat[0], printed):
+            yield f"eval/{name[5:]}" if name.startswith("eval_") else f"train/{name}", step, value
 
 
-def _pairs(pattern: re.Pattern[str], text: str, step: int, front: str) -> Points:
-    """Names and numbers, with the folder that the tool's TensorBoard has in front of the names."""
-    for pair in pattern.finditer(text):
-        name = pair["name"]
-        if step < STEPS:
-            yield ("eval/" if front and name.startswith("eval_") else front) + name, step, float(pair["value"])
+def _pairs(pattern: re.Pattern[str], text: str, step: int) -> Points:
+    """Names and numbers."""
+    if step < STEPS:
+        yield from ((pair["name"], step, float(pair["value"])) for pair in pattern.finditer(text))
