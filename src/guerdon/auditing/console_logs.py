@@ -1,6 +1,6 @@
 """Scalars in what trainers print: verl, OpenRLHF, the `Trainer` of transformers, which TRL uses, and Stable-Baselines3.
 
-    curves = ConsoleLogs().read([Path("train.log")])
+    curves = ConsoleLogs().read([path])[path]
     curves["critic/score/mean"]                       # steps and values
 
 A line counts wherever it stands: behind the prefix of a Ray worker, a colour, a progress bar, or in a notebook.
