@@ -19,7 +19,7 @@ from guerdon.auditing.logs import read_log
 from guerdon.auditing.scalar_checks import TAGS, Tag, role_of
 
 LIST = HERE / "audit_scalars.tsv"
-VERL, RLHF, RLLIB = "source of verl 0.9.1", "source of OpenRLHF 0.11.2", "code of users of RLlib"
+VERL, RLHF, RLLIB = "code of verl 0.9.1", "code of OpenRLHF 0.11.2", "code of users of RLlib"
 THREADS = {"accuracy": "verl-project/verl issue 1109", "score": "PRIME-RL/Entropy-Mechanism-of-RL issue 21"}
 TRL = "documentation of TRL"
 ELSEWHERE = {  # tags without a public file, and where the name is from
@@ -41,15 +41,15 @@ ELSEWHERE = {  # tags without a public file, and where the name is from
     "rollout/response_length_mean": f"{RLHF}; lines broken by hand in the page of Madhustat/OpenRLHF",
     "rollout/truncated_rate": f"{RLHF}; lines broken by hand in the page of Madhustat/OpenRLHF",
     "train/return": f"{RLHF}; lines broken by hand in the page of Madhustat/OpenRLHF",
-    "train/response_clip_ratio": "source of OpenRLHF from its pull request 1036 on; not in 0.11.2",
+    "train/response_clip_ratio": "code of OpenRLHF from its pull request 1036 on; not in 0.11.2",
     "eval_*_pass1": RLHF,
     "episode_return_mean": RLLIB,
     "custom_metrics/*success*_mean": RLLIB,
     "learner_stats/kl": "RLlib 1 and 2, not looked up",
-    "is_truncated/mean": "source of prime-rl",
-    "completion_len/mean": "source of prime-rl from its pull request 680 to 1714",
-    "num_output_tokens/mean": "source of prime-rl",
-    "entropy/all/mean": "source of prime-rl",
+    "is_truncated/mean": "code of prime-rl",
+    "completion_len/mean": "code of prime-rl from its pull request 680 to 1714",
+    "num_output_tokens/mean": "code of prime-rl",
+    "entropy/all/mean": "code of prime-rl",
 }
 HEAD = """# Scalars of public runs, audited
 
@@ -95,7 +95,7 @@ TAGS_HEAD = """
 
 The file is the one with the most points. **No public file** means that none was found by the names of files
 (`train.log`, `grpo.log`, `verl_demo.log`, `progress.csv`, `metrics.jsonl` and others), in the logs, notebooks and event
-files of about 100 public repositories of the tools' users, or by the text of the tag in an index of public source and
+files of about 100 public repositories of the tools' users, or by the text of the tag in an index of public code and
 documentation files; the name is then from what is said there. Names that are not of one tool, such as `success`, come
 last.
 
