@@ -32,10 +32,23 @@ ROBOTS = (  # name, columns, files, commands
         "audit, score",
     ),
     ("monitor of Stable-Baselines3", "`r`, `l`, `t`", "monitor.csv", "audit"),
+    ("TensorBoard", "`rollout/ep_rew_mean`, `critic/score/mean`, ...", "events.out.tfevents", "audit"),
+    (
+        "progress.csv of Stable-Baselines3, RLlib",
+        "`rollout/ep_rew_mean`, `episode_reward_mean`, ...",
+        "progress.csv",
+        "audit",
+    ),
+    (
+        "console logs of verl, OpenRLHF, TRL, Stable-Baselines3",
+        "`critic/score/mean`, `reward`, ...",
+        ".log, .out, .ipynb, ...",
+        "audit",
+    ),
     ("robomimic, Minari", "", ".hdf5", "refused, with what to do"),
     ("RLDS", "", ".tfrecord", "refused, with what to do"),
 )
-"""Episodes of robots, which are read as such."""
+"""Episodes of robots and scalars of runs, which are read as such."""
 
 
 def rows() -> Iterator[str]:

@@ -37,6 +37,14 @@ def found(**curves):
         ("response_length/mean", "length"),
         ("val-core/openai/gsm8k/acc/mean@1", "truth"),
         ("val/test_score/openai/gsm8k", "truth"),
+        ("val-core/aime/acc/maj@16/mean", "truth"),
+        ("val-core/aime/acc/best@16/mean", "none"),
+        ("val-aux/aime/reward/worst@4/std", "none"),
+        ("val-aux/aime/score/mean@1", "reward"),
+        ("critic/returns/mean", "none"),
+        ("timing_s/reward", "none"),
+        ("reward/wrong_answer_ratio", "none"),
+        ("reward/format_error_ratio", "none"),
         ("actor/kl_loss", "divergence"),
         ("actor/ppo_kl", "none"),
         ("actor/entropy", "entropy"),
@@ -50,12 +58,20 @@ def found(**curves):
         ("objective/rlhf_reward", "reward"),
         ("objective/entropy", "entropy"),
         ("train/rewards/chosen", "none"),
+        ("train/rewards/accuracies", "none"),
         ("train/response_clip_ratio", "truncated"),
         ("eval/eval_gsm8k_pass1", "truth"),
         ("ray/tune/env_runners/episode_return_mean", "reward"),
         ("ray/tune/episode_reward_mean", "reward"),
         ("ray/tune/info/learner/default_policy/learner_stats/entropy", "entropy"),
         ("ray/tune/info/learner/default_policy/learner_stats/kl", "none"),
+        ("ray/tune/info/learner/policy_entropy", "entropy"),
+        ("ray/tune/info/learner/agent_0/entropy", "entropy"),
+        ("ray/tune/info/learner/agent_0/mean_kl_loss", "none"),
+        ("ray/tune/learners/default_policy/entropy", "entropy"),
+        ("ray/tune/info/learner/default_policy/learner_stats/target_entropy", None),
+        ("train/rollout/truncated_rate", "truncated"),
+        ("train/rollout/reward_mean", "reward"),
         ("train/agg/effective/is_truncated/mean", "truncated"),
         ("train/return/judge", "reward"),
         ("train/return/env", "truth"),
@@ -90,6 +106,28 @@ def test_a_reward_that_collapses_and_one_that_only_wobbles():
     half = np.concatenate([UP[::2], 0.7 + 0.05 * UP[::2]]) + NOISE
     assert not found(rollout__ep_rew_mean=half)
     assert not found(rollout__ep_rew_mean=0.5 + 3 * NOISE)
+
+
+def test_a_reward_that_falls_to_nothing_from_its_beginning():
+    one = found(train__reward=0.9 - 0.88 * (UP > 0.4) + np.abs(NOISE) / 2)
+    assert set(one) == {"collapse"}
+    assert "train/reward falls from 0.9" in one["collapse"].title
+    assert not found(train__reward=0.9 - 0.4 * UP + NOISE)
+    assert not found(rollout__ep_rew_mean=10 - 20 * UP + NOISE)  # of rewards of either sign, little is known
+
+
+def test_constant_and_rare_rewards_do_not_collapse():
+    assert not found(rollout__ep_rew_mean=np.full(24, -6846.17))
+    rare = np.zeros(100)
+    rare[[2, 10, 15, 22, 30, 31, 32, 38, 45, 62, 74, 87]] = [0.1, 0.1, 0.1, 0.2, 0.1, 0.1, 0.1, 0.3, 0.2, 0.2, 0.1, 0.1]
+    assert not found(train__reward=rare)
+
+
+def test_a_return_beside_a_reward_is_not_a_reward():
+    """That of OpenRLHF is the reward minus what its group has on average."""
+    centred = np.concatenate([UP[::2], 0.02 * UP[::2]]) + NOISE
+    assert set(found(train__return=centred)) == {"collapse"}
+    assert not found(train__return=centred, train__reward=0.5 + UP + NOISE)
 
 
 def test_truncation_length_divergence_and_entropy():

@@ -52,7 +52,8 @@ _WARNINGS = {
     "no_call": "make the verifier ask for what only the tool knows, or count a call as a part (docs/agents.md)",
     "needless_calls": "subtract a small price of each call, or allow fewer: `agent.max_turns` (docs/agents.md)",
     "rising_failures": "read the reasons; what the policy can cause is graded, and no failure (docs/agents.md)",
-    "collapse": "go back to a checkpoint before it; a lower learning rate, or a KL term (docs/language_models.md)",
+    "collapse": "go back to a checkpoint before it; a lower learning rate, or a KL term (docs/language_models.md); "
+    "where the task became harder at that step, as in a curriculum, nothing is wrong",
     "divergence": "a KL term or a larger one, and fewer updates of a batch (docs/language_models.md)",
     "part_falls": _PARTS,
     "part_dominates": _PARTS,

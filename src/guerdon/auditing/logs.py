@@ -14,8 +14,20 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from guerdon.auditing.console_logs import ENDINGS, ConsoleLogs
 from guerdon.auditing.rows import Rows
-from guerdon.auditing.run_files import EVENTS, METRICS, MONITOR, EventFiles, MetricFiles, MonitorFiles, read_lerobot
+from guerdon.auditing.run_files import (
+    EVENTS,
+    METRICS,
+    MONITOR,
+    Curves,
+    EventFiles,
+    MetricFiles,
+    MonitorFiles,
+    is_progress,
+    read_lerobot,
+    read_progress,
+)
 from guerdon.auditing.text_rows import RowReader
 from guerdon.errors import DataError
 from guerdon.files.bounds import TooLarge
@@ -46,7 +58,8 @@ _LOOKS = 6  # at all rows, each by what the one before says of the columns
 _FIRST_SIZE = 2_000_000  # characters of those of a file
 _LOOKED_FOR = (
     "completions of TRL, dumps of verl, traces of verifiers and prime-rl, logs of inspect_ai, rollouts of NeMo-Gym, "
-    "events of TensorBoard, monitor.csv of Stable-Baselines3, a LeRobot data set, a run of guerdon, and "
+    "events of TensorBoard, console logs of verl, OpenRLHF, TRL and Stable-Baselines3, monitor.csv of it, progress.csv "
+    "of it or RLlib, a LeRobot data set, a run of guerdon, and "
     f"{', '.join(ROWS)} with a column of rewards, also packed"
 )
 
@@ -58,6 +71,8 @@ class _Files(NamedTuple):
         events: of TensorBoard.
         monitors: of Stable-Baselines3.
         metrics: of runs of guerdon or prime-rl.
+        tables: of scalars, by Stable-Baselines3 or RLlib.
+        consoles: that may hold what a trainer printed.
         runs: conversations or episodes of a run of guerdon, one file at most.
         others: files of rows and members of archives, whose content says what wrote them; none beside a run.
     """
@@ -65,21 +80,26 @@ class _Files(NamedTuple):
     events: list[Path]
     monitors: list[Path]
     metrics: list[Path]
+    tables: list[Path]
+    consoles: list[Path]
     runs: list[Path]
     others: list[Part]
 
 
-def _files_of(path: Path) -> _Files:
-    files = log_files(path, EVENTS)
+def _files_of(path: Path, said: Columns) -> _Files:
+    """The files of a log; where the user says what columns are, tables of scalars are rows."""
+    files = log_files(path, EVENTS, *ENDINGS)
     events = [f for f in files if EVENTS in f.name]
     monitors = [f for f in files if f.name.endswith(MONITOR)]
     metrics = [f for f in files if f.name == METRICS]
     runs = [_of_run(f) for f in files if f.name == "episodes.jsonl" and f.with_name(METRICS).is_file()]
     if len(runs) > 1:
         raise DataError(f"{len(runs)} runs of guerdon; pass one of them, such as {runs[0].parent}", where=path)
-    known = {*events, *monitors, *metrics}
+    tables = [f for f in files if not said.uses and is_progress(f)]
+    known = {*events, *monitors, *metrics, *tables}
     others = [f for f in files if has_rows(f) and f not in known and not runs]
-    return _Files(events, monitors, metrics, runs, _parts(path, others))
+    consoles = [f for f in files if not has_rows(f) and f not in known and not other_format(f)]
+    return _Files(events, monitors, metrics, tables, consoles, runs, _parts(path, others))
 
 
 def _of_run(episodes: Path) -> Path:
@@ -189,6 +209,7 @@ class LogReader:
         self.path, self.sample, self.seed, self.most = path, sample, seed, most
         self.given = self.said = said_columns(columns, usual=USUAL_NAMES)
         self.events, self.metrics, self.monitors = EventFiles(path), MetricFiles(), MonitorFiles()
+        self.consoles = ConsoleLogs()
         self._all: _Read | None = None
 
     def read(self) -> Rows:
@@ -202,7 +223,7 @@ class LogReader:
             why = self._read_more(known)
             if not why:
                 self._all = known
-                return self._finished(known, _files_of(self.path))
+                return self._finished(known, _files_of(self.path, self.given))
             log_line(f"all of {self.path} is read again: {why}")
         return self._read_all()
 
@@ -212,7 +233,7 @@ class LogReader:
             raise DataError("there is no such file or folder", where=path)
         if (path / "meta" / "info.json").is_file():
             return read_lerobot(path, {role: one.column for role, one in self.given.uses.items()})
-        files = _files_of(path)
+        files = _files_of(path, self.given)
         self.said = said = _as_named(files.others, self.given)
         if not self.events.only_grew(files.events):
             self.events = EventFiles(path)
@@ -220,8 +241,10 @@ class LogReader:
         kind, skipped = _kind_of(path, files, said, notes)
         curves = self.events.read(files.events)
         shown = self.events.shown
+        logged = bool(curves or files.metrics or files.tables)
+        printed, _ = self._printed(files, alone=kind is None and not logged)
         if kind is None:
-            if not (curves or files.metrics):
+            if not (logged or printed):
                 _refuse_other_formats(path)
                 raise DataError(f"no log is recognised{_lacks(skipped)}; looked for {_LOOKED_FOR}", where=path)
             kind = _Kind("responses and scalars in TensorBoard" if shown else "scalars")
@@ -236,12 +259,33 @@ class LogReader:
 
     def _finished(self, read: _Read, files: _Files) -> Rows:
         """The rows as they are, with the scalars that are logged beside them."""
-        curves = self.events.read(files.events)
+        curves, several = self._printed(files)
+        for table in files.tables:
+            curves |= read_progress(table)
+        curves |= self.events.read(files.events)
         curves |= self.metrics.read(files.metrics)
         half = sum(lines.is_half for lines in read.lines.values())
         parts = [part for part, _ in read.kind.parts]
-        notes = [*read.notes, *read.batches.notes(len(parts))]
+        notes = [*read.notes, *several, *read.batches.notes(len(parts))]
         return read.reader.finish(read.kind.name, self.path, notes, curves, files=parts, half=half)
+
+    def _printed(self, files: _Files, *, alone: bool = False) -> tuple[Curves, list[str]]:
+        """The scalars of the console log, and what to say where there are several.
+
+        Args:
+            files: of the log.
+            alone: there are no other files that are read.
+
+        Raises:
+            DataError: there are several, and nothing else.
+        """
+        found = self.consoles.read(files.consoles)
+        if len(found) < 2:
+            return dict(next(iter(found.values()), {})), []
+        several = f"{len(found)} console logs, such as {next(iter(found)).relative_to(self.path)}; pass one of them"
+        if alone:
+            raise DataError(several, where=self.path)
+        return {}, [f"not read: {several}"]
 
     def _read_rows(self, read: _Read, files: _Files) -> None:
         """The rows of all files by what their columns are for: as the first rows say, once more where all say else.
@@ -298,7 +342,7 @@ class LogReader:
         Raises:
             DataError: as `Look.columns`.
         """
-        files = _files_of(self.path)
+        files = _files_of(self.path, self.given)
         now = {part: _state_of(part.path) for part in files.others}
         changed = {part for part, state in now.items() if state != read.states.get(part)}
         known = {part for part, _ in read.kind.parts}

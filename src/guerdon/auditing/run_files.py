@@ -29,17 +29,19 @@ from guerdon.reading.nested import RESCORED
 if TYPE_CHECKING:
     from guerdon.episodes.data_files import DataFiles  # imports pyarrow, which most logs do not need
 
-EVENTS, MONITOR, METRICS = "events.out.tfevents", "monitor.csv", "metrics.jsonl"
+EVENTS, MONITOR, METRICS, PROGRESS = "events.out.tfevents", "monitor.csv", "metrics.jsonl", "progress.csv"
 _REWARDS = re.compile(r"reward|progress|score|success", re.IGNORECASE)
 _POSITION = ("episode_index", "frame_index", "task_index")  # columns of every LeRobot data set
 _CONTACT = re.compile(r"contact|force|tactile|touch", re.IGNORECASE)
 _HEAD = 100_000  # characters of the first line of a monitor file
 _TAIL, _CHECKED = 1 << 16, 64  # bytes at the end of a monitor file: of a line, and by which it is known again
+_STEPPED = ("time/total_timesteps", "training_iteration")  # in each progress.csv of Stable-Baselines3, of RLlib
 _SHOWN = re.compile(r"Sample:(?:\\n|\n)(.*)(?:\\n|\n){2}Reward: (\S+)$", re.DOTALL)
 
 NO_EPISODE = "not an episode"
 """What is wrong with a line of a monitor file, such as one that is half-written."""
-_STEPS = 1 << 63  # of int64
+STEPS = 1 << 63
+"""Of int64, one more than a step can be."""
 
 Curves = dict[str, tuple[Codes, Numbers]]
 
@@ -154,20 +156,52 @@ class MetricFiles:
             lines, found = self._known.setdefault(file, (LinesRead(), {}))
             for _, row in grown_rows(Part(file), lines):
                 _add_metrics(row, found)
-            curves |= _curves(found)
+            curves |= curves_of_points(found)
         return curves
 
 
 def _add_metrics(row: Any, found: dict[str, list[tuple[float, float]]]) -> None:
     """Add the numbers of a row to those of their names."""
     step = row.get("step") if isinstance(row, Mapping) else None
-    if not isinstance(step, int) or abs(step) >= _STEPS:
+    if not isinstance(step, int) or abs(step) >= STEPS:
         return
     kind = f"{row['kind']}/" if isinstance(row.get("kind"), str) else ""
     for name, value in row.items():
         is_number = isinstance(value, int | float) and not is_beyond_float(value)
         if name not in ("step", "time", "kind") and is_number:
             found.setdefault(f"{kind}{name}", []).append((step, value))
+
+
+def is_progress(file: Path) -> bool:
+    """Whether a file is a table of scalars by Stable-Baselines3 or RLlib, a row for each time that they were logged."""
+    if file.name != PROGRESS:
+        return False
+    with boundary(DataError, f"{file}: cannot be read"), file.open(encoding="utf-8", errors="replace") as opened:
+        return bool({*_STEPPED} & {*opened.readline(_HEAD).strip().split(",")})
+
+
+def read_progress(file: Path) -> Curves:
+    """The scalars of a `progress.csv` by their timesteps, of RLlib by their iterations."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    with boundary(DataError, f"{file}: cannot be read as a table of scalars"), file.open(newline="") as lines:
+        table = table_rows(lines, ",", strict=False)
+        names = next(table, [])
+        for cells in table:
+            if isinstance(cells, Unparsed) or isinstance(names, Unparsed):
+                continue
+            row = {name: float(cell) for name, cell in zip(names, cells, strict=False) if _is_number(cell)}
+            step = next((row[name] for name in _STEPPED if name in row), np.nan)
+            for name, value in row.items() if abs(step) < STEPS else ():
+                points.setdefault(name, []).append((step, value))
+    return curves_of_points(points)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
 
 
 class EventFiles:
@@ -208,7 +242,7 @@ class EventFiles:
         for (folder, tag), points in self._found.items():
             front = f"{folder.relative_to(self.root)}/" if several and folder != self.root else ""
             named.setdefault(f"{front}{tag}", []).extend(points)
-        return _curves(named)
+        return curves_of_points(named)
 
     def _add(self, file: Path, event: Any) -> None:
         from tensorboard.util.tensor_util import make_ndarray
@@ -237,7 +271,7 @@ def _check_events(file: Path) -> None:
             opened.seek(size + 4, 1)
 
 
-def _curves(found: Mapping[str, list[tuple[float, float]]]) -> Curves:
+def curves_of_points(found: Mapping[str, list[tuple[float, float]]]) -> Curves:
     """Each curve in the order of its steps; of what was logged again after a restart the last."""
     curves = {}
     for name, points in sorted(found.items()):

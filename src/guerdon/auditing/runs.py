@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from guerdon.auditing.rows import Rows
-from guerdon.auditing.run_files import EVENTS, METRICS
+from guerdon.auditing.run_files import EVENTS, METRICS, PROGRESS
 from guerdon.reading.data_sets import log_files
 
 _CONFIGURATION = re.compile(r"(?:config|args|hparams|params|training_args|run_config)\.(?:ya?ml|json|toml)")
@@ -46,7 +46,7 @@ def runs_in(path: Path) -> dict[str, Path]:
 
 def _is_mark(file: Path) -> bool:
     """Whether a file is one that each run has once: its configuration, its events or its figures."""
-    return EVENTS in file.name or file.name == METRICS or _CONFIGURATION.fullmatch(file.name) is not None
+    return EVENTS in file.name or file.name in (METRICS, PROGRESS) or _CONFIGURATION.fullmatch(file.name) is not None
 
 
 def _whole(folder: Path, root: Path, logs: list[Path]) -> Path:

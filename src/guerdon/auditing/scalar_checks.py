@@ -32,6 +32,7 @@ TIMES = 2.0  # by which lengths change
 EXPLODED = 10.0  # times what the divergence was in the first half
 AT_LEAST = 0.5  # nats, of a divergence
 LEFT = 0.1  # share of the entropy of the beginning
+ROUNDED = 1e-9  # times its values: differences of a constant curve by rounding
 
 
 class Tag(NamedTuple):
@@ -51,6 +52,10 @@ class Tag(NamedTuple):
 _SB3, _VERL, _TRL, _RLHF = "Stable-Baselines3", "verl", "TRL", "OpenRLHF"
 _RLLIB, _PRIME, _OWN = "RLlib", "prime-rl", "guerdon and others"
 TAGS = (  # the first that fits counts
+    Tag("timing*/*", "none", f"{_VERL}, {_RLHF}"),  # `timing_s/reward` is seconds
+    Tag("critic/returns/*", "none", _VERL),  # sums of advantages where groups are compared
+    Tag("*best@*", "none", _VERL),  # of several responses: falls where responses become alike
+    Tag("*worst@*", "none", _VERL),
     Tag("rollout/ep_rew_mean", "reward", _SB3),
     Tag("eval/mean_reward", "reward", _SB3),
     Tag("rollout/success_rate", "truth", _SB3),
@@ -63,8 +68,11 @@ TAGS = (  # the first that fits counts
     Tag("critic/rewards/mean", "reward", _VERL),
     Tag("val-core/*/acc/mean@*", "truth", _VERL),
     Tag("val-aux/*/acc/mean@*", "truth", _VERL),
+    Tag("val-*/acc/maj@*/mean", "truth", _VERL),
     Tag("val/test_score/*", "truth", _VERL),
     Tag("val-core/*/reward/mean@*", "reward", _VERL),
+    Tag("val-aux/*/reward/mean@*", "reward", _VERL),
+    Tag("val-aux/*/score/mean@*", "reward", _VERL),
     Tag("response_length/mean", "length", _VERL),
     Tag("response_length/clip_ratio", "truncated", _VERL),
     Tag("actor/entropy", "entropy", _VERL),
@@ -80,6 +88,7 @@ TAGS = (  # the first that fits counts
     Tag("rewards/chosen", "none", _TRL),  # of preference training
     Tag("rewards/rejected", "none", _TRL),
     Tag("rewards/margins", "none", _TRL),
+    Tag("rewards/accuracies", "none", _TRL),
     Tag("completions/mean_length", "length", _TRL),
     Tag("completion_length", "length", _TRL),
     Tag("completions/clipped_ratio", "truncated", _TRL),
@@ -91,17 +100,21 @@ TAGS = (  # the first that fits counts
     Tag("train/kl", "divergence", f"{_TRL}, {_RLHF}"),
     Tag("train/entropy", "entropy", _TRL),
     Tag("train/reward", "reward", f"{_TRL}, {_RLHF}"),
-    Tag("train/return", "reward", _RLHF),
+    Tag("rollout/reward_mean", "reward", _RLHF),
+    Tag("rollout/response_length_mean", "length", _RLHF),
+    Tag("rollout/truncated_rate", "truncated", _RLHF),
+    Tag("train/return", "reward", _RLHF),  # not used beside `train/reward`
     Tag("train/response_length", "length", _RLHF),
     Tag("train/response_clip_ratio", "truncated", _RLHF),
     Tag("eval_*_pass1", "truth", _RLHF),
     Tag("episode_return_mean", "reward", _RLLIB),
     Tag("episode_reward_mean", "reward", _RLLIB),
     Tag("custom_metrics/*success*_mean", "truth", _RLLIB),
-    Tag("learner_stats/entropy", "entropy", _RLLIB),
-    Tag("learners/*/entropy", "entropy", _RLLIB),
+    Tag("learner/entropy", "entropy", _RLLIB),
+    Tag("learner/policy_entropy", "entropy", _RLLIB),
+    Tag("learner*/*/entropy", "entropy", _RLLIB),
     Tag("learner_stats/kl", "none", _RLLIB),
-    Tag("learners/*/mean_kl_loss", "none", _RLLIB),
+    Tag("learner*/*/mean_kl_loss", "none", _RLLIB),
     Tag("is_truncated/mean", "truncated", _PRIME),
     Tag("completion_len/mean", "length", _PRIME),
     Tag("num_output_tokens/mean", "length", _PRIME),
@@ -112,6 +125,9 @@ TAGS = (  # the first that fits counts
     Tag("*weight*", "none", _OWN),
     Tag("*correlation*", "none", _OWN),
     Tag("*undefined*", "none", _OWN),
+    Tag("*error*", "none", _OWN),
+    Tag("*wrong*", "none", _OWN),
+    Tag("*invalid*", "none", _OWN),
     Tag("*known*", "none", _OWN),
     Tag("*count*", "none", _OWN),
     Tag("*std*", "none", _OWN),
@@ -148,13 +164,18 @@ def role_of(name: str) -> Tag | None:
 
 
 def curves_of(rows: Rows, *roles: ScalarRole) -> dict[str, Numbers]:
-    """The scalars with one of these roles, finite values in the order of their steps."""
+    """The scalars with one of these roles, finite values in the order of their steps; those of trainers come first.
+
+    The return of OpenRLHF is left out where the reward is there: it is the reward minus what its group has on average.
+    """
     found_of = {}
     for name, (_, values) in rows.curves.items():
         tag = role_of(name)
-        if tag is not None and tag.role in roles and np.isfinite(values).any():
-            found_of[name] = values[np.isfinite(values)]
-    return found_of
+        is_centred = name.endswith("train/return") and f"{name.removesuffix('return')}reward" in rows.curves
+        if tag is not None and tag.role in roles and not is_centred and np.isfinite(values).any():
+            found_of[name] = TAGS.index(tag), values[np.isfinite(values)]
+    ordered = sorted(found_of.items(), key=lambda one: one[1][0])
+    return {name: values for name, (_, values) in ordered}
 
 
 def _no_rows(rows: Rows) -> View:
@@ -181,8 +202,16 @@ class _Ends(NamedTuple):
 
 def _ends(values: Numbers) -> _Ends:
     width = max(3, int(len(values) * WINDOW))
-    noise = float(np.median(np.abs(np.diff(values)))) / 0.954  # of a point: differences of neighbours
-    return _Ends(float(values[:width].mean()), float(values[-width:].mean()), noise / np.sqrt(width))
+    return _Ends(float(values[:width].mean()), float(values[-width:].mean()), _noise(np.diff(values)) / np.sqrt(width))
+
+
+def _noise(differences: Numbers) -> float:
+    """The standard deviation of a point, from the differences of neighbours: by their median, which ignores jumps.
+
+    Where most are 0, as of rewards that are rare, the median is 0 and all count.
+    """
+    usual = float(np.median(np.abs(differences))) / 0.954
+    return usual or float(np.sqrt(np.square(differences).mean() / 2))
 
 
 def _several(rows: Rows, what: str, *roles: ScalarRole) -> dict[str, Numbers]:
@@ -238,7 +267,7 @@ def _ranks(values: Numbers) -> Numbers:
 
 
 def check_collapse(rows: Rows) -> Checked:
-    """A reward loses nearly all that it had gained; of a log without one, the truth."""
+    """A reward loses nearly all that it had gained, or all but a fifth where it is never negative; else the truth."""
     said = []
     role: ScalarRole = "reward" if curves_of(rows, "reward") else "truth"
     for name, values in _several(rows, "a curve of the reward", role).items():
@@ -246,15 +275,17 @@ def check_collapse(rows: Rows) -> Checked:
         smooth = np.convolve(values, np.ones(width) / width, "valid")
         best, at = float(smooth.max()), int(np.argmax(smooth)) + width // 2
         gained, lost = best - ends.first, best - ends.last
+        sure = max(2 * SURE * ends.error, ROUNDED * float(np.abs(values).max()))
         said.append(f"{name} ends at {ends.last:.3g}, {best:.3g} at its best")
-        if gained > 2 * SURE * ends.error and lost >= LOST * gained and lost > 2 * SURE * ends.error:
-            title = (
-                f"{name} rises from {ends.first:.3g} to {best:.3g} at {at / len(values):.0%} of the run, and falls to "
-            )
-            title += f"{ends.last:.3g}"
-            share, half = lost / gained, 1.96 * ends.error * np.sqrt(2) / gained
+        of = gained if gained > sure else best * bool((values >= 0).all())
+        if lost >= LOST * of > 0 and lost > sure:
+            rise = f"rises from {ends.first:.3g} to {best:.3g} at {at / len(values):.0%} of the run, and falls to "
+            fall = f"falls from {best:.3g} at {at / len(values):.0%} of the run to "
+            title = f"{name} {rise if of == gained else fall}{ends.last:.3g}"
+            share, half = lost / of, 1.96 * ends.error * np.sqrt(2) / of
             effect = share, share - half, share + half
-            return _found(rows, "collapse", title, said[-1], effect, "share of what it had gained", len(values))
+            unit = "share of what it had gained" if of == gained else "share of the best"
+            return _found(rows, "collapse", title, said[-1], effect, unit, len(values))
     return Checked(None, f"{'; '.join(said[:3])}; a loss of {LOST:.0%} of what it had gained would be a finding")
 
 
