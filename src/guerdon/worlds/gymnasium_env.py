@@ -146,9 +146,10 @@ class WithoutParticles(gymnasium.Wrapper, RecordConstructorArgs):  # type: ignor
         """One step, as of an environment that does not draw."""
         mode, self.unwrapped.render_mode = self.unwrapped.render_mode, None
         try:
-            return self.env.step(action)
+            observation, reward, terminated, truncated, info = self.env.step(action)
         finally:
             self.unwrapped.render_mode = mode
+        return observation, reward, terminated, truncated, info
 
 
 def make_gymnasium_env(
