@@ -22,6 +22,7 @@ from guerdon.evaluation.benchmarks.reward_bench import (
     ties_score,
 )
 from guerdon.types import Failure
+from tables import refuses
 
 
 def row(subset, name=0):
@@ -182,7 +183,7 @@ def test_what_cannot_be_read_is_a_failure_and_the_other_rows_stay(row):
 
 @pytest.mark.parametrize("value", [3, [3], [{"role": "assistant", "content": "8"}, "8"]])
 def test_a_response_that_is_neither_text_nor_messages_is_an_error(value):
-    with pytest.raises(DataError, match="row 1"):
+    with refuses("chosen", "row 1"):
         choices_from_rows([{"prompt": "p", "chosen": value, "rejected": "9", "subset": "x"}])
 
 

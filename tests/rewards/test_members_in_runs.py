@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from guerdon.config.loading import validate
-from guerdon.errors import ConfigError
 from guerdon.models.load import load_reward_model
 from guerdon.models.text.sequence_classifier import PreferenceModel
 from guerdon.models.text.text_card import TextModelCard
@@ -72,7 +71,7 @@ def test_a_served_or_python_model_takes_the_same_keys(folder):
 
 
 def test_what_would_do_nothing_is_refused(tmp_path, folder):
-    with pytest.raises(ConfigError, match="which has no members"):
+    with refuses("member_reward", "which has no members"):
         load_reward_model("text", folder / "one", device="cpu", member_reward="lower_bound")
     source = {"model": of(folder, deviations=2.0), "shaping": "raw"}
     given = letter_study(tmp_path).model_dump(exclude_unset=True)
