@@ -1,0 +1,285 @@
+"""Word problems for an agent with a pocket calculator: problems, tool and table of `make demo-agent`.
+
+    Mia has 834 books. Mia finds 246 stamps. Mia sells 443 books. Mia buys 406 books. How many books does Mia have now?
+
+needs the calls `834 - 443` and `391 + 406`. The calculator takes two numbers, so the second call needs the result of
+the first; the stamps do not matter. The conversations of the supervised start solve problems that need one call.
+
+    python studies/agent_demo.py problems runs/agent_demo/seed0     writes start, train and held_out, .jsonl each
+    guerdon train studies/agent_demo.yaml policy=sft data.train_files=runs/agent_demo/seed0/start.jsonl
+    guerdon run studies/agent_demo.yaml
+    python studies/agent_demo.py continue runs/agent_demo/seed0     the start, trained on for as long as the run took
+    python studies/agent_demo.py table runs/agent_demo/seed0        success on the held-out problems; several folders:
+                                                                    intervals over seeds
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import permutations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from guerdon.errors import DataError, GuerdonError
+from guerdon.files.atomic import write_json, write_text
+from guerdon.statistics.intervals import Interval, conclusion
+from guerdon.statistics.proportion import difference_bounds
+from guerdon.statistics.training_runs import paired_difference
+from guerdon.tasks.tools import calculator
+
+if TYPE_CHECKING:  # a process of the tool imports this file, and needs no torch
+    from guerdon.settings.study import Study
+
+START, TRAIN, HELD_OUT = 1024, 1024, 192  # messages
+TWICE = 0.5
+NAMES = ("Anna", "Ben", "Clara", "Emma", "Finn", "Ida", "Jan", "Leo", "Lucy", "Max", "Mia", "Noah", "Nora", "Tom")
+THINGS = ("balls", "books", "cards", "coins", "cups", "hats", "pears", "pens", "shells", "stamps")
+ADDED = ("buys", "finds", "wins")
+TAKEN = ("gives away", "loses", "sells")
+_OPERATION = re.compile(r"\s*-?[0-9]+\s*[-+*/]\s*-?[0-9]+\s*")
+
+
+def calculate(expression: str) -> str:
+    """Calculate one operation on two numbers.
+
+    Args:
+        expression: for example 12 * 4
+    """
+    if not _OPERATION.fullmatch(expression):
+        return "error: only one operation on two numbers"
+    return calculator(expression)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A word problem.
+
+    Attributes:
+        question: its text.
+        calls: expressions in order; from the second on, the first number is the result of the call before.
+        results: of the calls; the last one is the answer.
+        idle: numbers of the question that do not matter.
+    """
+
+    question: str
+    calls: tuple[str, ...]
+    results: tuple[int, ...]
+    idle: tuple[int, ...]
+
+
+def draw(rng: np.random.Generator, calls: int, idle: int) -> Problem:
+    """A problem.
+
+    Args:
+        rng: decides everything.
+        calls: that it needs.
+        idle: sentences that do not matter, with a number each.
+    """
+    name, other = rng.choice(NAMES, 2, replace=False)
+    thing, unasked = rng.choice(THINGS, 2, replace=False)
+    number = int(rng.integers(300, 1000))
+    sentences, expressions, results = [f"{name} has {number} {thing}."], list[str](), list[int]()
+    for _ in range(calls):
+        taken = number > 200 and rng.random() < 0.5
+        change = int(rng.integers(101, min(900, number))) if taken else int(rng.integers(101, 900))
+        expressions.append(f"{number} {'-' if taken else '+'} {change}")
+        number += -change if taken else change
+        results.append(number)
+        sentences.append(f"{name} {rng.choice(TAKEN if taken else ADDED)} {change} {thing}.")
+    numbers = rng.integers(101, 900, idle).tolist()
+    for unused in numbers:
+        about = (
+            f"{name} {rng.choice((*ADDED, *TAKEN))} {unused} {unasked}.",
+            f"{name} also has {unused} {unasked}.",
+            f"{other} {rng.choice(('has', *ADDED, *TAKEN))} {unused} {thing}.",
+            f"{name} walks {unused} steps.",
+        )
+        sentences.insert(int(rng.integers(1, len(sentences) + 1)), about[int(rng.integers(len(about)))])
+    question = f"{' '.join(sentences)} How many {thing} does {name} have now?"
+    return Problem(question, tuple(expressions), tuple(results), tuple(numbers))
+
+
+def guessable(problem: Problem) -> bool:
+    """Whether fewer calls than the problem needs give its answer, by chance: none, or one with two of its numbers."""
+    answer = problem.results[-1]
+    numbers = [int(one) for one in re.findall("[0-9]+", problem.question)]
+    if answer in numbers:
+        return True
+    found = {value for a, b in permutations(numbers, 2) for value in (a + b, a - b)}
+    return len(problem.calls) > 1 and answer in found
+
+
+def problems(rng: np.random.Generator, size: int, calls: int, taken: set[str]) -> Iterator[Problem]:
+    """Different problems with one or two idle sentences; their questions are added to `taken`."""
+    while size:
+        problem = draw(rng, calls, int(rng.integers(1, 3)))
+        if problem.question in taken or guessable(problem):
+            continue
+        taken.add(problem.question)
+        size -= 1
+        yield problem
+
+
+def prompt_row(problem: Problem) -> dict[str, Any]:
+    """A problem as a prompt with its answer."""
+    return {"prompt": problem.question, "answer": str(problem.results[-1])}
+
+
+def conversation_row(solved: Sequence[Problem]) -> dict[str, Any]:
+    """A message with one or several problems, and the conversation that solves them, for the supervised start."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": " ".join(one.question for one in solved)}]
+    steps = [step for one in solved for step in zip(one.calls, one.results, strict=True)]
+    for number, (expression, result) in enumerate(steps):
+        called = {"name": "calculate", "arguments": {"expression": expression}}
+        call = {"id": f"call_{number}", "type": "function", "function": called}
+        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        messages.append({"role": "tool", "content": str(result), "tool_call_id": f"call_{number}", "name": "calculate"})
+    answer = " and ".join(str(one.results[-1]) for one in solved)
+    return {"messages": [*messages, {"role": "assistant", "content": answer}], "reference": answer}
+
+
+def start_rows(rng: np.random.Generator, taken: set[str]) -> Iterator[dict[str, Any]]:
+    """Conversations about problems of one call; a share `TWICE` of the messages has two problems."""
+    single = problems(rng, 2 * START, 1, taken)
+    for _ in range(START):
+        count = 2 if rng.random() < TWICE else 1
+        yield conversation_row([next(single) for _ in range(count)])
+
+
+def write_problems(folder: Path) -> None:
+    """Write `start.jsonl`, `train.jsonl` and `held_out.jsonl`; no question is in two of them."""
+    taken: set[str] = set()
+    rngs = [np.random.default_rng([0, part]) for part in range(3)]
+    rows = {
+        "held_out": map(prompt_row, problems(rngs[0], HELD_OUT, 2, taken)),
+        "train": map(prompt_row, problems(rngs[1], TRAIN, 2, taken)),
+        "start": start_rows(rngs[2], taken),
+    }
+    for name, found in rows.items():
+        write_text(folder / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in found))
+
+
+def greedy_success(study: Study, model: Path) -> dict[str, float]:
+    """Success of a model on the held-out problems, by greedy conversations; measured once and kept beside it."""
+    kept = model.with_name(f"{model.name}_success.json")
+    if not kept.is_file():
+        from guerdon.collect.text import TextCollector
+        from guerdon.settings.text_policy import TextPolicySettings
+
+        assert study.data is not None
+        policy = TextPolicySettings(path=str(model))
+        with closing(TextCollector(study.data, study.generation, policy, seed=0, agent=study.agent)) as collector:
+            write_json(kept, collector.evaluate(collector.policy, episodes=HELD_OUT))
+    found: dict[str, float] = json.loads(kept.read_bytes())
+    return found
+
+
+def continue_start(folder: Path) -> None:
+    """Train the start on, on its own data, for as long as the run took to learn.
+
+    Raises:
+        GuerdonError: there is no start or no run, or the training fails.
+    """
+    begun = finished(folder / "sft" / "metrics.json")
+    steps = math.ceil(run_seconds(folder) * begun["steps"] / begun["seconds"])
+    from guerdon.train.sft import train_sft_study
+
+    study = study_of(
+        folder,
+        f"data.train_files={folder / 'start.jsonl'}",
+        f"sft.policy.path={folder / 'sft' / 'model'}",
+        f"sft.save_dir={folder / 'continued'}",
+        f"sft.max_steps={steps}",
+    )
+    train_sft_study(study, resume=True)
+
+
+def study_of(folder: Path, *overrides: str) -> Study:
+    """The study of a run as it ran, with changes."""
+    from guerdon.api import load_study
+
+    finished(folder / "run" / "COMPLETE")
+    return load_study(folder / "run" / "config.yaml", *overrides)
+
+
+def run_seconds(folder: Path) -> float:
+    """Seconds of the run up to its last update: without the evaluation at the end."""
+    finished(folder / "run" / "COMPLETE")
+    rows = [json.loads(line) for line in (folder / "run" / "timings.jsonl").read_text(encoding="utf-8").splitlines()]
+    return float([row["wall_time"] for row in rows if row.get("kind") != "eval"][-1])
+
+
+def finished(file: Path) -> dict[str, Any]:
+    """What a command wrote at its end.
+
+    Raises:
+        DataError: it has not ended.
+    """
+    if not file.is_file():
+        raise DataError(f"{file} is not there: the commands of {Path(__file__).name} come one after the other")
+    found: dict[str, Any] = json.loads(file.read_bytes())
+    return found
+
+
+def measured(folder: Path) -> dict[str, float]:
+    """Success of the start, of the run and of the start trained on, and seconds of the last two."""
+    study = study_of(folder)
+    return {
+        "start": greedy_success(study, folder / "sft" / "model")["success"],
+        "run": finished(folder / "run" / "COMPLETE")["final"]["success"],
+        "continued": greedy_success(study, folder / "continued" / "model")["success"],
+        "run_seconds": run_seconds(folder),
+        "continued_seconds": finished(folder / "continued" / "metrics.json")["seconds"],
+    }
+
+
+def difference(rows: Sequence[dict[str, float]], than: str) -> Interval:
+    """Success of the run minus that of another policy: mean over seeds; of one seed over problems."""
+    if len(rows) > 1:
+        return paired_difference([[row["run"] for row in rows]], [[row[than] for row in rows]], seed=0).interval
+    run, other = (rows[0][name] for name in ("run", than))
+    low, high = difference_bounds((other * HELD_OUT, HELD_OUT), (run * HELD_OUT, HELD_OUT))
+    return Interval(run - other, low, high, 1)
+
+
+def table(folders: Sequence[Path]) -> str:
+    """The figures of one or several seeds, as text."""
+    rows = [measured(folder) for folder in folders]
+    lines = [f"{'seed':24} {'start':>6} {'run':>6} {'continued':>10} {'seconds of the two':>20}"]
+    for folder, row in zip(folders, rows, strict=True):
+        seconds = f"{row['run_seconds']:.0f}, {row['continued_seconds']:.0f}"
+        lines.append(f"{folder.name:24} {row['start']:6.3f} {row['run']:6.3f} {row['continued']:10.3f} {seconds:>20}")
+    for than in ("start", "continued"):
+        found = difference(rows, than)
+        bounds = "no interval" if found.low is None else f"[{found.low:+.3f}, {found.high:+.3f}]"
+        lines.append(f"run minus {than}: {found.estimate:+.3f} {bounds}: {conclusion(found)}")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """One of the three steps that are no command of guerdon."""
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("step", choices=("problems", "continue", "table"))
+    ask.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="work_dir of the study")
+    asked = ask.parse_args(arguments)
+    try:
+        if asked.step == "table":
+            print(table(asked.folders))
+            return
+        for folder in asked.folders:
+            write_problems(folder) if asked.step == "problems" else continue_start(folder)
+    except GuerdonError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""The problems of `make demo-agent`: what they need, that no two parts share one, and the table of its results."""
+
+import json
+import re
+from collections import Counter
+from itertools import permutations
+
+import numpy as np
+import pytest
+from studies import agent_demo
+from studies.agent_demo import calculate, draw, problems
+
+
+def drawn(calls, size=300):
+    return list(problems(np.random.default_rng(7), size, calls, set()))
+
+
+def numbers(text):
+    return [int(one) for one in re.findall("[0-9]+", text)]
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_the_calls_of_a_problem_lead_to_its_answer(calls):
+    for problem in drawn(calls):
+        assert len(problem.calls) == calls
+        assert [calculate(one) for one in problem.calls] == [str(one) for one in problem.results]
+        assert all(one > 0 for one in problem.results)
+
+
+def test_the_answer_is_what_the_sentences_about_the_thing_that_is_asked_for_say():
+    for problem in drawn(2):
+        *sentences, question = re.findall(r"[^.?]+[.?]", problem.question)
+        thing, name = re.fullmatch(r" How many (\w+) does (\w+) have now\?", question).groups()
+        amount = 0
+        for sentence in sentences:
+            said = re.fullmatch(rf" ?{name} (has|buys|finds|wins|gives away|loses|sells) (\d+) {thing}\.", sentence)
+            if said:
+                amount += int(said[2]) * (-1 if said[1] in agent_demo.TAKEN else 1)
+        assert amount == problem.results[-1]
+
+
+def test_the_second_call_needs_the_result_of_the_first():
+    for problem in drawn(2):
+        known = numbers(problem.question)
+        first, second = problem.calls
+        assert numbers(second)[0] == problem.results[0]
+        pairs = {int(calculate(f"{a} {sign} {b}")) for a, b in permutations(known, 2) for sign in "+-"}
+        assert problem.results[-1] not in pairs | set(known)
+        assert calculate(f"{first} {second[len(str(problem.results[0])) :]}").startswith("error")  # both at once
+
+
+def test_one_or_two_numbers_do_not_matter():
+    counts = Counter(len(problem.idle) for problem in drawn(2))
+    assert set(counts) == {1, 2}
+    for problem in drawn(2):
+        used = Counter(numbers(" ".join(problem.calls))) - Counter(problem.results[:1])
+        assert Counter(numbers(problem.question)) == used + Counter(problem.idle)
+
+
+def test_a_problem_depends_on_the_seed_alone():
+    assert draw(np.random.default_rng(3), 2, 1) == draw(np.random.default_rng(3), 2, 1)
+    assert draw(np.random.default_rng(3), 2, 1) != draw(np.random.default_rng(4), 2, 1)
+
+
+@pytest.mark.parametrize("expression", ["2 + 3 - 1", "(2 + 3)", "2 ** 3", "len('a')", ""])
+def test_the_calculator_refuses_all_but_one_operation_on_two_numbers(expression):
+    assert calculate(expression).startswith("error")
+    assert calculate(" 12*4 ") == "48"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("problems")
+    agent_demo.main(["problems", str(folder)])
+    names = ("start", "train", "held_out")
+    return {name: [json.loads(line) for line in (folder / f"{name}.jsonl").open(encoding="utf-8")] for name in names}
+
+
+def test_no_problem_is_in_two_parts(written):
+    questions = [row["prompt"] for name in ("train", "held_out") for row in written[name]]
+    for row in written["start"]:
+        questions += re.findall(r"[^?]+\?", row["messages"][0]["content"])
+    texts = [one.strip() for one in questions]
+    assert len(set(texts)) == len(texts) > agent_demo.TRAIN + agent_demo.HELD_OUT + agent_demo.START
+    assert len(written["held_out"]) == 192
+
+
+def test_each_problem_of_the_start_is_solved_by_one_call(written):
+    messages = [row["messages"] for row in written["start"]]
+    for said in messages:
+        asked = said[0]["content"].count("?")
+        calls = [one["tool_calls"][0]["function"] for one in said if one.get("tool_calls")]
+        results = [one["content"] for one in said if one["role"] == "tool"]
+        assert len(calls) == asked
+        assert [calculate(**one["arguments"]) for one in calls] == results
+        assert set(numbers(" ".join(one["arguments"]["expression"] for one in calls))) <= set(
+            numbers(said[0]["content"])
+        )
+        assert said[-1]["content"] == " and ".join(results)
+    assert {said[0]["content"].count("?") for said in messages} == {1, 2}
+
+
+def finished_seed(folder, start, run, continued):
+    for name in ("sft", "run", "continued"):
+        (folder / name).mkdir(parents=True)
+    for name, value in (("sft", start), ("continued", continued)):
+        (folder / name / "model_success.json").write_text(json.dumps({"success": value}))
+    (folder / "continued" / "metrics.json").write_text('{"seconds": 110.0}')
+    (folder / "run" / "COMPLETE").write_text(json.dumps({"final": {"success": run}}))
+    (folder / "run" / "timings.jsonl").write_text(
+        '{"wall_time": 60}\n{"wall_time": 100}\n{"wall_time": 150, "kind": "eval"}\n'
+    )
+    return folder
+
+
+def test_the_table_has_the_differences_with_their_intervals(tmp_path, monkeypatch):
+    monkeypatch.setattr(agent_demo, "study_of", lambda folder: None)
+    folders = [finished_seed(tmp_path / f"seed{k}", 0.2, 0.5 + k / 10, 0.2) for k in range(3)]
+    one, three = agent_demo.table(folders[:1]), agent_demo.table(folders)
+    assert "run minus start: +0.300 [+0.2" in one
+    assert "100, 110" in one
+    assert re.search(r"run minus continued: \+0\.400 \[\+0\.152, \+0\.648\]: better", three)  # t of 2 degrees: 4.303
+
+
+def test_a_step_that_comes_too_early_is_refused_with_one_line(tmp_path):
+    (tmp_path / "sft").mkdir()
+    (tmp_path / "sft" / "metrics.json").write_text('{"steps": 16, "seconds": 100}')
+    for folder, missing in ((tmp_path, "run/COMPLETE"), (tmp_path / "none", "sft/metrics.json")):
+        with pytest.raises(SystemExit, match=rf"^error: .*{missing} is not there"):
+            agent_demo.main(["continue", str(folder)])
