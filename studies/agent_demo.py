@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # a process of the tool imports this file, and needs no torch
     from guerdon.settings.study import Study
 
 START, TRAIN, HELD_OUT = 512, 1024, 192  # conversations, problems, problems
-TOGETHER = 0.5
+TOGETHER = 0.6
 NAMES = ("Anna", "Ben", "Clara", "Emma", "Finn", "Ida", "Jan", "Leo", "Lucy", "Max", "Mia", "Noah", "Nora", "Tom")
 THINGS = ("balls", "books", "cards", "coins", "cups", "hats", "pears", "pens", "shells", "stamps")
 VERBS = ("buys", "finds", "wins")
@@ -136,10 +136,13 @@ def prompt_row(problem: Problem) -> dict[str, Any]:
 
 
 def two_problems(first: Problem, second: Problem) -> dict[str, Any]:
-    """A conversation for the start: two problems in one message, that have nothing to do with each other."""
-    messages = [_user(f"{first.question} {second.question}"), *_called(first, 0), *_called(second, 1)]
-    answer = f"{first.answer} and {second.answer}"
-    return {"messages": [*messages, {"role": "assistant", "content": answer}], "reference": answer}
+    """A conversation for the start: a message with two problems that have nothing to do with each other."""
+    asked = (
+        f"How many {first.thing} does {first.name} have now, and how many {second.thing} does {second.name} have now?"
+    )
+    messages = [_user(" ".join((*first.sentences, *second.sentences, asked))), *_called(first, 0)]
+    messages += [*_called(second, 1, before=first.answer), {"role": "assistant", "content": second.answer}]
+    return {"messages": messages, "reference": second.answer}
 
 
 def two_messages(problem: Problem) -> dict[str, Any]:
@@ -160,12 +163,18 @@ def _user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-def _called(problem: Problem, number: int) -> list[dict[str, Any]]:
-    """The call that solves a problem, and its result; `number` is that of the call in the conversation."""
+def _called(problem: Problem, number: int, before: str = "") -> list[dict[str, Any]]:
+    """The call that solves a problem, and its result.
+
+    Args:
+        problem: of one call.
+        number: of the call in the conversation.
+        before: what the assistant says before it.
+    """
     called = {"name": "calculate", "arguments": {"expression": problem.calls[0]}}
     call = {"id": f"call_{number}", "type": "function", "function": called}
     result = {"role": "tool", "content": problem.answer, "tool_call_id": f"call_{number}", "name": "calculate"}
-    return [{"role": "assistant", "content": "", "tool_calls": [call]}, result]
+    return [{"role": "assistant", "content": before, "tool_calls": [call]}, result]
 
 
 def ends_in_change(problem: Problem) -> bool:
@@ -175,10 +184,14 @@ def ends_in_change(problem: Problem) -> bool:
 
 def start_rows(rng: np.random.Generator, taken: set[str]) -> Iterator[dict[str, Any]]:
     """Conversations for the start, each with two problems of one call; a share `TOGETHER` has them in one message."""
-    singles = problems(rng, 2 * START, 1, taken)
+    singles = problems(rng, 4 * START, 1, taken)
     pairs = filter(ends_in_change, problems(rng, 2 * START, 2, taken))
     for _ in range(START):
-        yield two_problems(next(singles), next(singles)) if rng.random() < TOGETHER else two_messages(next(pairs))
+        if rng.random() >= TOGETHER:
+            yield two_messages(next(pairs))
+            continue
+        first = next(singles)
+        yield two_problems(first, next(one for one in singles if one.name != first.name and one.thing != first.thing))
 
 
 def write_problems(folder: Path) -> None:
