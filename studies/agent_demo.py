@@ -5,7 +5,7 @@
 
 needs the calls `834 + 443` and `1277 + 406`. The calculator takes two numbers, so the second call needs the result of
 the first; the stamps do not matter. The supervised start sees conversations about problems that need one call: two in a
-message that have nothing to do with each other, or a message that goes on where the last answer ended.
+message that have nothing to do with each other, and a message that goes on where the last answer ended.
 
     python studies/agent_demo.py problems runs/agent_demo/seed0     writes start, train and held_out, .jsonl each
     guerdon train studies/agent_demo.yaml policy=sft data.train_files=runs/agent_demo/seed0/start.jsonl
@@ -25,7 +25,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # a process of the tool imports this file, and needs no torch
     from guerdon.settings.study import Study
 
 START, TRAIN, HELD_OUT = 512, 1024, 192  # conversations, problems, problems
-TOGETHER = 0.6
+TOGETHER, AGAIN = 0.9, 0.5  # shares of the conversations of the start: two problems in a message, a second message
 NAMES = ("Anna", "Ben", "Clara", "Emma", "Finn", "Ida", "Jan", "Leo", "Lucy", "Max", "Mia", "Noah", "Nora", "Tom")
 THINGS = ("balls", "books", "cards", "coins", "cups", "hats", "pears", "pens", "shells", "stamps")
 VERBS = ("buys", "finds", "wins")
@@ -135,46 +135,36 @@ def prompt_row(problem: Problem) -> dict[str, Any]:
     return {"prompt": problem.question, "answer": problem.answer}
 
 
-def two_problems(first: Problem, second: Problem) -> dict[str, Any]:
-    """A conversation for the start: a message with two problems that have nothing to do with each other."""
-    asked = (
-        f"How many {first.thing} does {first.name} have now, and how many {second.thing} does {second.name} have now?"
-    )
-    messages = [_user(" ".join((*first.sentences, *second.sentences, asked))), *_called(first, 0)]
-    messages += [*_called(second, 1, before=first.answer), {"role": "assistant", "content": second.answer}]
-    return {"messages": messages, "reference": second.answer}
-
-
-def two_messages(problem: Problem) -> dict[str, Any]:
-    """A conversation for the start: the user asks, and asks again after one more change.
+def solved(parts: Sequence[Sequence[Problem]]) -> dict[str, Any]:
+    """A conversation for the start that solves problems of one call.
 
     Args:
-        problem: of two calls.
+        parts: the problems of each message; one that is not the last of its message is answered in the turn that calls
+            for the next.
     """
-    before = replace(problem, sentences=problem.sentences[:-1], calls=problem.calls[:1], results=problem.results[:1])
-    after = replace(problem, sentences=problem.sentences[-1:], calls=problem.calls[1:], results=problem.results[1:])
     messages: list[dict[str, Any]] = []
-    for number, part in enumerate((before, after)):
-        messages += [_user(part.question), *_called(part, number), {"role": "assistant", "content": part.answer}]
-    return {"messages": messages, "reference": problem.answer}
+    for part in parts:
+        told = " ".join(sentence for one in part for sentence in one.sentences)
+        asked = ", and ".join(f"how many {one.thing} does {one.name} have now" for one in part)
+        messages.append({"role": "user", "content": f"{told} {asked[0].upper()}{asked[1:]}?"})
+        said = ""
+        for one in part:
+            name = f"call_{sum(message['role'] == 'tool' for message in messages)}"
+            called = {"name": "calculate", "arguments": {"expression": one.calls[0]}}
+            call = {"id": name, "type": "function", "function": called}
+            messages.append({"role": "assistant", "content": said, "tool_calls": [call]})
+            messages.append({"role": "tool", "content": one.answer, "tool_call_id": name, "name": "calculate"})
+            said = one.answer
+        messages.append({"role": "assistant", "content": said})
+    return {"messages": messages, "reference": parts[-1][-1].answer}
 
 
-def _user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
-
-
-def _called(problem: Problem, number: int, before: str = "") -> list[dict[str, Any]]:
-    """The call that solves a problem, and its result.
-
-    Args:
-        problem: of one call.
-        number: of the call in the conversation.
-        before: what the assistant says before it.
-    """
-    called = {"name": "calculate", "arguments": {"expression": problem.calls[0]}}
-    call = {"id": f"call_{number}", "type": "function", "function": called}
-    result = {"role": "tool", "content": problem.answer, "tool_call_id": f"call_{number}", "name": "calculate"}
-    return [{"role": "assistant", "content": before, "tool_calls": [call]}, result]
+def cut(problem: Problem) -> tuple[Problem, Problem]:
+    """A problem of two calls as two of one call: all but the last sentence, which is a change, and that sentence."""
+    return (
+        replace(problem, sentences=problem.sentences[:-1], calls=problem.calls[:1], results=problem.results[:1]),
+        replace(problem, sentences=problem.sentences[-1:], calls=problem.calls[1:], results=problem.results[1:]),
+    )
 
 
 def ends_in_change(problem: Problem) -> bool:
@@ -182,26 +172,33 @@ def ends_in_change(problem: Problem) -> bool:
     return problem.sentences[-1].startswith(problem.name) and problem.sentences[-1].endswith(f" {problem.thing}.")
 
 
-def start_rows(rng: np.random.Generator, taken: set[str]) -> Iterator[dict[str, Any]]:
-    """Conversations for the start, each with two problems of one call; a share `TOGETHER` has them in one message."""
-    singles = problems(rng, 4 * START, 1, taken)
-    pairs = filter(ends_in_change, problems(rng, 2 * START, 2, taken))
-    for _ in range(START):
-        if rng.random() >= TOGETHER:
-            yield two_messages(next(pairs))
-            continue
-        first = next(singles)
-        yield two_problems(first, next(one for one in singles if one.name != first.name and one.thing != first.thing))
+def start_rows(rng: np.random.Generator, taken: set[str], together: float = TOGETHER) -> Iterator[dict[str, Any]]:
+    """Conversations for the start, whose problems need one call each.
+
+    Args:
+        rng: decides everything.
+        taken: questions so far; those of the conversations are added.
+        together: share of the conversations whose first message has two problems, which have nothing to do with each
+            other. With the others the policy learns that a result may be the answer.
+    """
+    others = problems(rng, 4 * START, 1, taken)
+    pairs = filter(ends_in_change, problems(rng, 4 * START, 2, taken))
+    for problem in islice(pairs, START):
+        first, change = cut(problem)
+        part = [first]
+        if rng.random() < together:
+            part.insert(0, next(one for one in others if one.name != first.name and one.thing != first.thing))
+        yield solved([part, [change]] if rng.random() < AGAIN else [part])
 
 
-def write_problems(folder: Path) -> None:
+def write_problems(folder: Path, together: float = TOGETHER) -> None:
     """Write `start.jsonl`, `train.jsonl` and `held_out.jsonl`; no question is in two of them."""
     taken: set[str] = set()
     rngs = [np.random.default_rng([0, part]) for part in range(3)]
     rows = {
         "held_out": map(prompt_row, problems(rngs[0], HELD_OUT, 2, taken)),
         "train": map(prompt_row, problems(rngs[1], TRAIN, 2, taken)),
-        "start": start_rows(rngs[2], taken),
+        "start": start_rows(rngs[2], taken, together),
     }
     for name, found in rows.items():
         write_text(folder / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in found))
@@ -309,13 +306,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("step", choices=("problems", "continue", "table"))
     ask.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="work_dir of the study")
+    ask.add_argument("--together", type=float, default=TOGETHER, help="of problems: see start_rows")
     asked = ask.parse_args(arguments)
     try:
         if asked.step == "table":
             print(table(asked.folders))
             return
         for folder in asked.folders:
-            write_problems(folder) if asked.step == "problems" else continue_start(folder)
+            if asked.step == "problems":
+                write_problems(folder, asked.together)
+            else:
+                continue_start(folder)
     except GuerdonError as error:
         sys.exit(f"error: {error}")
 

@@ -74,7 +74,7 @@ def written(tmp_path_factory):
 def test_no_question_is_in_two_parts(written):
     prompts = [row["prompt"] for name in ("train", "held_out") for row in written[name]]
     said = [[one["content"] for one in row["messages"] if one["role"] == "user"] for row in written["start"]]
-    joined = [re.sub(r" How many [^?]+\?", "", one[0], count=1) + f" {one[1]}" for one in said if len(one) == 2]
+    joined = [re.sub(r" How many [^?]+\?", "", one[0]) + f" {one[1]}" for one in said if len(one) == 2]
     openings = [one[0] for one in said]
     assert len({*prompts, *openings, *joined}) == len(prompts) + len(openings) + len(joined)
     assert [len(written[name]) for name in ("train", "held_out")] == [agent_demo.TRAIN, 192]
@@ -99,16 +99,25 @@ def test_every_problem_of_the_start_is_solved_by_one_call(written):
         assert open_problems == 0
         assert messages[-1]["content"] == row["reference"] == calculate(expression)
         shapes["".join(message["role"][0] for message in messages)] += 1
-    assert set(shapes) == {"uatata", "uatauata"}
-    assert shapes["uatata"] / len(written["start"]) == pytest.approx(agent_demo.TOGETHER, abs=0.1)
+    assert set(shapes) == {"uata", "uatata", "uatauata", "uatatauata"}
+    alone = shapes["uata"] + shapes["uatauata"]
+    assert alone / len(written["start"]) == pytest.approx(1 - agent_demo.TOGETHER, abs=0.05)
 
 
 def test_of_two_problems_in_a_message_none_needs_the_other(written):
-    for row in written["start"]:
-        first, *more = [one["tool_calls"][0]["function"]["arguments"] for one in row["messages"] if "tool_calls" in one]
-        if sum(one["role"] == "user" for one in row["messages"]) == 1:
-            asked = numbers(row["messages"][0]["content"])
-            assert set(numbers(more[0]["expression"])) <= set(asked) - set(numbers(first["expression"]))
+    together = [row["messages"] for row in written["start"] if " how many " in row["messages"][0]["content"]]
+    assert together
+    for question, *rest in together:
+        first, second = (one["tool_calls"][0]["function"]["arguments"]["expression"] for one in rest[:3:2])
+        assert set(numbers(second)) <= set(numbers(question["content"]))
+        assert rest[2]["content"] == rest[1]["content"]  # the first is answered in the turn that calls for the second
+        assert first != second
+
+
+@pytest.mark.parametrize("together", [0.0, 1.0])
+def test_the_share_of_conversations_with_two_problems_in_a_message_is_an_argument(together):
+    rows = agent_demo.start_rows(np.random.default_rng(0), set(), together)
+    assert {" how many " in row["messages"][0]["content"] for row in rows} == {together == 1.0}
 
 
 def finished_seed(folder, start, run, continued):
