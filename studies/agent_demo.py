@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from guerdon.config.modules import also_in
 from guerdon.errors import DataError, GuerdonError
 from guerdon.files.atomic import write_json, write_text
 from guerdon.statistics.intervals import Interval, conclusion
@@ -309,14 +310,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ask.add_argument("--together", type=float, default=TOGETHER, help="of problems: see start_rows")
     asked = ask.parse_args(arguments)
     try:
-        if asked.step == "table":
-            print(table(asked.folders))
-            return
-        for folder in asked.folders:
-            if asked.step == "problems":
-                write_problems(folder, asked.together)
-            else:
-                continue_start(folder)
+        with also_in(str(Path(__file__).parents[1])):  # where the study finds its tool
+            if asked.step == "table":
+                print(table(asked.folders))
+                return
+            for folder in asked.folders:
+                if asked.step == "problems":
+                    write_problems(folder, asked.together)
+                else:
+                    continue_start(folder)
     except GuerdonError as error:
         sys.exit(f"error: {error}")
 
