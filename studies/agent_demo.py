@@ -1,4 +1,4 @@
-"""Word problems for an agent with a pocket calculator: problems, tool and table of `make demo-agent`.
+"""Word problems for an agent with a pocket calculator: problems, tool and table of `agent_demo.yaml`.
 
     Mia has 834 books. Mia also has 246 stamps. Mia finds 443 books. Mia buys 406 books. How many books does Mia
     have now?
