@@ -1,4 +1,4 @@
-"""The problems of `studies/agent_demo.py`: what they need, that no two parts share one, and the table of its results."""
+"""The problems of `studies/agent_demo.py`: what they need, that no parts share one, and the table of its results."""
 
 import json
 import re
