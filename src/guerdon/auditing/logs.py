@@ -92,14 +92,25 @@ def _files_of(path: Path, said: Columns) -> _Files:
     events = [f for f in files if EVENTS in f.name]
     monitors = [f for f in files if f.name.endswith(MONITOR)]
     metrics = [f for f in files if f.name == METRICS]
+    tables = [] if said.uses else [f for f in files if is_progress(f)]
+    runs = _run_of(path, files)
+    known = {*events, *monitors, *metrics, *tables}
+    unknown = [f for f in files if f not in known]
+    rows = [f for f in unknown if has_rows(f)]
+    consoles = [f for f in unknown if not (has_rows(f) or other_format(f))]
+    return _Files(events, monitors, metrics, tables, consoles, runs, _parts(path, [] if runs else rows))
+
+
+def _run_of(path: Path, files: Sequence[Path]) -> list[Path]:
+    """The file with the conversations or episodes of a run of guerdon; none in another log.
+
+    Raises:
+        DataError: there are several runs.
+    """
     runs = [_of_run(f) for f in files if f.name == "episodes.jsonl" and f.with_name(METRICS).is_file()]
     if len(runs) > 1:
         raise DataError(f"{len(runs)} runs of guerdon; pass one of them, such as {runs[0].parent}", where=path)
-    tables = [f for f in files if not said.uses and is_progress(f)]
-    known = {*events, *monitors, *metrics, *tables}
-    others = [f for f in files if has_rows(f) and f not in known and not runs]
-    consoles = [f for f in files if not has_rows(f) and f not in known and not other_format(f)]
-    return _Files(events, monitors, metrics, tables, consoles, runs, _parts(path, others))
+    return runs
 
 
 def _of_run(episodes: Path) -> Path:

@@ -267,15 +267,24 @@ def _observations(episode: Episode, shape: PolicyShape, seen: Sequence[ObservedC
             pictures = _pictures(episode, name, wanted)
             parts[name] = _of_shape(episode, pictures, wanted, name or "frames", name or None)
         else:
-            keys = f" (its states are {', '.join(filter(None, numbers))})" if any(numbers) else ""
-            rows = _of_shape(episode, numbers.get(name), wanted, name or "states", name or STATE, keys)
-            if not np.isfinite(rows).all():
-                row = int(np.argwhere(~np.isfinite(rows))[0][0])
-                raise DataError(
-                    f"demonstration {episode.id}, row {row}: its {name or 'state'} is not finite", field=name or STATE
-                )
-            parts[name] = rows
+            parts[name] = _numbers(episode, name, numbers, wanted)
     return columns_as_rows(parts) if len(parts) > 1 or "" not in parts else parts[""]
+
+
+def _numbers(episode: Episode, name: str, numbers: Mapping[str, np.ndarray], wanted: tuple[int, ...]) -> np.ndarray:
+    """(T, *wanted) the numbers of a key, which are finite.
+
+    Raises:
+        DataError: they are not, there are none, or they are of another size.
+    """
+    keys = f" (its states are {', '.join(filter(None, numbers))})" if any(numbers) else ""
+    rows = _of_shape(episode, numbers.get(name), wanted, name or "states", name or STATE, keys)
+    if not np.isfinite(rows).all():
+        row = int(np.argwhere(~np.isfinite(rows))[0][0])
+        raise DataError(
+            f"demonstration {episode.id}, row {row}: its {name or 'state'} is not finite", field=name or STATE
+        )
+    return rows
 
 
 def _of_shape(
