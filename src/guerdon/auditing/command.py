@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -184,16 +184,25 @@ def lines(done: Audited) -> Iterator[str]:
     for one in result.findings:
         joined = f", mostly those of {one.joined_to}" if one.joined_to else ""
         accepted = ", accepted" if one.accepted else ""
-        yield f"{one.severity}: {one.name}: {one.title} ({one.count:,} of {one.total:,} rows{joined}{accepted})"
+        found_in = f"{one.count:,} of {one.total:,} rows" if len(rows) else f"{one.total:,} points of a curve"
+        yield f"{one.severity}: {one.name}: {one.title} ({found_in}{joined}{accepted})"
     for name, why in result.undecided.items():
         yield f"undecided: {name}: {why}"
-    for name, why in result.unchecked.items():
-        yield f"not checked: {name}: {why}"
+    for why, names in _by_reason(result.unchecked).items():
+        yield f"not checked: {', '.join(names)}: {why}"
     if done.second is not None:
         yield from second_lines(done.second)
     if done.against is not None:
         yield from against_lines(done.against)
     yield f"page: {done.page}"
+
+
+def _by_reason(unchecked: Mapping[str, str]) -> dict[str, list[str]]:
+    """The names of checks that were not made, by why."""
+    found: dict[str, list[str]] = {}
+    for name, why in unchecked.items():
+        found.setdefault(why, []).append(name)
+    return found
 
 
 def second_lines(found: SecondReward) -> Iterator[str]:
