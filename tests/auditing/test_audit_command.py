@@ -466,7 +466,12 @@ def test_a_terminal_gets_no_control_characters_of_the_log(tmp_path):
 def test_lines_name_what_was_not_decided_and_not_checked():
     n = np.zeros(3)
     rows = Rows("plain columns", ("a",), n.astype(int), n.astype(int), n)
-    audit = Audit((), {"a": "x"}, {"length": "no responses", "nan": "no reward", "format": "no responses"}, {"tail": "needs 100 responses"})
+    audit = Audit(
+        (),
+        {"a": "x"},
+        {"length": "no responses", "nan": "no reward", "format": "no responses"},
+        {"tail": "needs 100 responses"},
+    )
     assert list(lines(Audited(rows, audit, None, Path("p.html")))) == [
         "3 rows, plain columns: 0 found, 1 clean, 1 undecided, 3 not made",
         "undecided: tail: needs 100 responses",
