@@ -4,6 +4,7 @@ import base64
 import gzip
 import json
 import re
+import time
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -573,8 +574,10 @@ def test_the_row_that_is_chosen_is_the_one_shown(tab, tmp_path):
         tab.js(f"location.hash = '#row={row}'")
         tab.wait(f"document.getElementById('detail').dataset.row === '{row}'")
         tab.wait("(v => v.readyState >= 2 && !v.seeking)(document.querySelector('#detail video'))")
-        tab.js("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 30))))")
+        until = time.monotonic() + 20
         shown[row] = read_stripes(tab.pixels("#detail video"))
+        while shown[row] != row and time.monotonic() < until:  # a decoded frame is painted some time later
+            shown[row] = read_stripes(tab.pixels("#detail video"))
     assert shown == {row: row for row in shown}
 
 
