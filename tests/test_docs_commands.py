@@ -81,6 +81,9 @@ FILLED_IN = {
 }  # by a reader
 MADE = {  # instead of files that a script makes before
     "configs/preference.yaml": ("data.path=tests/questions.jsonl", "data.val_size=1", "data.train_batch_size=1"),
+    "studies/agent_demo.yaml": (
+        "data.train_files=tests/questions.jsonl", "data.val_files=null", "data.val_size=1", "data.train_batch_size=1",
+    ),
     "studies/preference_smollm2.yaml": (
         "data.path=tests/questions.jsonl", "data.val_size=1", "data.train_batch_size=1"
     ),
