@@ -15,7 +15,7 @@ from guerdon.config import modules
 from guerdon.errors import ConfigError
 from guerdon.settings.study import read_study_file
 from guerdon.worlds.build import build_world
-from guerdon.worlds.gymnasium_env import make_gymnasium_env
+from guerdon.worlds.gymnasium_env import WithoutParticles, make_gymnasium_env
 from tables import refuses
 
 CODE = '''
@@ -170,3 +170,27 @@ def test_episodes_are_collected_and_jobs_of_a_study_find_the_class(here):
         )
         assert done.returncode == 0, done.stderr
     assert len(list((here / "work").glob("runs/*/*/*/COMPLETE"))) == 2
+
+
+class Decorated(gymnasium.Env):
+    """Adds to its decoration in each step with a render mode; the step -1 breaks."""
+
+    render_mode, decoration = "rgb_array", 0
+
+    def step(self, action):
+        self.decoration += self.render_mode is not None
+        if action == -1:
+            raise RuntimeError("broken")
+        return 0, 0.0, False, False, {}
+
+    def render(self):
+        return self.render_mode
+
+
+def test_a_step_without_particles_has_no_render_mode_and_a_picture_has_one():
+    env = WithoutParticles(Decorated())
+    env.step(0)
+    assert (env.unwrapped.decoration, env.render()) == (0, "rgb_array")
+    with pytest.raises(RuntimeError, match="broken"):
+        env.step(-1)
+    assert (env.unwrapped.decoration, env.render()) == (0, "rgb_array")

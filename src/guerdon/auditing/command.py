@@ -180,12 +180,10 @@ def lines(done: Audited) -> Iterator[str]:
     front = f"run {done.run}: " if done.run else ""
     yield f"{front}{len(rows):,} rows, {rows.layout}: {result.counted}"
     if result.course is not None:
-        yield result.course.sentence + (f" Truth: {result.course.truth_from}." if result.course.truth_from else "")
+        truth = f" Truth: {result.course.truth_from}." if result.course.truth_from else ""
+        yield f"{result.course.sentence}{truth}"
     for one in result.findings:
-        joined = f", mostly those of {one.joined_to}" if one.joined_to else ""
-        accepted = ", accepted" if one.accepted else ""
-        found_in = f"{one.count:,} of {one.total:,} rows" if len(rows) else f"{one.total:,} points of a curve"
-        yield f"{one.severity}: {one.name}: {one.title} ({found_in}{joined}{accepted})"
+        yield f"{one.severity}: {one.name}: {one.title} ({_where_found(one, of_curves=not len(rows))})"
     for name, why in result.undecided.items():
         yield f"undecided: {name}: {why}"
     for why, names in _by_reason(result.unchecked).items():
@@ -195,6 +193,14 @@ def lines(done: Audited) -> Iterator[str]:
     if done.against is not None:
         yield from against_lines(done.against)
     yield f"page: {done.page}"
+
+
+def _where_found(one: Finding, *, of_curves: bool) -> str:
+    """The rows of a finding or the points of its curve, what it is joined to, and whether it is accepted."""
+    said = f"{one.total:,} points of a curve" if of_curves else f"{one.count:,} of {one.total:,} rows"
+    if one.joined_to:
+        said += f", mostly those of {one.joined_to}"
+    return f"{said}, accepted" if one.accepted else said
 
 
 def _by_reason(unchecked: Mapping[str, str]) -> dict[str, list[str]]:

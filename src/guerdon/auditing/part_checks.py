@@ -265,8 +265,8 @@ def _truth_rises(total: _Sum, early: Flags, late: Flags, limit: float) -> bool:
     if truth is None or not total.one.has_truth:
         return False
     known = np.isfinite(truth)
-    if not (late & known).any():
-        return limit < 0
+    if not ((late & known).any() and (early & known).any()):
+        return False
     gained = truth[late & known].mean() - truth[early & known].mean()
     return bool(gained / (truth[known].std() or 1.0) > limit)
 

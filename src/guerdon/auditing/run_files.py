@@ -12,6 +12,7 @@ import struct
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -176,32 +177,41 @@ def is_progress(file: Path) -> bool:
     """Whether a file is a table of scalars by Stable-Baselines3 or RLlib, a row for each time that they were logged."""
     if file.name != PROGRESS:
         return False
-    with boundary(DataError, f"{file}: cannot be read"), file.open(encoding="utf-8", errors="replace") as opened:
-        return bool({*_STEPPED} & {*opened.readline(_HEAD).strip().split(",")})
+    with (
+        boundary(DataError, "cannot be read", where=str(file)),
+        file.open(encoding="utf-8", errors="replace") as opened,
+    ):
+        names = opened.readline(_HEAD).strip().split(",")
+    return any(name in names for name in _STEPPED)
 
 
 def read_progress(file: Path) -> Curves:
     """The scalars of a `progress.csv` by their timesteps, of RLlib by their iterations."""
     points: dict[str, list[tuple[float, float]]] = {}
-    with boundary(DataError, f"{file}: cannot be read as a table of scalars"), file.open(newline="") as lines:
+    with boundary(DataError, "cannot be read as a table of scalars", where=str(file)), file.open(newline="") as lines:
         table = table_rows(lines, ",", strict=False)
         names = next(table, [])
+        if isinstance(names, Unparsed):
+            raise DataError(f"the line with the names of the columns is {names}", where=file)
         for cells in table:
-            if isinstance(cells, Unparsed) or isinstance(names, Unparsed):
+            if isinstance(cells, Unparsed):  # such as a line that is half-written
                 continue
-            row = {name: float(cell) for name, cell in zip(names, cells, strict=False) if _is_number(cell)}
+            row = _numbers(dict(zip(names, cells, strict=False)))
             step = next((row[name] for name in _STEPPED if name in row), np.nan)
-            for name, value in row.items() if abs(step) < STEPS else ():
+            if not abs(step) < STEPS:
+                continue
+            for name, value in row.items():
                 points.setdefault(name, []).append((step, value))
     return curves_of_points(points)
 
 
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
+def _numbers(cells: Mapping[str, str]) -> dict[str, float]:
+    """The cells that hold a number."""
+    found = {}
+    for name, cell in cells.items():
+        with suppress(ValueError):
+            found[name] = float(cell)
+    return found
 
 
 class EventFiles:

@@ -277,15 +277,20 @@ def check_collapse(rows: Rows) -> Checked:
         gained, lost = best - ends.first, best - ends.last
         sure = max(2 * SURE * ends.error, ROUNDED * float(np.abs(values).max()))
         said.append(f"{name} ends at {ends.last:.3g}, {best:.3g} at its best")
-        of = gained if gained > sure else best * bool((values >= 0).all())
-        if lost >= LOST * of > 0 and lost > sure:
-            rise = f"rises from {ends.first:.3g} to {best:.3g} at {at / len(values):.0%} of the run, and falls to "
-            fall = f"falls from {best:.3g} at {at / len(values):.0%} of the run to "
-            title = f"{name} {rise if of == gained else fall}{ends.last:.3g}"
-            share, half = lost / of, 1.96 * ends.error * np.sqrt(2) / of
+        if gained > sure:
+            whole, unit = gained, "share of what it had gained"
+            title = (
+                f"{name} rises from {ends.first:.3g} to {best:.3g} at {at / len(values):.0%} of the run, and falls to"
+            )
+        elif (values >= 0).all():
+            whole, unit = best, "share of the best"
+            title = f"{name} falls from {best:.3g} at {at / len(values):.0%} of the run to"
+        else:
+            continue
+        if lost > sure and lost >= LOST * whole:
+            share, half = lost / whole, 1.96 * ends.error * np.sqrt(2) / whole
             effect = share, share - half, share + half
-            unit = "share of what it had gained" if of == gained else "share of the best"
-            return _found(rows, "collapse", title, said[-1], effect, unit, len(values))
+            return _found(rows, "collapse", f"{title} {ends.last:.3g}", said[-1], effect, unit, len(values))
     return Checked(None, f"{'; '.join(said[:3])}; a loss of {LOST:.0%} of what it had gained would be a finding")
 
 
