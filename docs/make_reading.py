@@ -36,7 +36,19 @@ ROBOTS = (  # name, columns, files, commands
     (
         "progress.csv of Stable-Baselines3, RLlib",
         "`rollout/ep_rew_mean`, `episode_reward_mean`, ...",
-        "progress.csv",
+        "progress.csv, result.json",
+        "audit",
+    ),
+    (
+        "state of a Trainer of transformers or TRL",
+        "`reward`, `rewards/accuracy_reward/mean`, ...",
+        "trainer_state.json",
+        "audit",
+    ),
+    (
+        "Weights & Biases, on the machine of the run",
+        "`critic/score/mean`, `train/reward`, ...",
+        "run-*.wandb",
         "audit",
     ),
     (

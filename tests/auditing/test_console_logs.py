@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import TrainerState
 
 from guerdon.auditing.logs import LogReader, read_log
 from guerdon.auditing.runs import runs_in
@@ -159,6 +160,73 @@ def test_a_table_of_stable_baselines3_and_one_of_rllib(tmp_path):
     assert read_log(path, columns="reward=episode_reward_mean").reward_N.tolist() == [3.5]
     path.write_text("name,reward\na,0.5\n")
     assert read_log(path).reward_N.tolist() == [0.5]
+
+
+def test_the_lines_of_rllib_with_numbers_in_maps(tmp_path):
+    path = tmp_path / "result.json"
+    lines = [
+        {"training_iteration": 1, "episode_reward_mean": None, "config": {"lr": 0.1}, "done": False, "date": "today"},
+        {
+            "training_iteration": 2,
+            "env_runners": {"episode_return_mean": 3.5},
+            "hist_stats": {"episode_reward": [3, 4]},
+        },
+        {"training_iteration": 3, "env_runners": {"episode_return_mean": float("nan")}},
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines) + '{"training_iteration": 4, "episode_rew'
+    found = curves(path, text)
+    points, role = found["env_runners/episode_return_mean"]
+    assert (list(points), points[2], role) == ([2, 3], 3.5, "reward")
+    assert np.isnan(points[3])
+    assert not {"config/lr", "episode_reward_mean", "date"} & found.keys()
+    path.write_text(json.dumps([{"prompt": "p", "response": "r", "reward": 0.5}]))
+    assert read_log(path).reward_N.tolist() == [0.5]
+
+
+def trainer_state(folder, rewards):
+    """What the `Trainer` of transformers writes into a checkpoint."""
+    logged = [{"step": step, "epoch": step / 10, "rewards/accuracy_reward/mean": reward, "reward": 2 * reward,
+               "reward_std": 0.1} for step, reward in enumerate(rewards, 1)]  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    history = [*logged, {"step": len(rewards), "eval_reward": 0.75, "eval_loss": float("nan")}]
+    TrainerState(global_step=len(rewards), log_history=history).save_to_json(str(folder / "trainer_state.json"))
+
+
+def test_the_state_of_a_trainer_of_transformers(tmp_path):
+    trainer_state(tmp_path, [0.25, 0.5])
+    found = {
+        name: (dict(zip(steps.tolist(), values.tolist(), strict=True)), role_of(name) and role_of(name).role)
+        for name, (steps, values) in read_log(tmp_path / "trainer_state.json").curves.items()
+    }
+    assert found["train/reward"] == ({1: 0.5, 2: 1.0}, "reward")
+    assert found["train/rewards/accuracy_reward/mean"] == ({1: 0.25, 2: 0.5}, "truth")
+    assert found["eval/reward"] == ({2: 0.75}, "reward")
+    assert "train/step" not in found
+    by_hand = read_log(tmp_path / "trainer_state.json", columns="reward=reward")
+    assert by_hand.reward_N[:2].tolist() == [0.5, 1.0]
+
+
+def test_the_last_state_of_a_run_counts_and_runs_are_told_apart(tmp_path):
+    trainer_state(tmp_path / "a" / "checkpoint-2", [0.25, 0.5])
+    trainer_state(tmp_path / "a" / "checkpoint-10", [0.25, 0.5, 0.75])
+    (tmp_path / "a" / "checkpoint-10" / "config.json").write_text('{"model_type": "qwen2"}')
+    found = read_log(tmp_path / "a")
+    assert found.curves["train/reward"][1].tolist() == [0.5, 1.0, 1.5]
+    assert runs_in(tmp_path / "a") == {}
+    trainer_state(tmp_path / "b" / "checkpoint-2", [0.25, 0.5])
+    assert list(runs_in(tmp_path)) == ["a", "b"]
+
+
+def test_states_that_say_nothing_are_refused(tmp_path):
+    path = tmp_path / "trainer_state.json"
+    for history in ("[]", '{"step": 1}', "[1, null]"):
+        path.write_text(f'{{"log_history": {history}}}')
+        with pytest.raises(DataError, match="no log is recognised"):
+            read_log(path)
+    for text in ('["log_history"]', '{"log_history": ['):
+        path.write_text(text)
+        with pytest.raises(DataError, match=r"trainer_state\.json"):
+            read_log(path)
 
 
 def test_tables_in_folders_of_their_own_are_runs(tmp_path):

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from guerdon.auditing.run_files import STEPS, Curves, curves_of_points
+from guerdon.auditing.scalar_files import STEPS, Curves, curves_of_points, trainer_tag
 from guerdon.files.bounds import bounded_lines
 
 ENDINGS = (".log", ".out")
@@ -109,7 +109,7 @@ def _points(line: str, printed: int) -> Points:
             yield f"{'eval' if name.startswith('eval_') else 'train'}/{name}", step, value
     elif flat is not None:
         for name, step, value in _pairs(_PAIR, flat[0], printed):
-            yield f"eval/{name[5:]}" if name.startswith("eval_") else f"train/{name}", step, value
+            yield trainer_tag(name), step, value
 
 
 def _pairs(pattern: re.Pattern[str], text: str, step: int) -> Points:

@@ -16,19 +16,18 @@ from typing import Any, NamedTuple
 
 from guerdon.auditing.console_logs import ENDINGS, ConsoleLogs
 from guerdon.auditing.rows import Rows
-from guerdon.auditing.run_files import (
+from guerdon.auditing.run_files import MONITOR, MonitorFiles, read_lerobot
+from guerdon.auditing.scalar_files import (
     EVENTS,
     METRICS,
-    MONITOR,
     Curves,
     EventFiles,
     MetricFiles,
-    MonitorFiles,
-    is_progress,
-    read_lerobot,
-    read_progress,
+    is_table,
+    read_table,
 )
 from guerdon.auditing.text_rows import RowReader
+from guerdon.auditing.wandb_files import WANDB
 from guerdon.errors import DataError
 from guerdon.files.bounds import TooLarge
 from guerdon.processes.progress import log_line
@@ -59,8 +58,8 @@ _FIRST_SIZE = 2_000_000  # characters of those of a file
 _LOOKED_FOR = (
     "completions of TRL, dumps of verl, traces of verifiers and prime-rl, logs of inspect_ai, rollouts of NeMo-Gym, "
     "events of TensorBoard, console logs of verl, OpenRLHF, TRL and Stable-Baselines3, monitor.csv of it, progress.csv "
-    "of it or RLlib, a LeRobot data set, a run of guerdon, and "
-    f"{', '.join(ROWS)} with a column of rewards, also packed"
+    "of it or RLlib, result.json of RLlib, trainer_state.json of transformers, run-*.wandb of Weights & Biases, a "
+    f"LeRobot data set, a run of guerdon, and {', '.join(ROWS)} with a column of rewards, also packed"
 )
 
 
@@ -71,7 +70,7 @@ class _Files(NamedTuple):
         events: of TensorBoard.
         monitors: of Stable-Baselines3.
         metrics: of runs of guerdon or prime-rl.
-        tables: of scalars, by Stable-Baselines3 or RLlib.
+        tables: of scalars, by Stable-Baselines3, RLlib, transformers or Weights & Biases.
         consoles: that may hold what a trainer printed.
         runs: conversations or episodes of a run of guerdon, one file at most.
         others: files of rows and members of archives, whose content says what wrote them; none beside a run.
@@ -88,11 +87,11 @@ class _Files(NamedTuple):
 
 def _files_of(path: Path, said: Columns) -> _Files:
     """The files of a log; where the user says what columns are, tables of scalars are rows."""
-    files = log_files(path, EVENTS, *ENDINGS)
+    files = log_files(path, EVENTS, WANDB, *ENDINGS)
     events = [f for f in files if EVENTS in f.name]
     monitors = [f for f in files if f.name.endswith(MONITOR)]
     metrics = [f for f in files if f.name == METRICS]
-    tables = [] if said.uses else [f for f in files if is_progress(f)]
+    tables = [] if said.uses else [f for f in files if is_table(f)]
     runs = _run_of(path, files)
     known = {*events, *monitors, *metrics, *tables}
     unknown = [f for f in files if f not in known]
@@ -234,7 +233,8 @@ class LogReader:
             why = self._read_more(known)
             if not why:
                 self._all = known
-                return self._finished(known, _files_of(self.path, self.given))
+                files = _files_of(self.path, self.given)
+                return self._finished(known, files, self._logged(files))
             log_line(f"all of {self.path} is read again: {why}")
         return self._read_all()
 
@@ -250,12 +250,12 @@ class LogReader:
             self.events = EventFiles(path)
         notes: list[str] = []
         kind, skipped = _kind_of(path, files, said, notes)
-        curves = self.events.read(files.events)
+        curves = self._logged(files)
         shown = self.events.shown
-        logged = bool(curves or files.metrics or files.tables)
-        printed, _ = self._printed(files, alone=kind is None and not logged)
+        has_scalars = bool(curves or files.metrics)
+        printed, _ = self._printed(files, alone=kind is None and not has_scalars)
         if kind is None:
-            if not (logged or printed):
+            if not (has_scalars or printed):
                 _refuse_other_formats(path)
                 raise DataError(f"no log is recognised{_lacks(skipped)}; looked for {_LOOKED_FOR}", where=path)
             kind = _Kind("responses and scalars in TensorBoard" if shown else "scalars")
@@ -266,15 +266,20 @@ class LogReader:
         self._read_rows(read, files)
         if not files.monitors and kind.parts:
             self._all = read
-        return self._finished(read, files)
+        return self._finished(read, files, curves)
 
-    def _finished(self, read: _Read, files: _Files) -> Rows:
-        """The rows as they are, with the scalars that are logged beside them."""
-        curves, several = self._printed(files)
+    def _logged(self, files: _Files) -> Curves:
+        """The scalars in tables, events and figures of runs."""
+        curves: Curves = {}
         for table in files.tables:
-            curves |= read_progress(table)
+            curves |= read_table(table)
         curves |= self.events.read(files.events)
-        curves |= self.metrics.read(files.metrics)
+        return curves | self.metrics.read(files.metrics)
+
+    def _finished(self, read: _Read, files: _Files, logged: Curves) -> Rows:
+        """The rows as they are, with the scalars that are logged beside them or printed."""
+        printed, several = self._printed(files)
+        curves = printed | logged
         half = sum(lines.is_half for lines in read.lines.values())
         parts = [part for part, _ in read.kind.parts]
         notes = [*read.notes, *several, *read.batches.notes(len(parts))]

@@ -1,18 +1,15 @@
-"""Logs without texts: LeRobot data sets, monitor files of Stable-Baselines3, scalars of TensorBoard and of runs.
+"""Logs of robots: LeRobot data sets, monitor files of Stable-Baselines3.
 
 rows = read_lerobot(Path("data/episodes"), {})
-curves = EventFiles(Path("runs/a")).read([Path("runs/a/events.out.tfevents.1.host")])
 """
 
 from __future__ import annotations
 
 import json
 import re
-import struct
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -20,31 +17,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from guerdon.auditing.rows import Codes, Numbers, RobotSteps, Rows
+from guerdon.auditing.rows import Numbers, RobotSteps, Rows
 from guerdon.errors import DataError, boundary
-from guerdon.files.bounds import RECORD, BadRecord, TooLarge, Unparsed, table_rows, too_long
-from guerdon.reading.containers import LinesRead, Part, grown_rows
-from guerdon.reading.fields import is_beyond_float
+from guerdon.files.bounds import BadRecord, Unparsed, table_rows
+from guerdon.reading.containers import Part
 from guerdon.reading.nested import RESCORED
 
 if TYPE_CHECKING:
     from guerdon.episodes.data_files import DataFiles  # imports pyarrow, which most logs do not need
 
-EVENTS, MONITOR, METRICS, PROGRESS = "events.out.tfevents", "monitor.csv", "metrics.jsonl", "progress.csv"
+MONITOR = "monitor.csv"
 _REWARDS = re.compile(r"reward|progress|score|success", re.IGNORECASE)
 _POSITION = ("episode_index", "frame_index", "task_index")  # columns of every LeRobot data set
 _CONTACT = re.compile(r"contact|force|tactile|touch", re.IGNORECASE)
 _HEAD = 100_000  # characters of the first line of a monitor file
 _TAIL, _CHECKED = 1 << 16, 64  # bytes at the end of a monitor file: of a line, and by which it is known again
-_STEPPED = ("time/total_timesteps", "training_iteration")  # in each progress.csv of Stable-Baselines3, of RLlib
-_SHOWN = re.compile(r"Sample:(?:\\n|\n)(.*)(?:\\n|\n){2}Reward: (\S+)$", re.DOTALL)
 
 NO_EPISODE = "not an episode"
 """What is wrong with a line of a monitor file, such as one that is half-written."""
-STEPS = 1 << 63
-"""Of int64, one more than a step can be."""
-
-Curves = dict[str, tuple[Codes, Numbers]]
 
 
 class MonitorFiles:
@@ -139,155 +129,6 @@ def _episode(cells: list[str] | Unparsed, names: Sequence[str], started: float, 
         return {**own, "at": started + float(row.pop("t")), **row}
     except (ValueError, KeyError):  # a half-written line
         return BadRecord(NO_EPISODE, NO_EPISODE, where=where)
-
-
-class MetricFiles:
-    """Numbers of files `metrics.jsonl` of guerdon or prime-rl, of which only what was added is read."""
-
-    def __init__(self) -> None:
-        self._known: dict[Path, tuple[LinesRead, dict[str, list[tuple[float, float]]]]] = {}
-
-    def read(self, files: Sequence[Path]) -> Curves:
-        """All numbers, by the kind of row and their name."""
-        curves: Curves = {}
-        for file in files:
-            lines, _ = self._known.get(file, (LinesRead(), None))
-            if file.stat().st_size < lines.offset or not lines.still_holds(file):
-                del self._known[file]
-            lines, found = self._known.setdefault(file, (LinesRead(), {}))
-            for _, row in grown_rows(Part(file), lines):
-                _add_metrics(row, found)
-            curves |= curves_of_points(found)
-        return curves
-
-
-def _add_metrics(row: Any, found: dict[str, list[tuple[float, float]]]) -> None:
-    """Add the numbers of a row to those of their names."""
-    step = row.get("step") if isinstance(row, Mapping) else None
-    if not isinstance(step, int) or abs(step) >= STEPS:
-        return
-    kind = f"{row['kind']}/" if isinstance(row.get("kind"), str) else ""
-    for name, value in row.items():
-        is_number = isinstance(value, int | float) and not is_beyond_float(value)
-        if name not in ("step", "time", "kind") and is_number:
-            found.setdefault(f"{kind}{name}", []).append((step, value))
-
-
-def is_progress(file: Path) -> bool:
-    """Whether a file is a table of scalars by Stable-Baselines3 or RLlib, a row for each time that they were logged."""
-    if file.name != PROGRESS:
-        return False
-    with (
-        boundary(DataError, "cannot be read", where=str(file)),
-        file.open(encoding="utf-8", errors="replace") as opened,
-    ):
-        names = opened.readline(_HEAD).strip().split(",")
-    return any(name in names for name in _STEPPED)
-
-
-def read_progress(file: Path) -> Curves:
-    """The scalars of a `progress.csv` by their timesteps, of RLlib by their iterations."""
-    points: dict[str, list[tuple[float, float]]] = {}
-    with boundary(DataError, "cannot be read as a table of scalars", where=str(file)), file.open(newline="") as lines:
-        table = table_rows(lines, ",", strict=False)
-        names = next(table, [])
-        if isinstance(names, Unparsed):
-            raise DataError(f"the line with the names of the columns is {names}", where=file)
-        for cells in table:
-            if isinstance(cells, Unparsed):  # such as a line that is half-written
-                continue
-            row = _numbers(dict(zip(names, cells, strict=False)))
-            step = next((row[name] for name in _STEPPED if name in row), np.nan)
-            if not abs(step) < STEPS:
-                continue
-            for name, value in row.items():
-                points.setdefault(name, []).append((step, value))
-    return curves_of_points(points)
-
-
-def _numbers(cells: Mapping[str, str]) -> dict[str, float]:
-    """The cells that hold a number."""
-    found = {}
-    for name, cell in cells.items():
-        with suppress(ValueError):
-            found[name] = float(cell)
-    return found
-
-
-class EventFiles:
-    """Scalars of TensorBoard by their tag, and the responses that OpenRLHF shows there.
-
-    Args:
-        root: of the log: tags of files in its folders have the folder in front, where there are several.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.shown: list[dict[str, Any]] = []
-        self._loaders: dict[Path, Any] = {}
-        self._found: dict[tuple[Path, str], list[tuple[float, float]]] = {}
-        self._sizes: dict[Path, int] = {}
-
-    def only_grew(self, files: Sequence[Path]) -> bool:
-        """Whether the files that were read are still there, and none is shorter."""
-        return all(file in files and file.stat().st_size >= size for file, size in self._sizes.items())
-
-    def read(self, files: Sequence[Path]) -> Curves:
-        """All scalars, of which those that were not there before are read; what is half-written is left out.
-
-        Raises:
-            DataError: a file is none of events.
-        """
-        if files:
-            from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-        for file in files:
-            with boundary(DataError, "cannot be read as events of TensorBoard", where=str(file)):
-                _check_events(file)
-                self._sizes[file] = file.stat().st_size
-                loader = self._loaders.setdefault(file, EventFileLoader(str(file)))
-                for event in loader.Load():
-                    self._add(file, event)
-        several = len({folder for folder, _ in self._found}) > 1
-        named: dict[str, list[tuple[float, float]]] = {}
-        for (folder, tag), points in self._found.items():
-            front = f"{folder.relative_to(self.root)}/" if several and folder != self.root else ""
-            named.setdefault(f"{front}{tag}", []).extend(points)
-        return curves_of_points(named)
-
-    def _add(self, file: Path, event: Any) -> None:
-        from tensorboard.util.tensor_util import make_ndarray
-
-        for value in event.summary.value:
-            if value.metadata.plugin_data.plugin_name == "scalars":
-                number = float(make_ndarray(value.tensor).reshape(-1)[0])
-                self._found.setdefault((file.parent, value.tag), []).append((event.step, number))
-            elif value.tag.startswith("train/generated_samples"):
-                said = b"".join(value.tensor.string_val).decode("utf-8", "replace")
-                if sample := _SHOWN.match(said):
-                    self.shown.append({"step": event.step, "response": sample[1], "reward": sample[2]})
-
-
-def _check_events(file: Path) -> None:
-    """Refuse events that are too long to be read; each has its length in front of it.
-
-    Raises:
-        TooLarge: one is longer than `RECORD`.
-    """
-    with file.open("rb") as opened:
-        while len(head := opened.read(12)) == 12:
-            (size,) = struct.unpack_from("<Q", head)
-            if size > RECORD:
-                raise TooLarge(f"{file}: an event is {too_long(RECORD)}; remove it, or the file")
-            opened.seek(size + 4, 1)
-
-
-def curves_of_points(found: Mapping[str, list[tuple[float, float]]]) -> Curves:
-    """Each curve in the order of its steps; of what was logged again after a restart the last."""
-    curves = {}
-    for name, points in sorted(found.items()):
-        steps, values = zip(*sorted(dict(points).items()), strict=True)
-        curves[name] = (np.asarray(steps, np.int64), np.asarray(values, np.float64))
-    return curves
 
 
 class _RobotColumns(NamedTuple):

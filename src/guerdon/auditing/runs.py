@@ -12,7 +12,8 @@ import re
 from pathlib import Path
 
 from guerdon.auditing.rows import Rows
-from guerdon.auditing.run_files import EVENTS, METRICS, PROGRESS
+from guerdon.auditing.scalar_files import EVENTS, METRICS, PROGRESS, RESULT, STATE
+from guerdon.auditing.wandb_files import WANDB
 from guerdon.reading.data_sets import log_files
 
 _CONFIGURATION = re.compile(r"(?:config|args|hparams|params|training_args|run_config)\.(?:ya?ml|json|toml)")
@@ -34,7 +35,7 @@ def runs_in(path: Path) -> dict[str, Path]:
     """
     if not path.is_dir():
         return {}
-    logs = [file for file in log_files(path, EVENTS) if not _CONFIGURATION.fullmatch(file.name)]
+    logs = [file for file in log_files(path, EVENTS, WANDB) if not _CONFIGURATION.fullmatch(file.name)]
     marked = {file.parent for file in path.rglob("*") if _is_mark(file)}
     found = {_whole(folder, path, logs) for folder in marked}
     outermost = sorted(one for one in found if not found.intersection(one.parents))
@@ -46,7 +47,8 @@ def runs_in(path: Path) -> dict[str, Path]:
 
 def _is_mark(file: Path) -> bool:
     """Whether a file is one that each run has once: its configuration, its events or its figures."""
-    return EVENTS in file.name or file.name in (METRICS, PROGRESS) or _CONFIGURATION.fullmatch(file.name) is not None
+    figures = EVENTS in file.name or file.suffix == WANDB or file.name in (METRICS, PROGRESS, RESULT, STATE)
+    return figures or _CONFIGURATION.fullmatch(file.name) is not None
 
 
 def _whole(folder: Path, root: Path, logs: list[Path]) -> Path:
