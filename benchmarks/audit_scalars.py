@@ -19,38 +19,7 @@ from guerdon.auditing.logs import read_log
 from guerdon.auditing.scalar_checks import TAGS, Tag, role_of
 
 LIST = HERE / "audit_scalars.tsv"
-VERL, RLHF, RLLIB = "code of verl 0.9.1", "code of OpenRLHF 0.11.2", "code of users of RLlib"
-THREADS = {"accuracy": "verl-project/verl issue 1109", "score": "PRIME-RL/Entropy-Mechanism-of-RL issue 21"}
-TRL = "documentation of TRL"
-ELSEWHERE = {  # tags without a public file, and where the name is from
-    "*best@*": f"{VERL}; lines in {THREADS['accuracy']}",
-    "*worst@*": f"{VERL}; lines in {THREADS['accuracy']}",
-    "val-aux/*/acc/mean@*": VERL,
-    "val-*/acc/maj@*/mean": VERL,
-    "val-aux/*/score/mean@*": f"{VERL}; lines in {THREADS['score']}",
-    "rewards/*accuracy*/mean": TRL,
-    "rewards/*correct*/mean": TRL,
-    "rewards/*accuracy*": TRL,
-    "rewards/*correct*": "`rewards/r1_correctness` in trainer_state.json of nhockid235/xling-grpo-sub3b, read as rows",
-    "objective/scores": f"{TRL}; lines in hongbo-miao/hongbomiao.com pull request 37684",
-    "objective/rlhf_reward": f"{TRL}; lines in hongbo-miao/hongbomiao.com pull request 37684",
-    "objective/kl": f"{TRL}; lines in hongbo-miao/hongbomiao.com pull request 37684",
-    "objective/entropy": f"{TRL}; lines in hongbo-miao/hongbomiao.com pull request 37684",
-    "policy/approxkl_avg": f"{TRL}; lines in hongbo-miao/hongbomiao.com pull request 37684",
-    "rollout/reward_mean": f"{RLHF}; lines broken by hand in the page of Madhustat/OpenRLHF",
-    "rollout/response_length_mean": f"{RLHF}; lines broken by hand in the page of Madhustat/OpenRLHF",
-    "rollout/truncated_rate": f"{RLHF}; lines broken by hand in the page of Madhustat/OpenRLHF",
-    "train/return": f"{RLHF}; lines broken by hand in the page of Madhustat/OpenRLHF",
-    "train/response_clip_ratio": "code of OpenRLHF from its pull request 1036 on; not in 0.11.2",
-    "eval_*_pass1": RLHF,
-    "episode_return_mean": RLLIB,
-    "custom_metrics/*success*_mean": RLLIB,
-    "learner_stats/kl": "RLlib 1 and 2, not looked up",
-    "is_truncated/mean": "code of prime-rl",
-    "completion_len/mean": "code of prime-rl from its pull request 680 to 1714",
-    "num_output_tokens/mean": "code of prime-rl",
-    "entropy/all/mean": "code of prime-rl",
-}
+OWN = "guerdon and others"  # `Tag.tool` of names that are not of one tool
 HEAD = """# Scalars of public runs, audited
 
 A run that logs no rows may still have curves. What a curve is follows from its name, by the table `TAGS` in
@@ -58,12 +27,20 @@ A run that logs no rows may still have curves. What a curve is follows from its 
 `guerdon audit` says of these files. {logs} files were read: {findings} findings, {false} of them false.
 
 Findings were judged from the curves themselves; of the files without findings the beginning, best, worst and end of
-each curve with a role were looked at, and none lacks one that is beyond doubt. Of the page of `Madhustat/OpenRLHF`
-only the lines that OpenRLHF printed were read. This needs the files, which belong to their owners:
+each curve with a role were looked at; one lacks a finding (below). This needs the files, which belong to
+their owners:
 
 <!-- Not run here: it needs the files, which belong to their owners. -->
 
     python benchmarks/audit_scalars.py FOLDER --page docs/audit_scalars.md
+
+Of some sources only a part was read, put into a file of its own:
+
+- of the page of `Madhustat/OpenRLHF`, the pull request of `hongbo-miao/hongbomiao.com` and the issue of
+  `vllm-project/vllm-ascend` the lines that a trainer printed, in one line each where the page breaks them;
+- of `SemiAnalysisAI/opd-benchmark`, which could be read but not copied, the numbers of some names, copied by hand;
+- `metrics_raw.json` of `intertwine/security-verifiers` as one object per line, and the lines of
+  `BNJ02/marl-rllib-gpu-bench`, which its own script wrote, with the number of the iteration as `step`.
 
 ## Faults that these files showed
 
@@ -79,9 +56,17 @@ All of them are repaired.
 - `rewards/accuracies` of preference training by TRL was read as a reward.
 - A constant curve had a false `collapse` by rounding.
 - A reward that began at its best and fell to nothing was no `collapse`: seven of the runs of TRL below.
+- `rewards/accuracy_reward/std` of TRL was read as a truth.
+- `trainer_state.json` of transformers was read as rows, `result.json` of RLlib and the files of Weights & Biases not at
+  all.
+- `rollout/tool_success_rate` of a user of verl was read as a truth, which hid that responses became longer.
+- A score of verl that falls to -1, its lowest value, and stays there was no `collapse`.
 - Entropies of RLlib (`learner/entropy`, `learner/policy_entropy`, `learner/agent_0/entropy`) were not read, nor were
   console logs and `progress.csv` without `--columns`.
 
+Not found is the fall of `critic/score/mean` from -0.52 to -0.91 in the first run of `jianghoucheng`: where a reward
+begins at its best, can be negative and still moves at the end, a curve does not say how much is much. `length` names
+this run.
 One finding is false and stays: of curves alone, a reward that falls because the levels of a curriculum become harder
 cannot be told from one that collapses. The remedy says so.
 
@@ -93,11 +78,7 @@ cannot be told from one that collapses. The remedy says so.
 TAGS_HEAD = """
 ## Tags
 
-The file is the one with the most points. **No public file** means that none was found by the names of files
-(`train.log`, `grpo.log`, `verl_demo.log`, `progress.csv`, `metrics.jsonl` and others), in the logs, notebooks and event
-files of about 100 public repositories of the tools' users, or by the text of the tag in an index of public code and
-documentation files; the name is then from what is said there. Names that are not of one tool, such as `success`, come
-last.
+The file is the one with the most points. Names that are not of one tool, such as `success`, come last.
 
 | tool | tag | role | public file |
 | --- | --- | --- | --- |
@@ -143,7 +124,7 @@ def page(logs: list[Log], folder: Path) -> str:
     tried = tried_on(logs, folder)
     tags = []
     for tag in TAGS:
-        where = f"**no public file**; {ELSEWHERE[tag.name]}" if tag.name in ELSEWHERE else "not of one tool"
+        where = "not of one tool" if tag.tool == OWN else "**no public file**"
         if tag in tried:
             where = f"`{tried[tag].name}`, {tried[tag].points:,} points: {address(tried[tag].log)}"
         tags.append(f"| {tag.tool} | `{tag.name}` | {tag.role} | {where} |")

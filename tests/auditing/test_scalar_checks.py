@@ -51,6 +51,8 @@ def found(**curves):
         ("train/reward", "reward"),
         ("train/reward_std", "none"),
         ("train/rewards/accuracy_reward/mean", "truth"),
+        ("train/rewards/accuracy_reward/std", "none"),
+        ("train/rewards/correctness_reward_func", "truth"),
         ("train/rewards/format_reward/mean", "reward"),
         ("train/completions/clipped_ratio", "truncated"),
         ("train/completions/mean_length", "length"),
@@ -73,6 +75,11 @@ def found(**curves):
         ("train/rollout/truncated_rate", "truncated"),
         ("train/rollout/reward_mean", "reward"),
         ("train/agg/effective/is_truncated/mean", "truncated"),
+        ("is_truncated/all/mean", "truncated"),
+        ("decode_len/all/mean", "length"),
+        ("rollout/tool_success_rate", "none"),
+        ("config/model/lstm_use_prev_reward", "none"),
+        ("reward/all/mean", "reward"),
         ("train/return/judge", "reward"),
         ("train/return/env", "truth"),
         ("train/return/combined", "none"),
@@ -114,6 +121,16 @@ def test_a_reward_that_falls_to_nothing_from_its_beginning():
     assert "train/reward falls from 0.9" in one["collapse"].title
     assert not found(train__reward=0.9 - 0.4 * UP + NOISE)
     assert not found(rollout__ep_rew_mean=10 - 20 * UP + NOISE)  # of rewards of either sign, little is known
+
+
+def test_a_reward_of_either_sign_that_falls_to_its_lowest_value_and_stays_there():
+    falls = np.maximum(-0.5 - 2 * UP, -1) + NOISE * (UP < 0.2)
+    one = found(critic__score__mean=falls)
+    assert set(one) == {"collapse"}
+    assert "critic/score/mean falls from -0.5" in one["collapse"].title
+    assert one["collapse"].title.endswith("and stays at -1")
+    falls[-1] = -0.9
+    assert not found(critic__score__mean=falls)
 
 
 def test_constant_and_rare_rewards_do_not_collapse():

@@ -66,13 +66,11 @@ TAGS = (  # the first that fits counts
     Tag("train/entropy_loss", "negative entropy", f"{_SB3}, with the other sign {_RLHF}"),
     Tag("critic/score/mean", "reward", _VERL),
     Tag("critic/rewards/mean", "reward", _VERL),
-    Tag("val-core/*/acc/mean@*", "truth", _VERL),
-    Tag("val-aux/*/acc/mean@*", "truth", _VERL),
+    Tag("val-*/acc/mean@*", "truth", _VERL),
     Tag("val-*/acc/maj@*/mean", "truth", _VERL),
     Tag("val/test_score/*", "truth", _VERL),
-    Tag("val-core/*/reward/mean@*", "reward", _VERL),
-    Tag("val-aux/*/reward/mean@*", "reward", _VERL),
-    Tag("val-aux/*/score/mean@*", "reward", _VERL),
+    Tag("val-*/reward/mean@*", "reward", _VERL),
+    Tag("val-*/score/mean@*", "reward", _VERL),
     Tag("response_length/mean", "length", _VERL),
     Tag("response_length/clip_ratio", "truncated", _VERL),
     Tag("actor/entropy", "entropy", _VERL),
@@ -81,8 +79,7 @@ TAGS = (  # the first that fits counts
     Tag("actor/reward_kl_penalty", "divergence", _VERL),
     Tag("critic/kl", "divergence", _VERL),
     Tag("actor/ppo_kl", "none", _VERL),
-    Tag("rewards/*accuracy*/mean", "truth", _TRL),
-    Tag("rewards/*correct*/mean", "truth", _TRL),
+    Tag("rewards/*/std", "none", _TRL),
     Tag("rewards/*accuracy*", "truth", _TRL),
     Tag("rewards/*correct*", "truth", _TRL),
     Tag("rewards/chosen", "none", _TRL),  # of preference training
@@ -105,8 +102,8 @@ TAGS = (  # the first that fits counts
     Tag("rollout/truncated_rate", "truncated", _RLHF),
     Tag("train/return", "reward", _RLHF),  # not used beside `train/reward`
     Tag("train/response_length", "length", _RLHF),
-    Tag("train/response_clip_ratio", "truncated", _RLHF),
-    Tag("eval_*_pass1", "truth", _RLHF),
+    Tag("train/response_clip_ratio", "truncated", f"{_RLHF}, ms-swift"),
+    Tag("config/*", "none", _RLLIB),
     Tag("episode_return_mean", "reward", _RLLIB),
     Tag("episode_reward_mean", "reward", _RLLIB),
     Tag("custom_metrics/*success*_mean", "truth", _RLLIB),
@@ -115,8 +112,9 @@ TAGS = (  # the first that fits counts
     Tag("learner*/*/entropy", "entropy", _RLLIB),
     Tag("learner_stats/kl", "none", _RLLIB),
     Tag("learner*/*/mean_kl_loss", "none", _RLLIB),
-    Tag("is_truncated/mean", "truncated", _PRIME),
+    Tag("is_truncated*/mean", "truncated", _PRIME),
     Tag("completion_len/mean", "length", _PRIME),
+    Tag("decode_len/all/mean", "length", _PRIME),
     Tag("num_output_tokens/mean", "length", _PRIME),
     Tag("entropy/all/mean", "entropy", _PRIME),
     Tag("reward/mean", "reward", _PRIME),
@@ -131,6 +129,7 @@ TAGS = (  # the first that fits counts
     Tag("*known*", "none", _OWN),
     Tag("*count*", "none", _OWN),
     Tag("*std*", "none", _OWN),
+    Tag("*tool_*", "none", _OWN),  # calls that a tool answered are not responses that are right
     Tag("*_min", "none", _OWN),
     Tag("*_max", "none", _OWN),
     Tag("*/min", "none", _OWN),
@@ -141,6 +140,8 @@ TAGS = (  # the first that fits counts
     Tag("*success", "truth", _OWN),
     Tag("*accuracy*", "truth", _OWN),
     Tag("*correct*", "truth", _OWN),
+    Tag("*pass1", "truth", _OWN),
+    Tag("*pass@1", "truth", _OWN),
     Tag("*gold*", "truth", _OWN),
     *(Tag(f"{what}/{whose}", "truth", _OWN) for what in ("return", "reward") for whose in ("env", "verifier", "truth")),
     *(Tag(f"{what}{ending}", "reward", _OWN)
@@ -267,7 +268,11 @@ def _ranks(values: Numbers) -> Numbers:
 
 
 def check_collapse(rows: Rows) -> Checked:
-    """A reward loses nearly all that it had gained, or all but a fifth where it is never negative; else the truth."""
+    """A reward loses nearly all that it had gained; else the truth.
+
+    Of one that begins at its best, all but a fifth is nearly all where it is never negative. Where it can be negative,
+    it has to end at its lowest value and stay there.
+    """
     said = []
     role: ScalarRole = "reward" if curves_of(rows, "reward") else "truth"
     for name, values in _several(rows, "a curve of the reward", role).items():
@@ -285,6 +290,9 @@ def check_collapse(rows: Rows) -> Checked:
         elif (values >= 0).all():
             whole, unit = best, "share of the best"
             title = f"{name} falls from {best:.3g} at {at / len(values):.0%} of the run to"
+        elif (values[-width:] <= values.min() + ROUNDED * np.abs(values).max()).all():
+            whole, unit = best - float(values.min()), "share of the way to its lowest value"
+            title = f"{name} falls from {best:.3g} at {at / len(values):.0%} of the run, and stays at"
         else:
             continue
         if lost > sure and lost >= LOST * whole:
