@@ -14,8 +14,11 @@ import pytest
 
 import guerdon
 from called import called
-from guerdon.errors import ConfigError, MissingDependencyError
+from guerdon.api import AuditResult
+from guerdon.auditing.audited import Audited
+from guerdon.errors import ConfigError, DataError, MissingDependencyError
 from guerdon.pages.table import ResultTable
+from guerdon.settings.study import Study
 from tables import refuses
 
 PAGES = Path(__file__).parent.parent / "docs" / "python"
@@ -130,6 +133,37 @@ def test_scores_of_a_file_need_a_copy_and_those_of_episodes_none(folder):
         guerdon.score(model, "rows.jsonl")
     with pytest.raises(ConfigError, match="episodes"):
         guerdon.score(model, [], output="copy")
+    with pytest.raises(ConfigError, match="columns is for the rows of a file"):
+        guerdon.score(model, [], columns={"response": "answer"})
+
+
+class Late:
+    """Never answers in time."""
+
+    info = guerdon.RewardInfo(name="late", range=(0.0, 1.0), modality="state", frames_needed=0)
+
+    def score(self, episodes):
+        return [guerdon.Score(failure=guerdon.Failure("timeout", "after 3 s")) for _ in episodes]
+
+
+def test_a_model_that_is_named_scores_episodes_and_one_that_fails_says_why(folder):
+    first, *_ = guerdon.read_episodes("episodes", limit=1)
+    assert guerdon.score("constant", [first], value=0.25).table["steps"] == [[0.25] * 6]
+    late = guerdon.score(Late(), [first])
+    assert (late.table["reward"], late.table["steps"]) == ([None], [None])
+    assert late.table["failure"] == ["timeout: after 3 s"]
+    assert late.summary == "scored 1 episodes, 1 failed"
+
+
+def test_arms_need_the_file_of_their_study():
+    with pytest.raises(ConfigError, match="compare needs the study's file"):
+        guerdon.compare(Study())
+
+
+def test_an_audit_of_several_runs_is_not_taken_for_one(tmp_path):
+    runs = (Audited(None, None, None, tmp_path), Audited(None, None, None, tmp_path))
+    with pytest.raises(DataError, match="the log holds 2 runs"):
+        AuditResult(runs, tmp_path).audit  # noqa: B018
 
 
 class Rows:

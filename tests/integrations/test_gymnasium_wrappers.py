@@ -14,6 +14,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from guerdon.errors import ConfigError, MissingDependencyError, RewardFailure
 from guerdon.integrations.gymnasium import KeepTerminalFrame, RewardModelVectorWrapper, RewardModelWrapper
+from guerdon.integrations.step_rewards import frame_of, observation_of
 from guerdon.types import Failure, RewardInfo, Score
 from tables import cases, refuses
 
@@ -39,6 +40,7 @@ def wrapped(model=None, env=None, **given):
     return env
 
 
+CHECKPOINT = {"model_type": "resnet", "checkpoint_path": "x"}
 PER_STEP = {"reward_mode": "per_step", "shaping": "raw"}
 
 
@@ -53,6 +55,8 @@ PER_STEP = {"reward_mode": "per_step", "shaping": "raw"}
         (None, {"task": ["one", "two"]}, "task", "2 tasks for 1 copies"),
         (Clip(), PER_STEP, "reward_mode", "takes 8 frames at a time"),
         ({"model_type": "nothing"}, {}, "model.model_type", ""),
+        ({**CHECKPOINT, "update": "after", "replay_path": "y"}, {}, "update", "nothing refits"),
+        ({"model_type": "remote", "remote": {"endpoint": "http://x", "fallback": "native"}}, {}, "fallback", "raises"),
     ],
 )
 def test_keys_that_cannot_work_are_refused(model, given, key, words):
@@ -123,6 +127,27 @@ def test_frames_that_are_not_there_are_refused(frames, message):
     with refuses("frames") as refused:
         wrapped(frames=frames, **PER_STEP).step(STILL)
     assert message in str(refused.value)
+
+
+def test_four_channels_are_no_picture_since_they_may_be_a_stack():
+    stack = np.zeros((5, 5, 4), np.uint8)
+    with refuses("frames", "RGBA or a stack of grey frames"):
+        frame_of({"image": stack}, "image")
+    assert frame_of({"image": stack[..., :3]}, "image").shape == (5, 5, 3)
+
+
+def test_the_observation_of_a_copy_is_taken_from_maps_and_tuples():
+    seen = {"image": np.array([1, 2]), "arms": (np.array([3, 4]), np.array([5, 6]))}
+    assert observation_of(seen, 1) == {"image": 2, "arms": (4, 6)}
+
+
+def test_rewards_for_other_goals_are_refused():
+    env = gymnasium.make("guerdon-tests/Human-v0", render_mode="rgb_array")
+    env.unwrapped.compute_reward = lambda *_: 0.0
+    env = RewardModelWrapper(env, robot.Injected({}))
+    assert env.get_wrapper_attr("rewards") is env.rewards
+    with pytest.raises(ConfigError, match="has no frames of them"):
+        env.get_wrapper_attr("compute_reward")
 
 
 def test_an_environment_that_draws_nothing_is_refused():

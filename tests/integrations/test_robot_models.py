@@ -177,6 +177,11 @@ def test_pictures_that_are_none_are_refused(pictures, message):
         uint8_frames(pictures)
 
 
+def test_a_batch_has_a_task_for_each_picture():
+    with pytest.raises(DataError, match="1 tasks for 2 pictures"):
+        FrameRewards(robot.Injected({}))(np.zeros((2, 5, 5, 3), np.uint8), ["play"])
+
+
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float64, torch.float32])
 def test_pictures_of_any_floats_are_the_same_pictures(kind):
     frames = np.random.default_rng(0).integers(0, 256, (2, 6, 5, 3), dtype=np.uint8)

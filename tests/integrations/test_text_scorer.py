@@ -2,16 +2,22 @@
 
 import numpy as np
 import pytest
+import torch
 from text_episodes import FAILED, KINDS, QUESTIONS, RESPONSES, STEPS, Scripted, expected
 
 from guerdon.errors import ConfigError, DataError, RewardFailure
 from guerdon.integrations.retries import RetriedModel
 from guerdon.integrations.text import (
+    AnsweredTurn,
     TextScorer,
     as_prompt,
+    conversations_of,
+    or_none,
     outcome_rewards,
+    ragged,
     rollout_of,
     step_source,
+    tiny_model,
     token_advantages,
 )
 from guerdon.models.constant import ConstantModel
@@ -141,6 +147,99 @@ def test_outcomes_are_paid_at_the_last_token():
     assert rewards.values.sum(axis=1).tolist() == [0.5, 0.0, 0.0]
     assert rewards.failed_B.tolist() == [False, True, True]
     assert isinstance(found.inputs.prompts[0], Prompt)
+
+
+# Conversations of several answers.
+
+ADD = {"type": "function", "id": "c1", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
+ASKED_TO_ADD = {"role": "assistant", "content": "I add.", "tool_calls": [ADD]}
+
+
+def talked(*replies, ends=True):
+    """The answers of a conversation: each but the last calls `add`, and all end by themselves, or none does."""
+    tokenizer = byte_tokenizer()
+    messages, turns = [{"role": "user", "content": "1+2?"}], []
+    for k, text in enumerate(replies):
+        last = k + 1 == len(replies)
+        reply = {"role": "assistant", "content": text} if last else {**ASKED_TO_ADD, "content": text}
+        before = np.array(tokenizer("".join(m["content"] for m in messages))["input_ids"])
+        end = [tokenizer.eos_token_id] if ends else []
+        turns.append(AnsweredTurn(list(messages), reply, before, np.array([*tokenizer(text)["input_ids"], *end])))
+        messages += [reply, {"role": "tool", "tool_call_id": "c1", "content": "=3"}]
+    return turns
+
+
+def test_conversations_are_rows_of_calls_that_follow_one_another():
+    tools = [[{"name": "add"}], None]
+    found = conversations_of(
+        [talked("ab", "c"), talked("d", ends=False)], byte_tokenizer(), groups_B=np.array([4, 4]), tools=tools
+    )
+    assert found.mask.tolist() == [[True] * 5, [True] + [False] * 4]  # ab, its end, c and its end; d
+    assert found.chunks.decision.tolist() == [[0, 0, 0, 1, 1], [2, -1, -1, -1, -1]]
+    assert (found.steps, found.conversations, found.group_ids.tolist()) == (2, True, [4, 4])
+    assert not found.success_known.any()
+    assert found.terminated.tolist() == last_valid(found.mask).tolist()
+    assert found.inputs.texts == ("ab", "c", "d")
+    assert found.inputs.batch.finished_B.tolist() == [True, True, False]
+    assert [prompt.question for prompt in found.inputs.prompts] == ["1+2?"] * 3
+    first, second = found.inputs.conversations
+    assert [m["role"] for m in first.messages] == ["user", "assistant", "tool", "assistant"]
+    assert first.calls[0].messages[-1]["tool_calls"][0]["function"] == ADD["function"]
+    assert [tool["function"]["name"] for tool in first.calls[1].tools] == ["add"]
+    assert second.calls[0].tools == ()
+
+
+class Tools:
+    """Half for each result of a tool that a reply could see."""
+
+    info = RewardInfo("tools", (0.0, 10.0), granularity="total", modality="text", frames_needed=0)
+
+    def score(self, episodes):
+        return [Score(total=0.5 * sum(m["role"] == "tool" for m in one.context)) for one in episodes]
+
+
+def test_tokens_of_a_turn_share_its_advantage():
+    """A_ik = G_ik minus the mean return of the turns of the other conversation, for the source and the outcome."""
+    found = conversations_of([talked("ab", "c", "d"), talked("e")], byte_tokenizer(), groups_B=np.array([0, 0]))
+    source = step_source("tools", Tools(), reward_mode="per_turn")
+    rewards = source.measure(found)
+    assert rewards.values.sum(axis=1).tolist() == [0.5 + 1.0, 0.0]
+    outcome = outcome_rewards([1.0, 0.0], found.mask), SourceTerms("right")
+    sources = {"tools": (rewards, source.terms), "right": outcome}
+    advantages = token_advantages(found, sources, {"adv_estimator": "turn_rloo"})
+    own = [[1.5] * 5 + [1.0] * 2, [-(1.5 + 1.5 + 1.0) / 3] * 2 + [0.0] * 5]
+    np.testing.assert_allclose(advantages.per_source["tools"], own, atol=1e-6)
+    right = [[1.0] * 7, [-1.0] * 2 + [0.0] * 5]
+    np.testing.assert_allclose(advantages.per_source["right"], right, atol=1e-6)
+    np.testing.assert_allclose(advantages.advantages, np.add(own, right), atol=1e-6)
+    assert advantages.known["tools"].tolist() == found.mask.tolist()
+    with refuses("adv_estimator", "'tools' pays every turn, for which rloo is biased"):
+        token_advantages(found, sources, {"adv_estimator": "rloo"})
+
+
+def test_single_responses_have_no_turns_to_compare():
+    found = rollout(["a", "b"], [0, 0])
+    outcome = {"right": (outcome_rewards([1.0, 0.0], found.mask), SourceTerms("right"))}
+    with refuses("adv_estimator", "these are single responses"):
+        token_advantages(found, outcome, {"adv_estimator": "turn_rloo"})
+
+
+def test_what_trainers_hand_over_and_get_back():
+    assert or_none([0.5, Failure("timeout"), 0.0]) == [0.5, None, 0.0]
+    ids, mask = torch.tensor([[9, 1, 2], [3, 4, 9]]), torch.tensor([[0, 1, 1], [1, 1, 0]])
+    assert [row.tolist() for row in ragged(ids, mask)] == [[1, 2], [3, 4]]
+
+
+def test_a_tiny_model_is_of_its_alphabet_and_its_seed():
+    model, tokenizer = tiny_model("01+", hidden_size=16, layers=2)
+    assert tokenizer.decode(tokenizer("1+0")["input_ids"]) == "1+0"
+    assert tokenizer("2")["input_ids"] == [tokenizer.unk_token_id]
+    assert (model.config.hidden_size, model.config.num_hidden_layers) == (16, 2)
+    assert model.config.vocab_size == len(tokenizer)
+    other, again = (tiny_model("01+", hidden_size=16, layers=2, seed=seed)[0] for seed in (1, 0))
+    first, others, same = (next(one.parameters()) for one in (model, other, again))
+    assert torch.equal(first, same)
+    assert not torch.equal(first, others)
 
 
 class Listening(ConstantModel):

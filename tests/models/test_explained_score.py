@@ -33,6 +33,23 @@ def test_json_keeps_every_bit(explained):
         assert back.score.steps.tobytes() == explained.score.steps.tobytes()
 
 
+def test_a_score_is_measured_or_failed_and_always_finite():
+    for given, words in (
+        ({}, "never both and never neither"),
+        ({"total": 1.0, "failure": Failure("late")}, "never both and never neither"),
+        ({"total": float("inf")}, "never NaN or infinite"),
+        ({"steps": np.float32([0, np.nan])}, "never NaN or infinite"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Score(**given)
+
+
+def test_a_score_is_shown_in_one_line():
+    assert repr(Score(steps=np.float32([0.5, 0.25]), total=1.0)) == "Score(T=2, steps 0.25 to 0.5, last 0.25, total 1)"
+    assert repr(Score(total=2 / 3, spread=0.125)) == "Score(total 0.6667, spread 0.125)"
+    assert repr(Score(failure=Failure("late"))) == "Score(failure=late)"
+
+
 def test_one_fallback_makes_the_whole_a_fallback():
     assert joined_status(["ok", None, "fallback"]) == "fallback"
     assert joined_status([None, "ok"]) == "ok"

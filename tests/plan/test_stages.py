@@ -35,6 +35,19 @@ def test_every_kind_of_training_names_its_stage():
     assert found == {name for name in STAGES if name.startswith("train.")}
 
 
+def test_a_training_is_estimated_as_the_stage_with_it_alone():
+    image, vlm = {"type": "resnet", "data_path": "d"}, {"type": "qwen_vl", "data_path": "d", "tiny": {}}
+    robots = {"image": {**image, "save_dir": "a", "fsdp": True}, "vlm": {**vlm, "save_dir": "b"}}
+    data = {"save_dir": "d", "episodes": 10, "mixture": [{"type": "random"}]}
+    given = {kind: {"type": kind, "path": "p", "data_path": "d", "save_dir": kind} for kind in TEXT_MODELS}
+    for study in (Study.model_validate({"train": robots, "collect": data}), Study.model_validate({"train": given})):
+        for name, model in study.train.items():
+            training = stage(model.stage, name=name)
+            assert training.estimate(study) == stage("train", only=(name,)).estimate(study)
+            assert training.estimate(study)["models"] == 1
+            assert training.together(study)
+
+
 def test_options_are_fields():
     assert stage("train", only=("a",), resume=True).only == ("a",)
     with pytest.raises(TypeError, match="again"):

@@ -7,7 +7,9 @@ PrimeIntellect, KodCode); and the cards of KodCode-V1, mbpp, mbppplus, AceCode-8
 """
 
 import json
+from datetime import date
 
+import numpy as np
 import pytest
 from test_code_tests import isolated, settings_for
 
@@ -19,6 +21,7 @@ from guerdon.tasks.code.code_tests import Sandbox, is_code, read_tests, run_test
 from guerdon.tasks.prompt_files import load_prompts
 from guerdon.tasks.verifier import Verifier
 from memory_rows import prompt_from_row
+from tables import cases
 
 needs_isolation = pytest.mark.skipif(not isolated(), reason="this machine has no namespaces for isolation")
 
@@ -214,6 +217,45 @@ def test_how_many_tests_a_text_holds():
         == 2
     )
     assert len(read('"[{\\"input\\": \\"1\\", \\"output\\": \\"2\\"}]"')) == 1  # JSON within JSON
+
+
+def test_a_single_map_is_one_test():
+    (one,) = read('{"input": ["3", "4"], "output": 7}')
+    assert (one.request["stdin"], one.expected) == ("3\n4", "7")
+
+
+def test_arguments_may_be_literals_of_python_one_a_line():
+    (one,) = read(json.dumps([{"input": "(1, 'a')\n[2]", "output": "{'a': (1,)}", "fn_name": "f"}]))
+    assert one.request["entry"] == "f"
+    assert (one.request["arguments"], one.request["wanted"]) == ([[1, "a"], [2]], {"a": [1]})
+
+
+def test_classes_of_pytest_hold_tests_and_names_may_come_from_all_of_a_module():
+    imports = "from math import *\nfrom solution import f"
+    body = "    def test_a(self):\n        assert f(1) == floor(pi)"
+    text = f"{imports}\nclass TestF:\n{body}\nclass TestG:\n{body}\nclass TestLimits:\n    limit = 3"
+    assert [(test.request["name"], test.request["pytest"]) for test in read(text)] == [("TestF", True), ("TestG", True)]
+
+
+def test_arrays_of_a_row_are_lists_in_its_tests_and_dates_are_texts():
+    case = {"input": np.array(["1", "2"]), "output": date(2020, 1, 2)}
+    assert json.loads(columns({"question": "q", "tests": [case]})) == {
+        "tests": [{"input": ["1", "2"], "output": "2020-01-02"}]
+    }
+
+
+@cases(
+    ("text", "words"),
+    [
+        ('{"inputs": [3], "outputs": [4], "fn_name": "f"}', "a list of its arguments"),
+        ('{"test_list": [3]}', "a test has input and output, this is '3'"),
+        ('{"test_list": 3}', "'3' is not a test"),
+        ("from solution import f\nf(1) == 2\nassert f(2)", r"expected tests, found 'f\(1\) == 2'"),
+    ],
+)
+def test_what_is_no_test_says_why(text, words):
+    with pytest.raises(ValueError, match=words):
+        read(text)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,11 @@ r"""Comparison of answers as mathematics, by class: `=` equal, `!` different, `?
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sympy import E, I, Rational, pi
 
 pytest.importorskip("math_verify")
 
+from guerdon.tasks.expressions import UndefinedError, UnreadableError, expression, symbol
 from guerdon.tasks.rounding import Rounding
 from guerdon.tasks.verifier_worker import compare
 from tables import cases
@@ -111,7 +113,10 @@ OTHERS = [
     ("123_4", "122_4", "!"), ("123_4", "123", "="), ("123_4", "27", "?"), ("a<b<c", "c>b>a", "="),
     ("a<b<c", "a<c<b", "!"), ("45678", r"45,\!678", "="), ("45678", r"45{,}678", "="),
     (r"\angle B = 40^\circ", r"40^\circ", "="), ("5", "1/0", "!"), ("1/0", "5", "?"), ("???", "5", "?"),
-    ("5", r"\foo", "?"),
+    ("5", r"\foo", "?"), ("0.17", r"\frac16", "!"), ("101_2", "(1,0)", "!"), ("1:2", "(1,2)", "!"),
+    ("(1,2)", "[1,2]", "!"), ("(1,2)", "(1,2,3)", "!"), ("[[1,2],[3,4]]", "(1,2,3,4)", "!"),
+    ("[[1,2],[3,4]]", "[[1,2]]", "!"), ("x+y=1", "x-y=1", "!"), ("x^2+y^2=1", "5", "!"), ("x<1", "(1,2,3)", "!"),
+    (r"(a,b)\cup(c,d)", r"(1,2)\cup(c,d)", "t"),
 ]  # fmt: skip
 TOO_MUCH = [
     r"9^{9^{9}}", r"(10^9)!", "((((50!)!)!)!)!", r"2^{10^{10}}", r"\binom{10^{9}}{5\cdot10^{8}}", r"0.5^{-10^{12}}",
@@ -123,6 +128,46 @@ TOO_MUCH = [
 @cases(("gold", "answer", "expected"), EXACT + CONSTANTS + FUNCTIONS + REGIONS + LISTS + OTHERS)
 def test_verdicts(gold, answer, expected):
     assert WORDS[compare(gold, answer)[0]] == expected
+
+
+x, a, b = (symbol(name) for name in "xab")
+
+
+@cases(
+    ("text", "value"),
+    [
+        (r"7 \bmod 3", 1), (r"50\%", Rational(1, 2)), ("2^-3", Rational(1, 8)), ("2^+3", 8), ("2^3^2", 512),
+        ("2 1/2", Rational(5, 2)), (r"2\frac{3}{2}", 3), (r"\mathrm x", x), (r"\mathrm{pi}", pi),
+        (r"\mathrm{ab}", a * b), (r"\mathrm{aeb}", a * E * b), (r"\operatorname{sqrt}4", 2), ("2I", 2 * I),
+        (r"2\imath", 2 * I),
+        ("x'", symbol("x'")), ("x_1", symbol("x_1")), ("x_{12}", symbol("x_12")), (r"\bar{x}", symbol(r"\bar x")),
+        (r"\sin^{-1}\frac12", pi / 6), (r"\sin -\frac{\pi}{6}", -Rational(1, 2)),
+        (r"\sin +\frac{\pi}{6}", Rational(1, 2)),        (r"\sqrt[3]{-8}", -2), (r"\int_0^1 x dx", Rational(1, 2)),
+    ],
+)  # fmt: skip
+def test_expressions_are_read_as_they_are_meant(text, value):
+    assert expression(text) == value
+
+
+@cases(
+    ("text", "kind", "words"),
+    [
+        ("x^'", UnreadableError, "a derivative"),
+        (r"\frac1.52", UnreadableError, "a decimal without braces"),
+        (r"2\frac32", UnreadableError, "a number in front of a fraction"),
+        ("2 5/3", UnreadableError, "two numbers side by side"),
+        (r"\mathrm{a+b}", UnreadableError, r"'a\+b' in an expression"),
+        (r"\gcd(1.5,2)", UnreadableError, "gcd of what is not an integer"),
+        (r"\sqrt[0]{2}", UnreadableError, "the index of a root"),
+        (r"\frac{1}{0}", UndefinedError, "division by zero"),
+        (r"\ln 0", UndefinedError, "division by zero"),
+        (r"\sum_{k=1}^{3} \frac{1}{k-2}", UndefinedError, "division by zero"),
+    ],
+)
+def test_what_is_no_certain_expression_says_why(text, kind, words):
+    with pytest.raises(UnreadableError, match=words) as refused:
+        expression(text)
+    assert type(refused.value) is kind
 
 
 @pytest.mark.hostile("verdicts")

@@ -15,9 +15,20 @@ from guerdon.errors import ConfigError, DataError, NonFiniteError
 from guerdon.policies.robots.control import build_policy, load_policy, save_policy, start_from_policy
 from guerdon.policies.robots.experts import ScriptedExpert
 from guerdon.settings.study import Study
-from guerdon.train.bc import SMALLEST_STD, gather_chunks, gather_pairs, residual_std, split_pairs, train_bc
+from guerdon.train.bc import (
+    SMALLEST_STD,
+    check_bc,
+    gather_chunks,
+    gather_pairs,
+    gather_rows,
+    residual_std,
+    split_pairs,
+    train_bc,
+)
 from guerdon.types import Episode
 from guerdon.worlds.build import build_world
+from guerdon.worlds.observation import ObservationSpec
+from guerdon.worlds.spaces import ObservedColumn
 from tables import refuses
 
 torch.set_num_threads(1)
@@ -163,6 +174,88 @@ def test_data_that_cannot_be_cloned_is_refused(tmp_path, episodes, text):
     with pytest.raises(DataError, match=text):
         train_bc(study(tmp_path))
     assert not (tmp_path / "policy").exists()
+
+
+def chunk(number, states=3, rows=4, **given):
+    """An episode of one action, which is the row."""
+    actions = np.arange(rows, dtype=np.float32)[:, None]
+    return Episode(
+        id=str(number), task="t", states=np.full((rows, states), number, np.float32), actions=actions, **given
+    )
+
+
+def test_chunks_of_states_go_on_to_the_end_of_the_episode():
+    chunks = gather_chunks([chunk(0), chunk(1, rows=1), chunk(2)], ObservationSpec(states=True), chunk=2)
+    assert chunks.observations["states"][:, 0].tolist() == [0, 0, 0, 2, 2, 2], "one row has no action after it"
+    assert chunks.actions[:3, :, 0].tolist() == [[1, 2], [2, 3], [3, 3]]
+    assert chunks.mask[:3].tolist() == [[True, True], [True, True], [True, False]]
+
+
+def test_episodes_that_do_not_belong_together_are_refused():
+    broken = chunk(1)
+    broken.states[1] = np.nan
+    weights = {"0": np.ones(4, np.float32), "1": np.full(4, np.nan, np.float32)}
+    for episodes, given, words in (
+        ([chunk(0), chunk(1, states=2)], None, "different sizes: clone one task at a time"),
+        ([chunk(0), broken], None, "episode '1' has states or actions that are not finite"),
+        ([chunk(0), chunk(1)], weights, "fewer than 2 episodes have moments with a weight"),
+    ):
+        with pytest.raises(DataError, match=words):
+            gather_pairs(episodes, pixels=False, weights=given)
+
+
+PARTS = (ObservedColumn("place", "vector", (2,)), ObservedColumn("speed", "vector", (1,)))
+PICTURE, ALLOWED = ObservedColumn("front", "image", (8, 8, 3)), ObservedColumn("allowed", "mask", (4,))
+
+
+def test_episodes_with_keys_are_cloned_as_their_environment_showed_them(tmp_path):
+    keys = {"state_keys": [["place", 2], ["speed", 1]]}
+    with EpisodeWriter(tmp_path / "data", camera="front") as writer:
+        for number in range(2):
+            frames = np.full((4, 8, 8, 3), 100 * number, np.uint8)
+            shown = chunk(number, frames=frames, outcome=True, meta=keys)
+            shown.states[:, 2] = np.arange(4)
+            writer.add(shown)
+    config = study(tmp_path)
+    pairs = gather_rows(config, config.bc, [*PARTS, PICTURE, ALLOWED])
+    rows = pairs.observations
+    assert rows.dtype.names == ("place", "speed", "front", "allowed")
+    assert rows["place"].tolist() == [[0, 0]] * 3 + [[1, 1]] * 3
+    assert rows["speed"][:, 0].tolist() == [0, 1, 2] * 2
+    assert np.abs(rows["front"].mean(axis=(1, 2, 3)) - [0, 0, 0, 100, 100, 100]).max() < 3
+    assert rows["allowed"].all()
+    assert rows["allowed"].shape == (6, 4)
+    assert pairs.actions[:, 0].tolist() == [1, 2, 3] * 2
+    with pytest.raises(DataError, match=r"episode '0' has states of .*'speed', 1.*, and the environment shows"):
+        gather_rows(config, config.bc, [PARTS[0], PICTURE])
+    with refuses("policy.keys", "those of grey have not"):
+        gather_rows(config, config.bc, [*PARTS, ObservedColumn("grey", "image", (8, 8, 1))])
+
+
+def test_without_the_environment_actions_are_cloned_as_they_are(tmp_path, capfd):
+    written(tmp_path / "data", linear_episodes(4, 6))
+    env = {"type": "gymnasium", "task": "guerdon-tests/NotHere-v0"}
+    folder, _ = train_bc(study(tmp_path, env=env, epochs=1))
+    assert "actions are cloned as they are, since their bounds are not known" in capfd.readouterr().err
+    assert load_policy(folder).card["observation_shape"] == [3]
+    alone = Study(bc=study(tmp_path, epochs=1, save_dir=str(tmp_path / "alone")).bc, policy={"type": "mlp"})
+    train_bc(alone)
+    assert "bounds" not in capfd.readouterr().err, "no environment was asked for"
+
+
+def test_a_dry_run_reads_the_actions_of_pictures_and_decodes_one_episode(tmp_path):
+    frames = np.zeros((4, 16, 16, 3), np.uint8)
+    with EpisodeWriter(tmp_path / "data", camera="corner") as writer:
+        writer.add(chunk(0, frames=frames, outcome=True))
+    config = study(tmp_path, policy={"type": "cnn", "channels": [8]}, env={"frame_size": 16})
+    with pytest.raises(DataError, match="1 episodes are too few"):
+        check_bc(config)
+    with EpisodeWriter(tmp_path / "more", camera="corner") as writer:
+        for number in range(2):
+            writer.add(chunk(number, frames=frames, outcome=True))
+    check_bc(study(tmp_path, policy={"type": "cnn"}, env={"frame_size": 16}, data_path=str(tmp_path / "more")))
+    with refuses("env.frame_size"):
+        check_bc(study(tmp_path, policy={"type": "cnn"}, env={"frame_size": 24}))
 
 
 def test_a_configuration_that_cannot_be_meant_is_refused(tmp_path):

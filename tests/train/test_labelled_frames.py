@@ -14,6 +14,8 @@ from guerdon.train.trainer import balanced_counts, epoch_order
 from guerdon.types import Episode
 from tables import refuses
 
+SETTINGS = ResNetTrainSettings(data_path="unused", save_dir="unused", image_size=16)
+
 
 def frames_of(episodes, kind=ResNetTrainSettings, **options):
     return labelled_frames(episodes, kind(data_path="unused", save_dir="unused", image_size=16, **options))
@@ -98,6 +100,16 @@ def test_a_success_between_two_kept_rows_is_named_with_the_key_that_lost_it(tmp_
 def test_no_success_is_an_error_that_says_so():
     with pytest.raises(DataError, match="no success frame"):
         frames_of([square_episode(1, succeeds=False)])
+
+
+def test_nothing_but_success_is_refused_for_a_classifier_and_a_split_leaves_a_success():
+    always = Episode("e", "t", frames=np.zeros((4, 8, 8, 3), np.uint8), success=np.ones(4, bool))
+    with pytest.raises(DataError, match="every one of 4 frames is a success"):
+        frames_of([always])
+    assert frames_of([always], ProgressTrainSettings).positive.all()
+    frames = labelled_frames(square_episodes(2), SETTINGS, held_ids=[square_episode(0, succeeds=True).id])
+    with pytest.raises(DataError, match="no row of success is left for training"):
+        frames.check_split(0.5)
 
 
 def test_unlabelled_episodes_are_counted_not_guessed():

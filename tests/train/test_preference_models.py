@@ -210,6 +210,13 @@ def test_a_test_set_is_not_trained_on(tmp_path):
         read_preference_data(settings.model_copy(update={"data_path": (written(tmp_path, pairs(4)), named)}))
 
 
+def test_without_held_out_pairs_nothing_is_measured(tmp_path):
+    settings = settings_for(tmp_path, pairs(4), val_split=0)
+    model = start_model(settings, TextPolicySettings(), separator="")
+    lessons, none = read_preference_data(settings).lessons(model, settings)
+    assert PreferenceTrainer(model, lessons, none, settings, tmp_path).quality() == {"loss": None}
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return trained(tmp_path_factory.mktemp("pairs"), pairs())

@@ -301,6 +301,11 @@ def test_what_cannot_be_weighted_is_refused(tmp_path):
     assert sample_weights(study(tmp_path, chunk_size=None), chunk=2).rows["up"][0] == 1
     with pytest.raises(ConfigError, match="one value per episode"):
         sample_weights(study(tmp_path, model={"model_type": "test_rabc:Whole"}), chunk=1)
+    behind = ["index", "episode_index", "frame_index"]
+    table = pa.table({name: np.arange(5) if name != "episode_index" else np.zeros(5, int) for name in behind})
+    pq.write_table(table.append_column("progress_sparse", pa.array(np.linspace(0, 1, 5))), tmp_path / "first.parquet")
+    with pytest.raises(DataError, match=r"no progress of 1 episodes of .*, such as 'down'"):
+        sample_weights(study(tmp_path, progress_path=str(tmp_path / "first.parquet")), chunk=1)
     falling = [demonstration(name, [1, 0.5, 0, -1, -2]) for name in ("a", "b", "c")]
     written(tmp_path / "falling" / "data", falling)
     with pytest.raises(DataError, match="weight 0, since progress never rises"):

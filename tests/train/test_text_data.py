@@ -129,11 +129,12 @@ def test_what_cannot_be_used_is_left_out_and_counted():
         replace(fitting, steps=("é", "1"), labels=(1.0, 1.0)),
         replace(fitting, labels=(None, 1.0)),
         replace(fitting, steps=("", "1+1=2;"), labels=(1.0, 1.0)),
+        replace(fitting, steps=("", "1+1=2;"), labels=(1.0, None)),
     ]
     lessons = make_lessons(model, rows, settings)
     assert lessons.solutions == [0, 6]
     assert dict(lessons.counts) == {
-        "no_label": 2, "no_step": 1, "unknown_character": 1, "too_long": 1, "cut": 1, "cut_steps": 1, "empty_steps": 1,
+        "no_label": 3, "no_step": 1, "unknown_character": 1, "too_long": 1, "cut": 1, "cut_steps": 1, "empty_steps": 2,
     }  # fmt: skip
     assert [len(r.ends_S) for r in lessons.readings] == [1, 2]
     assert lessons.weights[1].tolist() == [0, 1]

@@ -52,8 +52,7 @@ def write_progress_file(
         ConfigError: the model judges whole episodes, or another program wrote the file.
     """
     settings = validate(RABCSettings, {"model": dict(model)}, origin="the reward model")
-    if settings.model is None:
-        raise ConfigError("name the reward model by model_type", key="model_type")
+    assert settings.model is not None
     return scored_progress(Path(root), settings.model, path=None if path is None else Path(path), camera=camera)
 
 

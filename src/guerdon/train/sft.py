@@ -80,8 +80,7 @@ def demonstrate(prompt: Prompt, mistakes: MistakesSettings, rng: np.random.Gener
     lines: list[str] = []
     for k in range(len(problem.lines)):
         right = problem.next_lines(k, lines)
-        if not right:  # no rule of a family leaves a line open after a well-formed one
-            raise AssertionError(f"line {k + 1} of {prompt.question!r} has no successor after {lines}")
+        assert right, f"line {k + 1} of {prompt.question!r} has no successor after {lines}"  # every rule gives one
         line = right[0] if len(right) == 1 else right[int(rng.integers(len(right)))]
         wrong = rng.random() < mistakes.rate
         lines.append(believed(family, line, mistakes) if wrong else line)

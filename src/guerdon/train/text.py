@@ -374,23 +374,18 @@ class TrainingData(Protocol):
 
     def lessons(self, model: TextRewardModel, settings: Any) -> tuple[Any, Any]:
         """What is trained on, and what is held out, as the model reads them."""
-        ...
 
     def warning(self, train: Any, model: TextRewardModel) -> str | None:
         """What is wrong with the lessons; None: nothing."""
-        ...
 
     def trainer(self, model: TextRewardModel, train: Any, val: Any, settings: Any, folder: Path) -> RewardTrainer:
         """What trains on the lessons."""
-        ...
 
     def counts(self, train: Any, val: Any) -> dict[str, int]:
         """How much is judged in the lessons."""
-        ...
 
     def facts(self) -> dict[str, Any]:
         """What the card of a model says of its data."""
-        ...
 
 
 class TextTrainResult(NamedTuple):
