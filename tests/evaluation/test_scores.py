@@ -6,7 +6,7 @@ from text_models import Scripted, solution
 
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
-from guerdon.models.scores import AGGREGATIONS, aggregate, need_steps, score_solutions, solution_value
+from guerdon.models.scores import AGGREGATIONS, aggregate, need_steps, paired, score_solutions, solution_value
 from guerdon.types import Failure, Score
 
 probabilities = st.lists(st.floats(0, 1), min_size=1, max_size=8)
@@ -25,6 +25,18 @@ def test_pure_min_is_the_papers_sum_of_weighted_rewards():
     r = 2 * p - 1
     w = np.exp(-r / 0.1) / np.exp(-r / 0.1).sum()
     assert 2 * aggregate(p, "pure_min") - 1 == pytest.approx((w * r).sum())
+
+
+def test_each_solution_has_one_score():
+    solutions = [solution("a"), solution("b")]
+    scores = [Score(total=0.5), Score(total=1.0)]
+    assert [(s.id, score.total) for s, score in paired(solutions, scores)] == [("a", 0.5), ("b", 1.0)]
+    for known, found, said in (
+        ([], [], "no solution to evaluate on"),
+        (solutions, scores[:1], "1 scores for 2 solutions; there must be one each, in order"),
+    ):
+        with pytest.raises(DataError, match=said):
+            paired(known, found)
 
 
 @settings(deadline=None)

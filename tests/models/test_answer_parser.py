@@ -102,6 +102,11 @@ MORE = [
     ("Progress since the last check: 5%", "no_number"),
     ('{"score": 85', "unclear_answer"),
     ('[{"score": 85}]', "unclear_answer"),
+    ("85 The task is 85% complete", 0.85),
+    ("85 The task is 15% complete", "several_answers"),
+    ("The progress is <answer>85</answer>", 0.85),
+    ("Answer: " * 5 + "85", "unclear_answer"),
+    ("Answer: " * 4 + "85", 0.85),
 ]  # fmt: skip
 
 
@@ -233,6 +238,8 @@ def test_completed(text, wanted):
         ("unclear", ("unclear", "ok")),
         ("The trend is positive.", ("positive", "fallback")),
         ("negative. The robot comes nearer.", "no_judgement"),
+        ("positive. It is not nearer.", "no_judgement"),
+        ("positive. The robot comes nearer.", ("positive", "fallback")),
         ("<think>positive or negative</think> negative", ("negative", "ok")),
         ("positive, then negative", "no_judgement"),
         ("not positive", "no_judgement"),

@@ -159,6 +159,13 @@ def test_types_of_a_pair_are_those_of_the_tokenizer():
             assert (None if types is None else [types.tolist()]) == both.get("token_type_ids"), family
 
 
+def test_a_tokenizer_whose_pairs_lack_a_text_needs_a_chat_template():
+    tokenizer = tokenizer_of("bert")
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace("b", "")  # a text of b alone has no token
+    with pytest.raises(CheckpointError, match="has no chat template and does not say how it joins a question and a"):
+        PairForm(tokenizer, turns=False)
+
+
 SYSTEM = ({"role": "system", "content": "say a"}, {"role": "user", "content": "what ?"})
 
 

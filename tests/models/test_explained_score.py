@@ -11,6 +11,7 @@ from guerdon.types import Failure, Score
 SCORES = [
     ExplainedScore(Score(steps=np.array([0.1, 1 / 3, -2.5e-8], dtype=np.float32), total=0.1 + 0.2), "72", 31, True),
     ExplainedScore(Score(total=1.0, criteria={"answers": 1 / 3}), "Yes", 4, parse_status="fallback"),
+    ExplainedScore(Score(total=0.5, spread=0.1 + 0.2)),
     ExplainedScore(Score(failure=Failure("no_number", "no answer in 'maybe'")), "maybe", 9),
 ]
 
@@ -25,7 +26,7 @@ def test_json_keeps_every_bit(explained):
         explained.parse_status,
     )
     assert (back.score.total, back.score.failure) == (explained.score.total, explained.score.failure)
-    assert back.score.criteria == explained.score.criteria
+    assert (back.score.criteria, back.score.spread) == (explained.score.criteria, explained.score.spread)
     if explained.score.steps is None:
         assert back.score.steps is None
     else:

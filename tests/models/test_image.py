@@ -10,8 +10,14 @@ from transformers import ResNetModel, ViTConfig, ViTModel
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.models.constant import ConstantModel
 from guerdon.models.images.backbone import ImageScorer, inference_copy, to_pixels
-from guerdon.models.images.image import ImageModelConfig, ImageRewardModel, load_checkpoint, save_checkpoint
-from guerdon.models.load import load_reward_model
+from guerdon.models.images.image import (
+    DebugImages,
+    ImageModelConfig,
+    ImageRewardModel,
+    load_checkpoint,
+    save_checkpoint,
+)
+from guerdon.models.load import load_model_at, load_reward_model
 from guerdon.types import Episode, RewardModel
 from tables import refuses
 
@@ -226,6 +232,19 @@ def test_debug_images_are_sorted_and_numbered_on(tmp_path, scorer, monkeypatch):
     assert names == sorted(f"{folders[i]}/{i:06d}_prob{p:.4f}.png" for i, p in enumerate(probabilities))
 
 
+def test_frames_without_a_probability_are_no_debug_images(tmp_path):
+    images = DebugImages(tmp_path, 0.5)
+    images.save(np.zeros((3, 4, 4, 3), np.uint8), np.array([0.75, np.nan, 0.25], np.float32))
+    names = sorted(f"{p.parent.name}/{p.name}" for p in tmp_path.glob("*/*.png"))
+    assert names == ["resnet_fail/000001_prob0.2500.png", "resnet_success/000000_prob0.7500.png"]
+
+
+def test_weights_of_another_name_are_no_checkpoint(checkpoint):
+    (checkpoint / "model.safetensors").rename(checkpoint / "best.safetensors")
+    with pytest.raises(CheckpointError, match=r"are named model\.safetensors, next to config\.json"):
+        load_checkpoint(checkpoint / "best.safetensors")
+
+
 def test_constant_and_foreign_options():
     assert load_reward_model("dummy").score([episode(3)])[0].steps.tolist() == [0, 0, 0]
     assert load_reward_model("constant", value=0.5).info.range == (0.5, 0.5)
@@ -233,6 +252,10 @@ def test_constant_and_foreign_options():
     with pytest.raises(ConfigError, match="finite") as refused:
         ConstantModel(float("nan"))
     assert refused.value.key == "value"
+    with refuses("replay_path", "'resnet': replay_path, update would do nothing outside a run"):
+        load_reward_model("resnet", "somewhere", update="online", replay_path="data")
+    with refuses("device", "computes on the server; remove it"):
+        load_model_at("http://127.0.0.1:9", device="cpu")
     with refuses("checkpoint_path"):
         load_reward_model("dummy", "somewhere")
     with refuses("value"):

@@ -11,7 +11,7 @@ from guerdon.models.explained_score import JudgeOptions
 from guerdon.models.judges.judge import JudgeModel, JudgePlan
 from guerdon.models.judges.rubric import Criterion, Rubric
 from guerdon.types import Episode, Failure
-from tables import cases
+from tables import cases, refuses
 
 RUBRIC = Rubric(criteria=(
     Criterion(name="right", text="It is right.", weight=3, choices=("no", "partly", "yes")),
@@ -193,6 +193,8 @@ def test_votes_are_averaged_and_need_a_temperature():
     with pytest.raises(ConfigError, match="temperature") as refused:
         judged(lambda *_: "", group("four"), mode="scale", votes=3)
     assert refused.value.key == "votes"
+    with refuses("scale", r"must be below the highest, these are \(5, 5\)"):
+        judged(lambda *_: "", group("four"), mode="scale", scale=(5, 5))
 
 
 def longer(texts, _):

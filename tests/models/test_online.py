@@ -7,11 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
+from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import CheckpointError, NonFiniteError
 from guerdon.models.images.backbone import ImageScorer, calibrating, to_input
 from guerdon.models.images.image import ImageModelConfig, ImageRewardModel
 from guerdon.models.images.online import FrameReplay, OnlineImageModel
 from guerdon.models.images.quality import auroc, frame_quality
+from guerdon.types import Episode
+from tables import refuses
 
 pytestmark = pytest.mark.usefixtures("narrow_resnets")
 
@@ -124,6 +127,19 @@ def test_a_foreign_state_is_refused():
     del tensors["model.head.0.bias"]
     with pytest.raises(CheckpointError, match="does not fit"):
         trainer.load_state(tensors, values)
+
+
+def test_episodes_without_labels_are_skipped_and_are_no_replay(tmp_path):
+    trainer = make_trainer()
+    blind = Episode("blind", "t", actions=np.zeros((3, 2), np.float32), outcome=True)
+    unknown = Episode("unknown", "t", frames=labelled(3, 1)[0])
+    assert trainer.learn([blind, unknown]) == {"skipped": 2.0}
+    with EpisodeWriter(tmp_path) as writer:
+        writer.add(unknown)
+    with refuses("frames", "has no episode with frames and a known outcome"):
+        trainer.remember(str(tmp_path))
+    with pytest.raises(ValueError, match="at least 2 frames, got 1"):
+        FrameReplay(1, positive_above=0.5)
 
 
 @settings(max_examples=25)

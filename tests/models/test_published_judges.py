@@ -8,7 +8,7 @@ import pytest
 from guerdon.endpoints.llm_client import LLMReply, answer_of
 from guerdon.errors import ConfigError
 from guerdon.models.explained_score import JudgeOptions
-from guerdon.models.judges.judge import JudgeModel, JudgePlan
+from guerdon.models.judges.judge import JudgeModel, JudgePlan, load_judge
 from guerdon.models.judges.published import Asked, published_prompt
 from guerdon.models.judges.rubric import Criterion, Rubric
 from guerdon.settings.reward_models import JUDGE_PROMPTS, JudgeModelSettings
@@ -348,6 +348,17 @@ def test_prometheus_shows_a_rubric_of_one_criterion():
 
 
 JUDGE = {"api": "openai", "base_url": "http://127.0.0.1:9/v1", "model": "m"}
+
+
+def test_a_rubric_that_the_prompt_cannot_show_is_refused_before_the_endpoint_is_opened(tmp_path):
+    rubric = tmp_path / "rubric.json"
+    rubric.write_text(json.dumps({"criteria": [{"name": "short", "text": "It is short."}]}))
+    settings = JudgeModelSettings(
+        prompt="prometheus_absolute", judge=JUDGE, rubric=str(rubric), cache_dir=str(tmp_path / "cache")
+    )
+    with refuses("rubric", "prompt prometheus_absolute takes 5 choices"):
+        load_judge(settings)
+    assert not (tmp_path / "cache").exists()
 
 
 def test_a_prompt_sets_mode_and_scale():

@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassifi
 from guerdon.errors import CheckpointError
 from guerdon.models.load import load_reward_model
 from guerdon.models.text.sequence_classifier import SequenceClassifier
+from guerdon.models.text.text_card import TextModelCard
 from guerdon.policies.batches.tokens import prompt_ids, response_ids
 from guerdon.policies.language.tiny_text import character_tokenizer
 from guerdon.types import Episode, RewardModel
@@ -103,6 +104,9 @@ def test_a_model_that_is_no_classifier_is_refused(tmp_path):
         SequenceClassifier(written(tmp_path / "lm", kind=LlamaForCausalLM))
     with pytest.raises(CheckpointError, match="3 labels"):
         SequenceClassifier(written(tmp_path / "three", labels=3))
+    card = TextModelCard("preference", "chat", "bradley_terry", outputs={"right": 1.0, "kind": 0.5})
+    with pytest.raises(CheckpointError, match="has 3 labels, its card names 2"):
+        SequenceClassifier(str(tmp_path / "three"), card=card)
     with pytest.raises(CheckpointError, match="cannot be read"):
         SequenceClassifier(str(tmp_path / "nowhere"))
     folder = tmp_path / "wrong"

@@ -18,7 +18,7 @@ from guerdon.models.text.implicit_text import ImplicitModel
 from guerdon.models.text.text_card import TextModelCard
 from guerdon.models.text.text_heads import OutcomeModel, StepwiseModel
 from guerdon.models.text.text_inputs import close_steps
-from guerdon.models.text.text_load import find_text_model, load_text_model
+from guerdon.models.text.text_load import check_text_model, find_text_model, load_text_model
 from guerdon.models.text.verdict import FORM, VerdictModel
 from guerdon.policies.language.text import TextPolicy, add_policy, reference
 from guerdon.settings.text_policy import LoraSettings
@@ -27,7 +27,7 @@ from guerdon.types import Episode, Learnable, RewardModel
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from verdict_prefixes import prefix_scores
 
-from tables import first, sample
+from tables import first, refuses, sample
 
 torch.set_num_threads(1)
 
@@ -307,8 +307,26 @@ def test_what_is_no_reward_model_is_said(tmp_path):
     tiny_policy().base.model.save_pretrained(tmp_path / "plain")
     with pytest.raises(CheckpointError, match="no known kind"):
         load_text_model(str(tmp_path / "plain"))
+    with refuses("weights", "are of a model that guerdon trained with attributes"):
+        load_text_model(str(tmp_path / "plain"), weights={"right": 1.0})
+    with refuses("adapter", "unknown adapter 'orm': choose one of qwen_prm"):
+        check_text_model(str(tmp_path / "plain"), adapter="orm")
+    stepwise(kind="pairwise").write(tmp_path / "newer")
+    with pytest.raises(CheckpointError, match="holds a 'pairwise', which this version of guerdon does not know"):
+        load_text_model(str(tmp_path / "newer"))
     with pytest.raises(CheckpointError, match="no such folder"):
         load_text_model(str(tmp_path / "nowhere"))
+
+
+def test_a_folder_without_its_head_is_refused(tmp_path):
+    model = stepwise()
+    (tmp_path / "head.safetensors").touch()
+    with pytest.raises(CheckpointError, match=r"head\.safetensors cannot be read, or does not fit"):
+        model.read_head(tmp_path)
+    (tmp_path / "head.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"has no head\.safetensors; train it again"):
+        model.read_head(tmp_path)
+    assert verdict().read_head(tmp_path) is None, "which has none"
 
 
 def test_an_implicit_model_without_a_reference_is_refused():

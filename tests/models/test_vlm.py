@@ -161,6 +161,17 @@ def test_primo_shows_first_picture_video_and_last_picture():
     assert backend.how[0].max_tokens == 4096
 
 
+class Failing(Scripted):
+    """A backend that measures no probability."""
+
+    def __init__(self, failure):
+        super().__init__()
+        self.failure = failure
+
+    def word_log_probs(self, questions, groups):
+        return [self.failure for _ in questions]
+
+
 def test_true_is_a_log_probability():
     backend = Scripted(choices=[(0.25,), (0.0,)])
     scores = model("true_logprob", backend).score([episode(3), episode(3, seed=1)])
@@ -168,6 +179,8 @@ def test_true_is_a_log_probability():
     assert scores[1].total == LOWEST_LOG_PROB
     assert backend.groups == [((" True",),)]
     assert backend.asked[0].prompt.template.open
+    lost = Failure("no_reply", "the endpoint is not there")
+    assert model("true_logprob", Failing(lost)).score([episode(2)])[0].failure.reason == "no_reply"
     info = model("true_logprob").info
     assert info.range == (LOWEST_LOG_PROB, 0.0)
 
@@ -334,6 +347,11 @@ def test_loading_refuses_what_does_not_fit():
         load_reward_model("qwen_vl")
     with refuses("arch"):
         load_reward_model("qwen_vl", tiny_folder(), arch="resnet18")
+    for model_type in ("trend", "true_logprob"):
+        with refuses("vlm.path", f"{model_type} needs a model: checkpoint_path"):
+            load_vlm(model_type)
+    with refuses("vlm.path", "both vlm.path and checkpoint_path"):
+        load_vlm("trend", tiny_folder(), vlm={"path": "other"})
     with refuses("vlm"):
         load_reward_model("constant", vlm={})
     with refuses("vlm.nframes"):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guerdon.errors import CheckpointError, ConfigError
-from guerdon.policies.robots.control import build_policy, load_policy, save_policy
+from guerdon.policies.robots.control import build_policy, load_policy, save_policy, start_from_policy
 from guerdon.policies.robots.experts import NoisyActor, RandomActor
 from guerdon.policies.robots.robot import ControlInputs
 from guerdon.settings.policy import CNNPolicySettings, MLPPolicySettings
@@ -148,6 +148,17 @@ def test_a_start_without_the_critic_leaves_it_alone():
     assert np.array_equal(other.actor().mean(observations), policy.actor().mean(observations))
     with pytest.raises(CheckpointError, match="vf"):
         other.load_tensors(policy.tensors())
+
+
+@pytest.mark.parametrize(("options", "spread"), [({}, 0.25), ({"log_std_init": -1.5}, -1.5)])
+def test_a_start_keeps_the_spread_unless_the_settings_name_one(options, spread, tmp_path):
+    policy = mlp()
+    policy.head.log_std.data.fill_(0.25)
+    save_policy(policy, tmp_path)
+    other = mlp(seed=5, **options)
+    assert start_from_policy(other, tmp_path) == f"policy starts from {tmp_path}"
+    assert other.head.log_std.tolist() == [spread] * 3
+    assert torch.equal(other.pi[0].weight, policy.pi[0].weight)
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,33 @@ def test_calls_of_llama(text, content, names, bad):
     assert len(reply.bad) == bad
 
 
+LLAMA_TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>' }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}{{ m.content + '<|eot_id|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>' }}{% endif %}"
+)
+
+
+def test_a_template_with_headers_and_without_tool_call_has_the_calls_of_llama():
+    form = tool_form(tokenizer_with(LLAMA_TEMPLATE, "<|eot_id|>"))
+    assert (form.own, form.grammar, form.appends) == (False, "llama", True)
+    assert tool_form(tokenizer_with(LLAMA_TEMPLATE + "{# <tool_call> #}", "<|eot_id|>")).grammar == "hermes"
+
+
+def test_a_template_that_refuses_a_second_question_makes_contexts_of_its_own():
+    refusing = "{% if (messages | length) > 3 %}{{ raise_exception('one question') }}{% endif %}"
+    assert tool_form(tokenizer_with(refusing + LLAMA_TEMPLATE, "<|eot_id|>")).appends is False
+
+
+def test_a_turn_that_the_template_does_not_end_gets_the_end_of_the_tokenizer():
+    open_ended = CHATML.replace("m.content + '<|im_end|>\n'", "m.content")
+    tokenizer = tokenizer_with(open_ended)
+    prompt, said = turn_ids(tokenizer, tool_form(tokenizer), [USER], {"role": "assistant", "content": "3"}, ())
+    assert tokenizer.decode(prompt.tolist()) == "<|im_start|>user\n1 + 2?<|im_start|>assistant\n"
+    assert tokenizer.decode(said.tolist()) == "3<|im_end|>"
+
+
 def test_calls_are_compared_as_json():
     def called(arguments):
         return {

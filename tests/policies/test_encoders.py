@@ -10,9 +10,9 @@ from guerdon.policies.robots.control import Actor, build_policy, load_policy, sa
 from guerdon.policies.robots.efficientnet import EfficientNetLite0
 from guerdon.policies.robots.encoders import FrozenFeatures
 from guerdon.policies.robots.robot import ControlInputs
-from guerdon.settings.policy import CNNPolicySettings, MLPPolicySettings
+from guerdon.settings.policy import CNNPolicySettings, MLPPolicySettings, OwnPolicySettings
 from guerdon.worlds.spaces import ColumnSpace, ObservedColumn
-from tables import refuses
+from tables import cases, refuses
 
 torch.set_num_threads(1)
 BOX, CHOICES = gymnasium.spaces.Box(-1, 1, (2,), np.float32), gymnasium.spaces.MultiDiscrete([3, 2])
@@ -134,6 +134,47 @@ def test_a_saved_policy_comes_back_with_its_columns_and_actions(tmp_path, space)
 def test_what_a_policy_cannot_see_is_refused(settings, key, text):
     with refuses(key, text):
         policy(settings)
+
+
+def linear(observation_shape, outputs):
+    """A network as a user writes it."""
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(int(np.prod(observation_shape)), outputs))
+
+
+def bare(observation_shape, outputs):
+    return torch.nn.Linear(observation_shape[0], outputs)
+
+
+@cases("keys, shape", [(["front"], (3, 20, 20)), (["arm"], (6,))])
+def test_networks_of_ones_own_take_one_picture_with_channels_first_or_numbers(keys, shape):
+    mine, seen = policy(OwnPolicySettings(type="test_encoders:linear", keys=keys), BOX), rows(4)
+    assert mine.prepare(seen).shape == (4, *shape)
+    assert mine.pi[1].in_features == np.prod(shape)
+    assert mine.mean(seen).shape == (4, 2)
+
+
+def test_networks_of_ones_own_do_not_take_parts():
+    for keys in (["front", "wrist"], ["front", "arm"]):
+        with refuses("policy.keys", r"take one picture, or numbers: choose with policy\.keys \(front"):
+            policy(OwnPolicySettings(type="test_encoders:linear", keys=keys), BOX)
+
+
+def test_auxiliary_heads_need_a_last_layer_behind_others():
+    mine = policy(OwnPolicySettings(type="test_encoders:linear", keys=["arm"]), BOX, auxiliary=("next",))
+    assert (mine.aux.in_features, mine.aux.out_features) == (6, 1)
+    with refuses("algorithm.auxiliary_losses", "policy.type test_encoders:bare makes another"):
+        policy(OwnPolicySettings(type="test_encoders:bare", keys=["arm"]), BOX, auxiliary=("next",))
+
+
+@cases("keys, names", [(["front", "wrist"], ["front", "wrist"]), (["front", "wrist", "arm"], ["", "front", "wrist"])])
+def test_parts_keep_their_bytes_until_they_are_scaled(keys, names):
+    encoder, seen = policy(CNNPolicySettings(keys=keys, channels=(4,), hidden=(8,))).encoder, rows(3)
+    wanted, bytes_of = encoder.prepare(seen), encoder.unscaled(seen)
+    assert sorted(wanted) == sorted(bytes_of) == names
+    assert (bytes_of["front"].dtype, tuple(bytes_of["front"].shape)) == (torch.uint8, (3, 20, 20, 3))
+    found = encoder.scaled(bytes_of)
+    for name in names:
+        torch.testing.assert_close(found[name], wanted[name], atol=0, rtol=0)
 
 
 def test_keys_of_an_array_are_refused():

@@ -244,6 +244,17 @@ def test_what_cannot_be_written_is_refused():
         LocalEngine(policy, LocalGenerationSettings())
 
 
+def test_seeds_of_a_server_are_those_of_each_prompt():
+    def own():
+        return [np.random.default_rng(seed) for seed in (1, 2)]
+
+    assert generate_vllm._seeds(None, 2) == [0, 0]
+    assert (
+        generate_vllm._seeds(np.random.default_rng(1), 2) == np.random.default_rng(1).integers(2**31, size=2).tolist()
+    )
+    assert generate_vllm._seeds(own(), 2) == [int(rng.integers(2**31)) for rng in own()]
+
+
 def chosen_by_hand(logits, u, temperature, top_k, top_p):
     """Masses of the tokens that may be drawn, in float64, in vocabulary order where nothing is left out."""
     mass = np.exp(logits / temperature - (logits / temperature).max())
@@ -316,6 +327,9 @@ def test_vllm_speaks_through_the_same_interface(vllm):
     assert engine._llm.options["logprobs_mode"] == "processed_logprobs"
     asked = engine._llm.calls[-1][0]
     assert (asked.n, asked.temperature, asked.top_p, asked.stop_token_ids) == (2, 0.9, 0.8, [EOS])
+    for how in ({}, {"rng": np.random.default_rng(0), "greedy": True}):
+        with pytest.raises(ValueError, match="a generator to sample with, or greedy=True"):
+            engine.generate(PROMPTS, 1, max_new_tokens=2, **how)
     cut = engine.generate(PROMPTS, 1, max_new_tokens=2, greedy=True)
     assert not cut.batch.finished_B.any()
     assert engine._llm.calls[-1][0].temperature == 0

@@ -556,6 +556,38 @@ def test_templates_that_cannot_write_a_question_are_refused_at_load(name, model)
         assert "\n" not in str(error.value)
 
 
+SHORT = "for a conversation of three short messages at most"
+SAID = "{% for m in messages %}{{ m.content }}{% endfor %}"
+RENDERED = [
+    (SAID, {}, ""),
+    (SAID, {"long": True}, ""),
+    ("{{ messages[0].content * 10**6 }}", {}, f"writes more than 1,000,000 characters {SHORT}"),
+    ("{{ messages[0].content * 40 }}", {}, ""),
+    ("{{ messages[0].content * 40 }}", {"long": True}, "writes more than 3,000,000 characters for 100,000 characters"),
+    ("{{ 'a' * 10**18 }}", {}, f"needs more than 512 MiB of memory {SHORT}"),
+    ("{{ messages }}\n{% for %}", {}, "is not valid Jinja, line 2: Expected an expression"),
+    ("{{ raise_exception('no') }}", {}, "raises for a single message of a user: "),
+    ("{{ raise_exception('no') }}", {"needed": False}, ""),
+    ("{{ messages | length }}", {}, "leaves out a user's message"),
+    ("{{ messages | length }}", {"needed": False}, ""),
+    ("{{ messages | length }}", {"long": True}, ""),
+    ("{{ messages[0].content[0].text + '' }}", {}, ""),
+]
+
+
+@cases("template, asked, begins", RENDERED)
+def test_what_the_process_of_templates_says_of_one(template, asked, begins):
+    said = chat_template._render({"template": template, "needed": True, "long": False} | asked).get("problem", "")
+    assert said.startswith(begins)
+    assert bool(said) == bool(begins)
+
+
+def test_a_template_without_time_left_is_stopped_while_it_writes(monkeypatch):
+    monkeypatch.setattr(chat_template, "SECONDS", -1)
+    said = chat_template._render({"template": SAID, "needed": True, "long": False})
+    assert said == {"problem": f"takes more than -1 s {SHORT}"}
+
+
 def test_a_named_template_is_checked_as_those_of_folders():
     with pytest.raises(CheckpointError, match=r"is not valid Jinja, line 1: .*correct policy\.chat_template"):
         tiny_policy(chat_template="{{ messages[0].content }")

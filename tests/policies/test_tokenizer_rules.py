@@ -8,7 +8,8 @@ import pytest
 from guerdon.errors import CheckpointError
 from guerdon.policies.language.tiny_text import byte_tokenizer, character_tokenizer
 from guerdon.policies.pretrained import tokenizer_rules
-from guerdon.policies.pretrained.tokenizer_rules import check_rules
+from guerdon.policies.pretrained.tokenizer_rules import RULES, _run, check_rules
+from tables import cases
 
 
 def replacing(pattern, content):
@@ -64,6 +65,24 @@ def test_expressions_that_do_not_end(name, monkeypatch):
     ) as error:
         check_rules({"pre_tokenizer": SLOW[name]}, "a/b")
     assert "\n" not in str(error.value)
+
+
+ENDLESS = replacing({"Regex": "(a+)+b"}, "c")
+
+
+@cases("rules", [{"normalizer": ENDLESS}, {"pre_tokenizer": splitting("(a+)+b")}, {"decoder": ENDLESS}])
+def test_the_expressions_of_every_kind_of_rule_are_run(rules):
+    with pytest.raises(BaseException, match="retry-limit-in-match over"):  # a panic, which ends the process of rules
+        _run({"rules": dict.fromkeys(RULES) | rules})
+
+
+@cases("rules", [{}, {"normalizer": {"type": "NFC"}}, {"pre_tokenizer": splitting("(")}])
+def test_rules_that_end_and_rules_that_cannot_be_read_are_no_problem(rules):
+    assert _run({"rules": dict.fromkeys(RULES) | rules}) == {}
+
+
+def test_a_table_that_is_no_base64_does_not_count_as_growth():
+    check_rules({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "é" * 9001}}, "here")
 
 
 USUAL = {

@@ -3,12 +3,13 @@
 import itertools
 import math
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
-from vla_models import SPACE, observations, policy_of
+from vla_models import SPACE, TINY, observations, policy_of
 
-from guerdon.errors import CheckpointError
+from guerdon.errors import CheckpointError, ConfigError
 from guerdon.policies.robots.control import load_policy, save_policy, start_from_policy
 from guerdon.policies.robots.robot import ControlInputs
 from guerdon.policies.vla.flow import gaussian_log_prob, sde_sigma, step_mean
@@ -599,6 +600,10 @@ def test_settings_that_do_not_fit_are_refused():
             settings(**{"tiny": {}, **keys})
     with refuses("policy.use_proprio"):
         policy_of(use_proprio=True, proprioception_size=0)
+    with refuses("policy.type", "vla gives numbers, and the environment's actions are discrete"):
+        policy_of(space=gymnasium.spaces.MultiDiscrete([3, 2]))
+    with pytest.raises(ConfigError, match="without a critic"):
+        policy_of(heads=()).estimate(torch.zeros(1, TINY["hidden_size"]))
     assert settings(tiny={}).crops
     assert not settings(tiny={}, family="flow").crops
     assert SPACE.shape == (2,)

@@ -358,6 +358,33 @@ def test_configurations_that_are_not_supported_are_refused(tmp_path):
         read(folder, tmp_path, space=gymnasium.spaces.Box(-1, 1, (4,), np.float32))
 
 
+def test_studies_that_do_not_fit_a_folder_of_openpi_are_refused(tmp_path):
+    folder = openpi(tmp_path / "vla", "pi0")
+    for key, said, changes in (
+        ("use_proprio", "reads the state of the robot", {"measured": 0}),
+        ("num_action_chunks", "trained on chunks of 6", {"num_action_chunks": 7}),
+        ("ignored_inputs", "names no inputs; leave the list out", {"ignored_inputs": ["a"]}),
+    ):
+        with refuses(f"policy.{key}", said):
+            read(folder, tmp_path, **changes)
+
+
+def test_a_checkpoint_without_words_has_not_the_published_layout(tmp_path):
+    words = ("paligemma.model.language_model.embed_tokens.weight", "paligemma.lm_head.weight")
+    less = {name: tensor for name, tensor in weights("pi0").items() if not name.endswith(words)}
+    with pytest.raises(CheckpointError, match=r"does not have the published layout: it lacks .*paligemma\.lm_head\."):
+        read(lerobot(tmp_path / "vla", "pi0", tensors=less), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("frozen", "parts"), [("train_expert_only", ("see", "text")), ("freeze_vision_encoder", ("see.tower",))]
+)
+def test_a_checkpoint_says_which_parts_stay_as_they_are(frozen, parts, tmp_path):
+    network = read(lerobot(tmp_path / "vla", "pi0", **{frozen: True}), tmp_path).model
+    for name, parameter in network.named_parameters():
+        assert parameter.requires_grad != name.startswith(tuple(f"{part}." for part in parts)), name
+
+
 def test_statistics_of_openpi_that_are_none_are_refused(tmp_path):
     both = {"actions": NUMBERS, "state": NUMBERS}
     below = {**NUMBERS, "std": [1.0, -2.0, 1.0]}

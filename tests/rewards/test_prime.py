@@ -527,6 +527,7 @@ def test_the_replay_keeps_the_newest_and_comes_back():
         known = torch.tensor([False, True, True, True])
         ref = torch.full(given.mask.shape, float(seed))
         replay.add(LabelledBatch(given.inputs.batch, torch.from_numpy(given.outcomes_B), known, torch.zeros(4), ref))
+    replay.add(LabelledBatch(given.inputs.batch, torch.zeros(4), torch.zeros(4, dtype=torch.bool), torch.zeros(4), ref))
     assert len(replay) == 5
     drawn = replay.draw(5, np.random.default_rng(0))
     batch, acc, ref = drawn.tokens, drawn.acc_B, drawn.ref_B_T

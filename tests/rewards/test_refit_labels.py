@@ -4,12 +4,17 @@ import numpy as np
 import pytest
 from test_control_sources import ObservedRow, cut_into_segments, rollout_of
 
+from guerdon.episodes.write import EpisodeWriter
+from guerdon.errors import DataError
+from guerdon.models.constant import ConstantModel
 from guerdon.models.images.backbone import ImageScorer
 from guerdon.models.images.image import ImageModelConfig, ImageRewardModel
 from guerdon.models.images.online import OnlineImageModel
-from guerdon.rewards.refit import RefittedReward
+from guerdon.rewards.refit import RefittedReward, _replay, online_model
 from guerdon.rewards.source import SourceTerms
 from guerdon.settings.reward_source import RobotSource
+from guerdon.types import Episode
+from tables import refuses
 
 
 def refitted(kind="resnet", *, within=None, horizon=None, every=1, **model):
@@ -141,3 +146,14 @@ def test_own_successes_stay_among_the_positives_of_the_replay():
     others, positives = source.model.replay.kept
     assert sorted(float(row[0]) for row, _ in positives) == [4, 5, 6, 7, 8]
     assert sorted(float(row[0]) for row, _ in others) == [1, 2, 3]
+
+
+def test_only_models_that_look_at_rows_with_labels_can_be_refitted(tmp_path):
+    source, _ = refitted()
+    settings, config = source.settings.model, source.model.model.config
+    with refuses("reward.sources.rm.model.update", "a resnet model cannot be refitted"):
+        online_model("rm", ConstantModel(), settings, seed=0)
+    with EpisodeWriter(tmp_path) as writer:
+        writer.add(Episode("a", "t", states=np.zeros((3, 1), np.float32)))
+    with pytest.raises(DataError, match=f"replay_path {tmp_path}: .*states and success labels"):
+        _replay(settings.model_copy(update={"replay_path": str(tmp_path)}), config, 10)

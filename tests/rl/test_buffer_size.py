@@ -106,6 +106,15 @@ def test_large_rows_in_several_files_are_those_that_were_kept(tmp_path_factory, 
         assert np.array_equal(column[picked], rows[picked])
 
 
+def test_rows_in_several_files_have_fields(tmp_path):
+    dtype = np.dtype([("state", np.float32, (2,)), ("picture", np.uint8, (MAPPED,))])
+    column, rows = SegmentedColumn((), dtype, tmp_path / "column", 2), np.zeros(5, dtype)
+    rows["state"] = np.arange(10).reshape(5, 2)
+    column.extend(rows)
+    assert (len(column), column.count, column.rows is column) == (5, 5, True)
+    assert np.array_equal(column["state"], rows["state"])
+
+
 @given(st.sets(st.integers(0, 60)))
 def test_runs_of_numbers_are_them(numbers):
     given_numbers = np.array(sorted(numbers), np.int64)

@@ -15,6 +15,7 @@ from chunk_policy import ChunkPolicy
 from guerdon.compute.optimizers import FlatAdam
 from guerdon.policies.robots.control import build_policy
 from guerdon.policies.robots.robot import ControlInputs
+from guerdon.rewards import shaping
 from guerdon.rewards.control_sources import ControlReward
 from guerdon.rewards.source import SourceTerms
 from guerdon.rl.advantages import groups_within
@@ -22,6 +23,7 @@ from guerdon.rl.build_control import check_bounds, check_decisions
 from guerdon.rl.learner import OnPolicyLearner, decision_mask, decision_rows, source_advantages
 from guerdon.rl.losses import sum_parts
 from guerdon.rl.update import make_batch, update_policy
+from guerdon.rl.videos import _at
 from guerdon.settings.algorithm import ControlAlgorithmSettings
 from guerdon.settings.policy import MLPPolicySettings
 from guerdon.settings.reward_source import RobotSource
@@ -499,6 +501,26 @@ def test_what_a_source_can_pay_in_an_episode(given, wanted):
     settings = RobotSource(model={"model_type": "constant"}, **given)
     source = ControlReward(SourceTerms("rm"), Judge(-1.0, 2.0), settings, num_envs=1)
     assert source.return_range(10) == wanted
+
+
+def test_log_odds_pay_no_more_than_their_bound_in_an_episode():
+    settings = RobotSource(
+        model={"model_type": "constant"}, shaping="log_odds", reward_mode="terminal", reward_coef=0.5
+    )
+    bound = 0.5 * shaping.MAX_LOG_ODDS
+    assert ControlReward(SourceTerms("rm"), Judge(), settings, num_envs=1).return_range(10) == (-bound, bound)
+
+
+def test_a_video_shows_the_number_of_the_decision_that_a_step_executed():
+    """Of two actions with two parts each, the sum over the parts of the one that was executed."""
+    rollout = random_rollout(3, 2, 2)
+    values = np.arange(len(rollout.inputs), dtype=np.float32)
+    parts = values[:, None, None] + np.array([[0.0, 1.0], [10.0, 100.0]], np.float32)
+    of_decisions, of_actions = (rollout.chunks.on_steps(v) for v in (np.stack([values] * 2, 1), parts.sum(-1)))
+    assert rollout.mask.sum() > 10
+    for b, step in np.argwhere(rollout.mask):
+        assert _at(rollout, values, b, step) == of_decisions[b, step]
+        assert _at(rollout, parts.reshape(-1, 4), b, step) == of_actions[b, step]
 
 
 def test_bounds_in_another_unit_are_refused():

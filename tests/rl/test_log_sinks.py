@@ -152,6 +152,14 @@ def test_steps_that_are_computed_again_are_given_once(tmp_path):
     assert log_sinks._Given(path, None).new(10, {"train/a": 1.0}) == {"train/a": 1.0}  # another run
 
 
+def test_a_resumed_run_keeps_its_name_and_another_one_gets_a_new_one(tmp_path):
+    path = tmp_path / "wandb" / "guerdon_run_id"
+    first = log_sinks._run_id(path, 40)  # resumed, but its sink is new
+    assert len(first) == 8
+    assert log_sinks._run_id(path, 40) == first
+    assert log_sinks._run_id(path, None) != first
+
+
 def test_a_project_without_a_sink_that_has_projects_is_refused():
     with refuses("project"):
         LoggerSettings(project="mine")

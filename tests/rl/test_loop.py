@@ -78,6 +78,11 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before(tmp_path):
     weights = newest / "state.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     assert ckpt.latest_checkpoint(folder) == older
+    assert ckpt.find_checkpoint(older) == ckpt.find_checkpoint(folder.parent) == older
+    with pytest.raises(CheckpointError, match=r"state\.safetensors"):
+        ckpt.find_checkpoint(newest)
+    with pytest.raises(CheckpointError, match="neither a checkpoint nor a run with one"):
+        ckpt.find_checkpoint(folder)
     start(study, resume=True).run()
     assert result(study) == result(whole)
     for seal in folder.glob("step_*/COMPLETE"):

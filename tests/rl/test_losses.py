@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from guerdon.compute.optimizers import AdamW, FlatAdam
 from guerdon.compute.schedules import scheduled
 from guerdon.policies.robots.control import ControlPolicy, StateInputs
-from guerdon.rl.losses import old_kl_terms, policy_loss, ppo, value_errors
+from guerdon.rl.losses import aggregation_weights, old_kl_terms, policy_loss, ppo, value_errors
 from guerdon.rl.update import Batch, update_policy
 from guerdon.settings.algorithm import ControlAlgorithmSettings, TextAlgorithmSettings
 from guerdon.settings.policy import MLPPolicySettings
@@ -31,6 +31,16 @@ def test_the_upper_clip_may_differ():
     for high, expected in ((0.2, 1.2), (0.28, 1.25)):
         terms, _ = ppo(ratio, torch.zeros(1), torch.ones(1), clip_range=0.2, clip_range_high=high)
         assert float(terms) == pytest.approx(-expected)
+
+
+def test_calls_of_a_conversation_share_its_weight():
+    mask, streams = torch.tensor([[1, 1, 0], [1, 0, 0], [1, 1, 1]]), torch.tensor([7, 7, 9])
+    by_tokens = aggregation_weights(mask, "sequence", streams_B=streams)
+    torch.testing.assert_close(by_tokens.sum(-1), torch.tensor([1 / 3, 1 / 6, 1 / 2]))
+    by_length = aggregation_weights(mask, "constant", max_length=10, streams_B=streams)
+    torch.testing.assert_close(by_length, mask / 20)
+    with pytest.raises(ValueError, match="a constant length needs max_length"):
+        aggregation_weights(mask, "constant", streams_B=streams)
 
 
 def test_no_gradient_beyond_the_clip():

@@ -83,6 +83,22 @@ def test_every_observation_is_kept_once(tmp_path):
     assert (np.diff(replay.rows("episode")[order]) >= 0).all()
 
 
+def test_features_are_computed_once_for_each_row(tmp_path):
+    rollouts = played(tmp_path, rollouts=3)
+    replay, seen = filled(tmp_path / "replay", rollouts[:2]), []
+
+    def doubled(observations):
+        seen.append(len(observations))
+        return 2 * observations
+
+    before = len(replay)
+    np.testing.assert_array_equal(replay.features(doubled), 2 * replay.rows("observations"))
+    replay.features(doubled)
+    replay.add(rollouts[2], rollouts[2].actions, {"env": ENV.measure(rollouts[2])})
+    np.testing.assert_array_equal(replay.features(doubled), 2 * replay.rows("observations"))
+    assert seen == [before, len(replay) - before]
+
+
 def test_files_grow_and_are_cut_back(tmp_path):
     rollouts = played(tmp_path, rollouts=5)
     whole = filled(tmp_path / "whole", rollouts)

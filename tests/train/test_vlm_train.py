@@ -92,6 +92,9 @@ def test_a_checkpoint_says_how_it_is_asked(trained):
         with pytest.raises(ConfigError, match="both given; remove one") as refused:
             load_vlm("qwen_vl", folder, vlm=VLMSettings(**{name: value}))
         assert refused.value.key == f"vlm.{name}"
+    with refuses("checkpoint_path", "would do nothing with backend openai"):
+        endpoint = {"base_url": "http://127.0.0.1:9", "model": "m"}
+        load_vlm("qwen_vl", folder, vlm={"backend": "openai", "openai": endpoint})
     with pytest.raises(ConfigError, match="no checkpoints") as refused:
         load_vlm("trend", folder)
     assert refused.value.key == "vlm.path"

@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from guerdon.errors import DataError, GuerdonError, boundary
+from guerdon.errors import DataError
 from guerdon.policies.batches.tokens import (
     added_ids,
     chat_text,
@@ -37,7 +37,7 @@ from guerdon.policies.batches.tokens import (
 from guerdon.reading.chats import ChatError, turn_text
 from guerdon.types import IntArray, Message, Tool
 
-Grammar = Literal["schema", "hermes", "llama"]
+Grammar = Literal["hermes", "llama"]
 _BLOCK = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
 _LLAMA = re.compile(r"\s*(?:<\|python_tag\|>)?\s*(\{.*\})\s*\Z", re.DOTALL)
 _TOOLS_OF_SYSTEM = """You can call functions. For each call write a JSON object between <tool_call> and </tool_call>:
@@ -54,8 +54,8 @@ class ToolForm:
 
     Attributes:
         own: the template shows neither tools nor calls, so that guerdon writes them.
-        grammar: of calls in replies: the tokenizer's own schema, JSON in `<tool_call>` (Qwen, Hermes and guerdon), or
-            a reply that is JSON with `name` and `parameters` (Llama 3).
+        grammar: of calls in replies: JSON in `<tool_call>` (Qwen, Hermes and guerdon), or a reply that is JSON with
+            `name` and `parameters` (Llama 3).
         appends: whether the template only adds behind a conversation with tools and reasoning; where it does not, some
             prompts are contexts of their own. None: not known, as the tokenizer lacks characters of the trial.
     """
@@ -101,9 +101,7 @@ def tool_form(tokenizer: Any) -> ToolForm:
         own = True
     template = str(tokenizer.get_chat_template(None, None if own else [dict(_TOOL)]))
     grammar: Grammar = "hermes"
-    if not own and getattr(tokenizer, "response_schema", None):
-        grammar = "schema"
-    elif not own and "<tool_call>" not in template and "<|start_header_id|>" in template:
+    if not own and "<tool_call>" not in template and "<|start_header_id|>" in template:
         grammar = "llama"
     form = ToolForm(own, grammar)
     return ToolForm(own, grammar, _appends(tokenizer, form))
@@ -311,16 +309,10 @@ def read_reply(
         first_call: number of its first call in the conversation, for the names of calls.
         text: of the reply, where it is not all that the ids say.
     """
-    whole = text is None
     text = decode(tokenizer, ids) if text is None else text
     if not tools:
         return Reply({"role": "assistant", "content": text.strip()}, {})
-    found = None
-    if form.grammar == "schema" and whole:
-        found = _by_schema(tokenizer, ids)
-    if found is None:
-        found = _llama_calls(text) if form.grammar == "llama" else _hermes_calls(text)
-    content, calls = found
+    content, calls = _llama_calls(text) if form.grammar == "llama" else _hermes_calls(text)
     bad = {place: call for place, call in enumerate(calls) if isinstance(call, str)}
     message: dict[str, Any] = {"role": "assistant", "content": content.strip()}
     good = [call for call in calls if not isinstance(call, str)]
@@ -330,21 +322,6 @@ def read_reply(
             for number, call in enumerate(good)
         ]
     return Reply(message, bad)
-
-
-def _by_schema(tokenizer: Any, ids: IntArray) -> tuple[str, list[Any]] | None:
-    """Text and calls by the schema of the tokenizer; None where it cannot read the reply."""
-    try:
-        with boundary(GuerdonError, "the response schema"):
-            found = tokenizer.parse_response(tokenizer.decode(ids.tolist()))
-    except GuerdonError:
-        return None
-    if not isinstance(found, dict):
-        return None
-    calls = [_checked_call(call.get("function", call)) for call in found.get("tool_calls") or ()]
-    content = str(found.get("content") or "")
-    thought = found.get("thinking") or found.get("reasoning_content")
-    return (f"<think>\n{str(thought).strip()}\n</think>\n\n{content}" if thought else content), calls
 
 
 def _hermes_calls(text: str) -> tuple[str, list[Any]]:
