@@ -9,13 +9,16 @@ from guerdon.worlds.messages import WorldStep
 
 
 class Counting:
-    """Say `1` in the first turn to go on, then `1` again to win; each `1` in the first turn is paid `early`."""
+    """Say `1` in the first turn to go on, then `1` again to win; each `1` in the first turn is paid `early`.
+
+    `offers` is the name of a function that can be called.
+    """
 
     steps = 0  # of all worlds of the process
     open = 0  # worlds that are not closed
 
-    def __init__(self, early: float = 0.25, paid: bool = True, broken: str = "") -> None:
-        self.early, self.paid, self.broken, self.turn = early, paid, broken, 0
+    def __init__(self, early: float = 0.25, paid: bool = True, broken: str = "", offers: str = "") -> None:
+        self.early, self.paid, self.broken, self.offers, self.turn = early, paid, broken, offers, 0
         Counting.open += 1
 
     def close(self):
@@ -24,7 +27,11 @@ class Counting:
     def reset(self, row):
         if self.broken == "reset":
             raise RuntimeError("no game")
-        return WorldStep(row["messages"], state="start")
+        tool = {
+            "type": "function",
+            "function": {"name": self.offers, "parameters": {"type": "object", "properties": {}}},
+        }
+        return WorldStep(row["messages"], state="start", tools=(tool,) if self.offers else None)
 
     def step(self, message):
         self.turn += 1

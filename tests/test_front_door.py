@@ -232,6 +232,13 @@ def test_a_judge_marks_a_sample_of_an_audit(folder):
         guerdon.audit("marked.jsonl", judge="test_front_door:Length", second="marked.jsonl")
 
 
+def test_a_table_as_a_frame_has_its_columns_in_order():
+    pytest.importorskip("pandas")
+    frame = ResultTable([{"b": 0.5, "a": 1}, {"a": 2}]).to_pandas()
+    assert list(frame.columns) == ["b", "a"]
+    assert (frame["a"].tolist(), frame["b"].isna().tolist()) == ([1, 2], [False, True])
+
+
 def test_a_table_is_pandas_where_it_is_installed_and_arrow_otherwise(monkeypatch):
     table = ResultTable([{"a": 1, "b": 0.5}, {"a": 2}])
     assert table.to_arrow().to_pydict() == {"a": [1, 2], "b": [0.5, None]}
@@ -240,3 +247,7 @@ def test_a_table_is_pandas_where_it_is_installed_and_arrow_otherwise(monkeypatch
     with pytest.raises(MissingDependencyError, match="to_arrow"):
         table.to_pandas()
     assert len(str(ResultTable([{"a": n} for n in range(50)])).splitlines()) == 22
+    assert (str(ResultTable([])), len(ResultTable([]))) == ("(an empty table)", 0)
+    assert table["b"] == [0.5, None]
+    with pytest.raises(KeyError, match="c: the table has the columns a, b"):
+        table["c"]

@@ -15,7 +15,7 @@ from guerdon.files import bounds, parquet_bounds
 from guerdon.files.bounds import BadRecord, TooLarge
 from guerdon.files.parquet_bounds import ROWS, BoundedParquet, python_bytes
 from guerdon.reading.containers import file_rows
-from tables import refuses
+from tables import cases, refuses
 
 texts = st.text(max_size=6) | st.sampled_from(["a text that is repeated", "another one"])
 SCHEMA = pa.schema(
@@ -295,3 +295,73 @@ def test_a_damaged_file_is_one_error(tmp_path_factory, place, byte):
         except DataError:  # one of another kind is a crash
             return
     assert len(found) == 50
+
+
+def fields(*parts):
+    """Bytes of a struct as Thrift's compact protocol writes it, with its end."""
+    return b"".join(parts) + b"\0"
+
+
+ONE = b"\x15\x02"  # field 1, of 32 bits: 1
+ROOT = fields(b"\x55\x02")  # of a schema, with one element in it
+CHUNK = fields(b"\x3c\0")  # with an empty description
+GROUP = fields(b"\x19\x1c", CHUNK)  # with one column
+
+
+@cases(
+    ("data", "error", "words"),
+    [
+        (fields(ONE, b"\x05\x02\x04"), ValueError, "a field stands twice"),
+        (fields(b"\x18\x0aabc"), IndexError, None),
+        (b"\x1c" * 20, ValueError, "structs in structs without end"),
+        (fields(b"\x19\x71abc"), IndexError, None),
+        (fields(b"\x1d"), ValueError, "there is no type 13"),
+        (fields(b"\x15", b"\xff" * 4, b"\x7f"), ValueError, "a number of more than 32 bits"),
+        (fields(b"\x16", b"\xff" * 12), ValueError, "a number of more than 64 bits"),
+    ],
+)
+def test_structs_that_readers_would_understand_in_several_ways_are_none(data, error, words):
+    with pytest.raises(error, match=words):
+        parquet_bounds._struct(data, 0, 0)
+
+
+def test_structs_are_read_by_number_and_type():
+    data = fields(ONE, b"\x19\x31\1\2\1", b"\x18\x03abc", b"\x11", b"\x12")
+    found, end = parquet_bounds._struct(data, 0, 0)
+    assert found == {(1, 5): 1, (2, 9): None, (3, 8): b"abc", (4, 1): True, (5, 2): False}
+    assert end == len(data)
+
+
+@cases(
+    ("footer", "words"),
+    [
+        (fields(b"\x49\x1c", GROUP, b"\x09\x08\x1c", GROUP), "two lists of row groups"),
+        (fields(b"\x49\x1c", fields(b"\x19\x1c", CHUNK, b"\x09\x02\x1c", CHUNK)), "two lists of columns"),
+        (fields(b"\x29\x2c", ROOT, fields(b"\x48\x90\x4e", b"a" * 10_000)), "a name that is too long"),
+    ],
+)
+def test_footers_with_two_meanings_are_refused(footer, words):
+    with pytest.raises(ValueError, match=words):
+        parquet_bounds._parsed_footer(footer)
+
+
+def test_elements_that_no_other_one_holds_are_no_columns():
+    leaf = fields(b"\x15\x02\x38\x01b")  # a column of 32 bits, in which nothing is
+    footer, _ = parquet_bounds._parsed_footer(fields(b"\x29\x3c", ROOT, fields(b"\x15\x02\x38\x01a"), leaf))
+    assert [column.path for column in footer.columns] == ["a"]
+
+
+def test_a_row_group_with_too_many_columns_ends_the_reading(monkeypatch):
+    monkeypatch.setattr(parquet_bounds, "CHUNKS", 2)
+    for count, left in ((1, 1), (2, 0), (3, -1), (9, -1)):
+        group = fields(b"\x19", bytes([count << 4 | 12]), CHUNK * count)
+        assert parquet_bounds._parsed_footer(fields(b"\x49\x1c", group))[1] == left
+
+
+def test_values_of_extension_types_and_views_take_what_is_stored():
+    storage = pa.array([b"0" * 16, None], pa.binary(16))
+    own = pa.ExtensionArray.from_storage(pa.uuid(), storage)
+    assert python_bytes(own).tolist() == python_bytes(storage).tolist()
+    texts = ["a", "a text that is long enough to be stored apart", None]
+    views = python_bytes(pa.array(texts, pa.string_view()))
+    assert all(counted >= size_of(value) for counted, value in zip(views.tolist(), texts, strict=True))

@@ -8,7 +8,8 @@ import pytest
 from agent_parts import Counting, Says
 from guerdon.collect.agents import Moment, Request, ToolAgent
 from guerdon.collect.conversations import CUT, ConversationLoop, agent_of, arrays_of
-from guerdon.collect.text import Sampler, conversation_rows, join_shards, take
+from guerdon.collect.text import Sampler, chat_lengths, conversation_rows, join_shards, take
+from guerdon.errors import DataError
 from guerdon.policies.batches.dialogues import tool_form
 from guerdon.policies.batches.tokens import prompt_ids, stop_ids
 from guerdon.policies.language.tiny_text import byte_tokenizer
@@ -33,10 +34,10 @@ def settings(**given):
     return FilesDataSettings(**{**base, **given})
 
 
-def loop_of(write, agent, agent_settings, data=None, room=None):
+def loop_of(write, agent, agent_settings, data=None, room=None, tokenizer=TOKENIZER):
     data = data or settings()
     return ConversationLoop(
-        TOKENIZER, Says(TOKENIZER, write), agent, agent_settings, data, stops=stop_ids(TOKENIZER), room=room
+        tokenizer, Says(TOKENIZER, write), agent, agent_settings, data, stops=stop_ids(TOKENIZER), room=room
     )
 
 
@@ -183,7 +184,30 @@ def test_what_the_policy_cannot_cause_is_a_failure(tools, how, reason):
     assert [(row, why.reason) for row, _, why in failed.failures] == [(0, reason), (1, reason)]
     assert len(failed.inputs) == 0
     assert not failed.known_B.any()
+    measured = VerifiedTurns(SourceTerms("exact"), verifier_from(data), "failure").measure(failed)
+    row = next(iter(conversation_rows(failed, {"exact": measured}, 2, tokens=False)))
+    assert [one["rewards"] for one in row["calls"]] == [{"exact": None}]
     assert next(iter(conversation_rows(failed, {}, 2, tokens=False)))["reward"] is None
+
+
+def test_a_call_that_cannot_be_read_is_told_to_the_model(tools):
+    chosen, agent = tools
+
+    def write(prompt, u):
+        return "4" if "<tool_response>\n" in prompt else "<tool_call>{add 1 and 2}</tool_call>"
+
+    (one,) = loop_of(write, agent, chosen).lead(PROMPTS[:1], root=1)
+    assert (one.failure, one.counts["calls"], one.counts["bad_calls"]) == (None, 1, 1)
+    assert one.messages[2]["role"] == "tool"
+    assert one.messages[2]["content"].startswith("error: ")
+
+
+def test_tools_that_take_longer_than_an_episode_may_are_a_failure():
+    chosen = ToolAgentSettings(tools=("calculator",), calls_at_once=1, episode_timeout=1e-9)
+    agent = ToolAgent(chosen)
+    (one,) = loop_of(lambda prompt, u: call("calculator", expression="1+2"), agent, chosen).lead(PROMPTS[:1], root=1)
+    agent.close()
+    assert one.failure == Failure("agent_timeout", "tools took more than 1e-09 s")
 
 
 def test_long_results_are_cut_and_counted_once(tools):
@@ -225,6 +249,29 @@ def test_worlds_pay_turns_or_outcomes():
     assert one.failure == Failure("game_lost", "the game ended")
 
 
+def test_a_world_says_which_tools_there_are_from_now_on():
+    chosen, agent = world(offers="look")
+    (one,) = loop_of(lambda prompt, u: call("look") + call("open"), agent, chosen).lead(PROMPTS[:1], root=1)
+    assert [tool["function"]["name"] for tool in one.calls[0].tools] == ["look"]
+    assert (one.counts["calls"], one.counts["bad_calls"]) == (2, 1)
+
+
+def test_a_world_that_takes_longer_than_an_episode_may_is_a_failure():
+    chosen, _ = world()
+    slow = chosen.model_copy(update={"episode_timeout": 1e-9})
+    (one,) = loop_of(says("1", "1"), agent_of(slow, temperature=1.0), slow).lead(PROMPTS[:1], root=1)
+    assert one.failure == Failure("agent_timeout", "the world took more than 1e-09 s")
+
+
+def test_worlds_under_way_are_closed_with_their_agent():
+    before = Counting.open
+    _, agent = world()
+    agent.start(dict(enumerate(PROMPTS)))
+    assert Counting.open == before + 3
+    agent.close()
+    assert Counting.open == before
+
+
 def test_a_world_that_is_cut_off_is_not_solved():
     chosen, agent = world(paid=False)
     chosen = chosen.model_copy(update={"max_turns": 1})
@@ -263,6 +310,89 @@ def test_parts_of_rollouts_can_be_taken_and_joined():
     assert len(both.inputs) == len(whole.inputs) + len(part.inputs)
     np.testing.assert_array_equal(take(both, np.arange(6)).chunks.decision, whole.chunks.decision)
     np.testing.assert_array_equal(np.unique(both.groups_B), np.arange(5))
+
+
+class Asks:
+    """Asks for replies in rounds, then ends as it is told."""
+
+    at_once = None
+
+    def __init__(self, *rounds, **ends):
+        self.rounds, self.ends = rounds, ends
+
+    def start(self, rows):
+        self.replies = []
+        return dict.fromkeys(rows, self._next())
+
+    def read(self, replies):
+        self.replies.append(replies[0])
+        return {0: self._next()}
+
+    def _next(self):
+        done = len(self.replies)
+        return Moment(self.rounds[done]) if done < len(self.rounds) else Moment(**self.ends)
+
+
+def request(text, **more):
+    return Request(({"role": "user", "content": text},), **more)
+
+
+JUDGES = OwnAgentSettings(type="agent_parts:Counting")
+
+
+def test_each_reply_ends_at_its_own_limit_and_before_its_own_stop():
+    asks = Asks(
+        (request("a", most=3), request("b", stop=("x", "yy")), request("c", stop=("q",)), request("d", most=50))
+    )
+    (one,) = loop_of(lambda prompt, u: "3é4yyx5", asks, JUDGES).lead(PROMPTS[:1], root=1)
+    said = [TOKENIZER.decode(made.ids.tolist()) for made in one.calls]
+    assert (said[1], said[2], said[3]) == ("3é4yy", "3é4yyx5<|eos|>", "3é4yyx5<|eos|>")
+    assert [len(made.ids) for made in one.calls] == [3, 6, 9, 9]
+    assert [made.finished for made in one.calls] == [False, True, True, True]
+    assert [reply.message["content"] for reply in asks.replies[0]] == ["3é", "3é4", "3é4yyx5", "3é4yyx5"]
+
+
+def showing_one_message():
+    """A tokenizer whose template leaves out all messages but the first."""
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    return tokenizer
+
+
+def test_a_conversation_without_a_call_and_one_that_no_template_shows_are_failures():
+    (none,) = loop_of(None, Asks(), JUDGES).lead(PROMPTS[:1], root=1)
+    assert none.failure == Failure("agent_error", "the conversation ended without a call of the model")
+    both = Request(({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, PROMPTS[0].messages[0]))
+    (lost,) = loop_of(None, Asks([both]), JUDGES, tokenizer=showing_one_message()).lead(PROMPTS[:1], root=1)
+    assert lost.failure.reason == "agent_error"
+    assert "the chat template leaves out" in lost.failure.detail
+
+
+def test_what_nobody_judges_is_a_hole_unless_a_limit_ended_it():
+    data = settings()
+
+    def answered(agent, chosen=JUDGES):
+        loop = loop_of(lambda prompt, u: "1", agent, chosen, data)
+        return Sampler(data, loop._engine, None, PROMPTS, TOKENIZER, seed=3, agent=loop).answer(PROMPTS[:1], 1)
+
+    found = answered(Asks([request("a")]))
+    assert [(b, why.reason) for b, _, why in found.failures] == [(0, "no_reward")]
+    cut = answered(Asks([request("a")], [request("b")]), JUDGES.model_copy(update={"max_turns": 1}))
+    assert (cut.failures, cut.rewards.sum(), cut.known_B.tolist()) == ((), 0.0, [True])
+    paid = answered(Asks([request("a")], [request("b")], rewards=(0.5, None)))
+    ends = np.flatnonzero(np.append(np.diff(paid.chunks.decision[0]) != 0, True))
+    assert paid.rewards[0].nonzero()[0].tolist() == ends[:1].tolist()
+    assert paid.rewards[0].max() == 0.5
+    assert [(b, end, why.reason) for b, end, why in paid.failures] == [(0, int(ends[1]), "no_reward")]
+
+
+def test_the_prompt_that_a_template_leaves_out_is_named():
+    tokenizer, said = showing_one_message(), ("user", "assistant", "user")
+    chat = tuple({"role": role, "content": f"{role}{k}"} for k, role in enumerate(said))
+    prompts = [Prompt("a", chat[:1], "1", "sums"), Prompt("b", chat, "1", "sums")]
+    assert chat_lengths(tokenizer, prompts[:1], settings()) == [len("user0")]
+    with pytest.raises(DataError, match=r"cannot be given the prompt b: .*; leave it out"):
+        chat_lengths(tokenizer, prompts, settings())
 
 
 class Branching:

@@ -10,12 +10,13 @@ from urllib.parse import urlsplit
 import pytest
 
 from agent_parts import Says
-from guerdon.collect.command_agent import last_object, result_of
+from guerdon.collect.command_agent import CommandAgent, last_object, result_of
 from guerdon.collect.conversations import ConversationLoop, agent_of
-from guerdon.collect.endpoint import Endpoint
+from guerdon.collect.endpoint import MODEL, Endpoint
 from guerdon.policies.batches.dialogues import Reply
 from guerdon.policies.batches.tokens import stop_ids
 from guerdon.policies.language.tiny_text import byte_tokenizer
+from guerdon.processes.progress import log_once
 from guerdon.settings.agent import CommandAgentSettings
 from guerdon.settings.data import FilesDataSettings
 from guerdon.tasks.prompts import Prompt
@@ -97,14 +98,19 @@ def line():
     endpoint.close()
 
 
-def post(at, key, body, **headers):
+def send(at, key, method, path, body=b"", **headers):
+    """The status and the text of the answer to a request."""
     connection = HTTPConnection(at.hostname, at.port, timeout=60)
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    connection.request("POST", at.path + "/chat/completions", data, {"Authorization": f"Bearer {key}", **headers})
+    connection.request(method, at.path + path, body, {"Authorization": f"Bearer {key}", **headers})
     reply = connection.getresponse()
     text = reply.read().decode()
     connection.close()
     return reply.status, text
+
+
+def post(at, key, body, **headers):
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return send(at, key, "POST", "/chat/completions", data, **headers)
 
 
 USER = [{"role": "user", "content": "a"}]
@@ -125,6 +131,25 @@ def test_requests_that_are_refused(line):
         assert words in json.loads(found[1])["error"]["message"], (body, found)
     assert post(at, "sk-wrong", {"messages": USER})[0] == 401
     assert post(at._replace(path="/other/v1"), key, {"messages": USER})[0] == 404
+
+
+def test_addresses_other_than_those_of_the_conversation(line):
+    _, at, key = line
+    listed = json.loads(send(at, key, "GET", "/models")[1])
+    assert [model["id"] for model in listed["data"]] == [MODEL]
+    assert json.loads(send(at, key, "GET", f"/models/{MODEL}")[1]) == listed["data"][0]
+    for method, path in (("GET", "/models/other"), ("GET", "/chat/completions"), ("POST", "/completions")):
+        status, text = send(at, key, method, path)
+        assert (status, json.loads(text)["error"]["code"]) == (404, "not_found")
+        assert path in json.loads(text)["error"]["message"]
+    status, text = send(at, "sk-wrong", "GET", "/models")
+    assert (status, json.loads(text)["error"]["code"]) == (401, "invalid_api_key")
+
+
+def test_a_request_that_is_too_large_is_not_read(line):
+    _, at, key = line
+    status, text = send(at, key, "POST", "/chat/completions", None, **{"Content-Length": str((64 << 20) + 1)})
+    assert (status, json.loads(text)["error"]["message"]) == (413, "the request is too large")
 
 
 def waiting(endpoint, count):
@@ -179,6 +204,57 @@ def test_streams_and_a_full_context(line):
     thread.join()
     assert found[0][0] == 400
     assert json.loads(found[0][1])["error"]["code"] == "context_length_exceeded"
+
+
+def test_a_stream_numbers_the_calls_of_tools(line):
+    endpoint, at, key = line
+    thread, found = asked(at, key, {"messages": USER, "stream": True})
+    (request,) = waiting(endpoint, 1)
+    calls = [CALL, {**CALL, "id": "call_1"}]
+    endpoint.answer(0, request, Reply({"role": "assistant", "content": "", "tool_calls": calls}, {}))
+    thread.join()
+    first, last, end = [event.removeprefix("data: ") for event in found[0][1].strip().split("\n\n")]
+    shown = json.loads(first)["choices"][0]["delta"]["tool_calls"]
+    assert [(call["index"], call["id"]) for call in shown] == [(0, "call_0"), (1, "call_1")]
+    assert json.loads(last)["choices"][0]["finish_reason"] == "tool_calls"
+    assert end == "[DONE]"
+
+
+def test_a_request_that_waits_when_its_conversation_ends_gets_an_error(line):
+    endpoint, at, key = line
+    thread, found = asked(at, key, {"messages": USER})
+    waiting(endpoint, 1)
+    endpoint.shut(0)
+    thread.join()
+    assert (found[0][0], json.loads(found[0][1])["error"]["code"]) == (400, "context_length_exceeded")
+    assert post(at, key, {"messages": USER})[0] == 404
+
+
+def test_what_is_asked_for_and_not_done_is_said(line, capsys):
+    endpoint, _, key = line
+    (name,) = endpoint._lines
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+
+    def taken(**more):
+        log_once.cache_clear()
+        body = json.dumps({"messages": USER, "tools": tools, **more}).encode()
+        found = endpoint.take(name, key, body, again=False).request
+        return [tool["function"]["name"] for tool in found.tools], capsys.readouterr().err
+
+    assert taken(tool_choice="auto", temperature=1.0) == (["f"], "")
+    assert taken(tool_choice="none") == ([], "")
+    names, said = taken(tool_choice="required")
+    assert (names, "tool_choice, which nothing enforces" in said) == (["f"], True)
+    assert "sampled with that of the run (1)" in taken(temperature=0.3)[1]
+
+
+def test_a_program_that_cannot_be_started_is_a_failure():
+    chosen = CommandAgentSettings(command=("/there/is/none",))
+    agent = CommandAgent(chosen, temperature=1.0)
+    moments = agent.start({3: PROMPTS[0]})
+    agent.close()
+    assert moments[3].outcome.reason == "agent_exit"
+    assert "cannot be started" in moments[3].outcome.detail
 
 
 def test_many_clients_connect_at_once(line):

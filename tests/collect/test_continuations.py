@@ -71,6 +71,8 @@ def test_beyond_the_limit_nothing_is_promised(world):
 def test_only_meta_world_can_be_put_back():
     with refuses("env.type", "continuations need Meta-World"):
         Continuations(GymnasiumSettings(task="CartPole-v1"), limit=5)
+    with refuses("env.task_ids"):
+        Continuations(MetaWorldSettings(task_ids=("reach", TASK)), limit=5)
 
 
 def test_failed_episodes_get_true_labels_too(tmp_path):

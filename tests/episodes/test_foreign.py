@@ -15,7 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from guerdon.episodes.read import dataset_hash, read_episodes, summarize
+from guerdon.episodes.index import load_index
+from guerdon.episodes.layout import load_info
+from guerdon.episodes.read import dataset_hash, frames_of, read_episodes, summarize
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import DataError
 from guerdon.settings.train import ProgressTrainSettings, ResNetTrainSettings
@@ -154,6 +156,9 @@ def test_images_stored_as_arrays(tmp_path, layout, dtype):
     foreign(tmp_path, ACTIONS, {"observation.image": (nested, feature)})
     read = np.concatenate([episode.frames for episode in read_episodes(tmp_path)])
     np.testing.assert_array_equal(read, frames)
+    last = load_index(tmp_path, load_info(tmp_path))[0][2]
+    np.testing.assert_array_equal(list(frames_of(tmp_path, last, "observation.image", start=1)), frames[6:])
+    assert summarize(tmp_path).skipped == ()
 
 
 @pytest.mark.hostile("files")

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -69,6 +70,7 @@ def test_the_end_of_a_success_is_marked_where_that_is_asked_for(recordings, tmp_
             "success",
             "the success of episode 5 is empty or not true/false",
         ),
+        ([*alternating("yes", "no"), ("", "yes")], "episode", "names no episode"),
         (alternating("2", "1"), "success", "which may mean 2/1 or 1/2"),
         (alternating("red", "blue"), "success", "write true and false"),
     ],
@@ -89,6 +91,22 @@ def test_a_file_that_contradicts_the_data_is_refused(recordings, tmp_path):
     (tmp_path / "other.csv").write_text("number,done\n1,yes\n")
     with refuses("episode", "lacks the column episode and success; it has number, done"):
         read_outcomes(str(tmp_path / "other.csv"))
+
+
+def test_rows_that_are_marked_agree_with_the_file(recordings, tmp_path):
+    """Marks of rows whose outcome the index of the data set does not repeat."""
+    marked = tmp_path / "marked"
+    at_end = read_outcomes(written(tmp_path, alternating("1", "0")), at_end=True)
+    with EpisodeWriter(marked, fps=10, camera="top") as writer:
+        for episode in read_episodes(recordings, outcomes=at_end):
+            writer.add(episode)
+    index = marked / "meta/episodes/chunk-000/file-000.parquet"
+    table = pq.read_table(index)
+    pq.write_table(table.drop_columns([name for name in table.column_names if "outcome" in name]), index)
+    again = read_outcomes(written(tmp_path, alternating("1", "0")))
+    assert [episode.success.any() for episode in read_episodes(marked, outcomes=again)] == [True, False] * 3
+    with refuses("success", "itself says otherwise of episode 0"):
+        list(read_episodes(marked, outcomes=read_outcomes(written(tmp_path, alternating("0", "1")))))
 
 
 def test_a_model_is_trained_and_evaluated_with_them(recordings, tmp_path, monkeypatch):

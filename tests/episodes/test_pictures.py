@@ -1,5 +1,6 @@
 """Pictures as environments and data sets hand them over."""
 
+import contextlib
 import io
 import struct
 
@@ -8,7 +9,16 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from guerdon.episodes.images import check_images, decode_images, file_type, rgb_frames, rgb_picture
+from guerdon.episodes.images import (
+    check_images,
+    decode_images,
+    file_type,
+    grey_depth,
+    read_pictures,
+    refuse_one_or_several,
+    rgb_frames,
+    rgb_picture,
+)
 from guerdon.errors import DataError
 from tables import cases
 
@@ -60,6 +70,33 @@ def test_every_usual_layout_is_the_same_picture(given, expected):
 def test_what_is_no_picture_is_refused(given, message):
     with pytest.raises(DataError, match=message):
         rgb_frames(given)
+
+
+def test_pictures_of_an_episode_have_one_size_and_are_there():
+    turned = [png(RGB[0]), png(np.ascontiguousarray(RGB[0].swapaxes(0, 1)))]
+    for read in (decode_images, check_images):
+        with pytest.raises(DataError, match="row 1 is 7x5, the first one is 5x7"):
+            read(turned)
+        with pytest.raises(DataError, match="the episode has no rows"):
+            read([])
+        with pytest.raises(DataError, match="row 1 has no image bytes"):
+            read([turned[0], b""])
+    with pytest.raises(DataError, match="there is no picture"):
+        read_pictures([], "picture", np.empty)
+
+
+def test_grey_values_of_more_than_8_bits_are_depth():
+    deep = file_of(np.full((4, 4), 800, np.uint16))
+    assert [grey_depth(blob) for blob in (deep, png(RGB[0]), b"no picture")] == [True, False, False]
+
+
+@cases(
+    ("shape", "refused"),
+    [((3, 8, 9), True), ((8, 9, 4), True), ((3, 8, 2), False), ((5, 8, 9), False), ((1, 3, 8, 9), False)],
+)
+def test_what_may_be_one_picture_or_several_is_refused(shape, refused):
+    with pytest.raises(DataError, match="give four axes") if refused else contextlib.nullcontext():
+        refuse_one_or_several(shape)
 
 
 def test_what_render_gives():

@@ -26,12 +26,14 @@ from guerdon.episodes.preferences import (
     is_preference,
     near_duplicates,
     read_preferences,
+    responses_in,
     split_prompts,
 )
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.reading.data_sets import DataPart
 from guerdon.reading.reader import DataReading
+from guerdon.types import Failure
 from tables import cases, refuses
 
 ASKED = [{"role": "user", "content": "Which colour?"}]
@@ -81,6 +83,8 @@ BATTLE = {"conversation_a": ASKED + said("blue"), "conversation_b": ASKED + said
           "rejected": "\n\nHuman: Which colour?\n\nAssistant: red"}, BLUE),
         ({"chosen": "The sky is blue.", "rejected": "The sky is green."},
          [("The sky is", "blue.", 0), ("The sky is", "green.", 1)]),
+        ({"chosen": "The sky is blue.", "rejected": "The sky is black."},
+         [("The sky is", "blue.", 0), ("The sky is", "black.", 1)]),
         ({"instruction": "Which colour?", "chosen": "blue", "rejected": "red"}, BLUE),
         ({"context": ASKED, "response1": "blue", "response2": "red", "overall_preference": -3}, BLUE),
         ({"context": ASKED, "response1": "blue", "response2": "red", "overall_preference": 1}, RED),
@@ -207,6 +211,25 @@ def test_single_responses():
 )
 def test_what_says_nothing_is_left_out_with_its_reason(row, reason):
     assert read(row) == reason
+
+
+@cases(
+    ("row", "reasons"),
+    [
+        ({**Q, "chosen": "blue", "rejected": "red"}, [None, None]),
+        ({"chosen": "blue", "rejected": "red"}, ["no_prompt"] * 2),
+        ({**Q, "chosen": [{"role": "assistant", "content": "x", "images": ["y"]}], "rejected": "red"},
+         ["unreadable_chat", None]),
+        ({"prompt": [{"role": "narrator", "content": "x"}], "chosen": "blue", "rejected": "red"},
+         ["unreadable_chat"] * 2),
+    ],
+)  # fmt: skip
+def test_responses_are_read_whatever_is_judged(row, reasons):
+    reading = reading_of(row)
+    check_preferences(reading)
+    found, counts = responses_in(next(reading.records()), reading.plan)
+    assert [one.reason if isinstance(one, Failure) else None for one in found] == reasons
+    assert counts == (1, 1)
 
 
 def test_a_value_that_few_rows_have_is_left_out_and_many_are_refused():

@@ -12,9 +12,12 @@ from episode_samples import TASKS, assert_equal, sample
 from PIL import Image
 
 from guerdon.episodes import images
-from guerdon.episodes.read import dataset_hash, read_episodes, summarize
+from guerdon.episodes.index import load_index
+from guerdon.episodes.layout import load_info
+from guerdon.episodes.read import dataset_hash, frames_of, read_episodes, summarize
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import DataError
+from tables import refuses
 
 KEY = "observation.images.main"
 
@@ -44,6 +47,40 @@ def test_without_frames(root):
     episode = next(read_episodes(root, with_frames=False))
     assert episode.frames is None
     np.testing.assert_array_equal(episode.states, sample(0).states)
+
+
+def entries(root):
+    """What the index says of each episode."""
+    return load_index(root, load_info(root))[0]
+
+
+def test_frames_of_one_episode_come_one_by_one_from_any_row(root):
+    for number, entry in enumerate(entries(root)):
+        np.testing.assert_array_equal(list(frames_of(root, entry, KEY)), sample(number).frames)
+    np.testing.assert_array_equal(list(frames_of(root, entry, KEY, start=3)), sample(5).frames[3:])
+
+
+def test_frames_of_an_episode_that_has_none_and_of_one_that_cannot_be_read(root):
+    path, first = root / "data/chunk-000/file-000.parquet", entries(root)[0]
+    whole = pq.read_table(path)
+    at = whole.schema.get_field_index(KEY)
+    pq.write_table(whole.set_column(at, KEY, pa.nulls(len(whole), whole.schema.field(KEY).type)), path)
+    assert list(frames_of(root, first, KEY)) == []
+    pq.write_table(whole.drop_columns([KEY]), path)
+    with refuses(KEY, "has no column"):
+        list(frames_of(root, first, KEY))
+    truncate(path)
+    with pytest.raises(DataError, match="file-000"):
+        list(frames_of(root, first, KEY))
+
+
+def test_rows_that_lie_together_are_limited(root, monkeypatch):
+    monkeypatch.setattr("guerdon.episodes.read.MAX_EPISODE_BYTES", 100)
+    skipped = []
+    with pytest.raises(DataError):
+        ids(root, on_skip=skipped.append)
+    assert [part.episode for part in skipped] == list(range(6))
+    assert all("bytes, limit 100" in part.reason for part in skipped)
 
 
 def test_a_camera_is_named_by_name_or_key(root):

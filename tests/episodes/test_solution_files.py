@@ -3,6 +3,7 @@
 import gc
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -25,7 +26,7 @@ from guerdon.errors import DataError
 from guerdon.reading.layouts import columns_of, layout_of
 from guerdon.reading.shown import stored_columns
 from memory_rows import reading_of
-from tables import refuses
+from tables import cases, refuses
 
 SEED = {  # the sample of the seed's guide, whose solution is shortened
     "question": "If x + y = 10 and x - y = 4, what is x?",
@@ -193,6 +194,52 @@ def test_training_rows_without_ids_are_told_apart_by_their_text():
     found = [s for _, s in solutions_in(reading_of(rows, "f"))]
     assert [s.steps for s in found] == [("one ", "two"), ("other",)]
     assert [s.id for s in found] == ["f-1", "f-3"]
+
+
+def test_a_solution_ends_with_its_file(tmp_path):
+    for name in ("a", "b"):
+        one = Solution("same", "q", ("one ", "two")[: 1 + (name == "b")], (1.0, 1.0)[: 1 + (name == "b")],
+                       (1.0, 1.0)[: 1 + (name == "b")])  # fmt: skip
+        write_solutions(tmp_path / f"{name}.jsonl", [one], "training")
+    assert [len(one.steps) for one in read_solutions(tmp_path)] == [1, 2]
+
+
+@cases(
+    ("write", "changes", "reason"),
+    [
+        (to_training, {"question": "q\n\n### Partial Solution:\nx"}, "mark_in_text"),
+        (
+            to_training,
+            {"context": ({"role": "system", "content": "s"}, {"role": "user", "content": "q"})},
+            "conversation",
+        ),
+        (to_process_bench, {"labels": (None, 0.0)}, "unlabelled"),
+        (to_process_bench, {"labels": ()}, "unlabelled"),
+    ],
+)
+def test_what_a_format_has_no_form_for_is_refused_with_its_reason(write, changes, reason):
+    plain = Solution("a", "q", ("one ", "two"), (1.0, 0.0), (1.0, -1.0))
+    assert write(plain)
+    with pytest.raises(NotExpressibleError) as refused:
+        write(replace(plain, **changes))
+    assert refused.value.reason == reason
+
+
+@cases(
+    ("changes", "field"),
+    [
+        ({"labels": (1.0,)}, "labels"), ({"rewards": (0.5,) * 3}, "rewards"), ({"labels": (1.0, 1.5)}, "labels"),
+        ({"rewards": (-1.5, 0.0)}, "rewards"),
+    ],
+)  # fmt: skip
+def test_values_of_a_solution_are_one_for_each_step_and_within_their_range(changes, field):
+    with refuses(field):
+        Solution("a", "q", ("one ", "two"), **changes)
+
+
+def test_a_solution_without_steps_cannot_be_scored():
+    with refuses("steps"):
+        Solution("a", "q", ()).as_episode()
 
 
 def test_steps_without_label_have_no_training_row():

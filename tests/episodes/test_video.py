@@ -11,7 +11,9 @@ import pytest
 from episode_samples import sample
 
 from guerdon.episodes import images, video
-from guerdon.episodes.read import dataset_hash, read_episodes, summarize
+from guerdon.episodes.index import load_index
+from guerdon.episodes.layout import load_info
+from guerdon.episodes.read import dataset_hash, frames_of, read_episodes, summarize
 from guerdon.episodes.video import VideoWriter, count_frames, declared, decode_video
 from guerdon.episodes.write import EpisodeWriter
 from guerdon.errors import DataError, MissingDependencyError
@@ -20,6 +22,8 @@ from guerdon.settings.serve import MediaSettings
 from tables import refuses
 
 av = pytest.importorskip("av")
+
+KEY = "observation.images.main"
 
 
 def clip(length, *, height=32, width=48, level=0):
@@ -40,6 +44,19 @@ def test_frames_come_back_close_and_in_place(tmp_path, height, width):
         read = decode_video(path, np.array(rows) / 10, fps=10)
         assert read.shape == (len(rows), height, width, 3)
         assert np.abs(read.astype(int) - frames[rows]).max() <= 4
+
+
+def test_a_file_without_pictures_is_refused(tmp_path):
+    path = tmp_path / "sound.mp4"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("aac", rate=8000, layout="mono")
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+        frame.sample_rate = 8000
+        container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    for read in (count_frames, lambda path: decode_video(path, np.array([0.0]), fps=10)):
+        with pytest.raises(DataError, match="has no video stream"):
+            read(path)
 
 
 def test_times_without_a_frame_are_an_error(tmp_path):
@@ -84,9 +101,12 @@ def root(tmp_path):
 def test_episodes_share_a_file_and_keep_their_frames(root):
     files = sorted(str(path.relative_to(root)) for path in root.rglob("*.mp4"))
     assert files == [f"videos/observation.images.main/chunk-000/file-00{i}.mp4" for i in range(2)]
+    entries = load_index(root, load_info(root))[0]
     for number, episode in enumerate(read_episodes(root)):
         assert np.abs(episode.frames.astype(int) - clip(4 + number, level=20 * number)).max() <= 4
         np.testing.assert_array_equal(episode.actions, sample(number, length=4 + number).actions)
+        assert np.array_equal(list(frames_of(root, entries[number], KEY)), episode.frames)
+        assert np.array_equal(list(frames_of(root, entries[number], KEY, start=2)), episode.frames[2:])
     assert summarize(root).skipped == ()
     assert dataset_hash(root) == dataset_hash(root)
 
@@ -434,11 +454,22 @@ def test_parts_may_begin_later_than_their_rows_take_where_the_file_does_too(root
     assert np.abs(second.frames.astype(int) - clip(5, level=20)).max() <= 12
 
 
+def test_rows_without_time_stamps_do_not_find_their_frames(root):
+    path = root / "data/chunk-000/file-000.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["timestamp"]), path)
+    skipped = []
+    assert [e.id for e in read_episodes(root, on_skip=skipped.append)] == ["episode-2", "episode-3"]
+    assert [part.episode for part in skipped] == [0, 1]
+    with refuses("timestamp"):
+        list(frames_of(root, load_index(root, load_info(root))[0][0], KEY))
+
+
 def test_a_camera_without_a_video_in_one_episode_is_absent_there(root):
     change_rows(root / INDEX, **{FROM: [None, 0.4]})
     first, second, *_ = read_episodes(root)
     assert first.frames is None
     assert len(second.frames) == 5
+    assert list(frames_of(root, load_index(root, load_info(root))[0][0], KEY)) == []
     assert summarize(root).skipped == ()
 
 

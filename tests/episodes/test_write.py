@@ -251,6 +251,16 @@ def test_an_unreadable_index_refuses_to_append_and_deletes_nothing(tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_an_index_with_damaged_rows_refuses_to_append(tmp_path):
+    write(tmp_path, [sample(0), sample(1)], flush_every=1)
+    path = tmp_path / "meta/episodes/chunk-000/file-001.parquet"
+    content = bytearray(path.read_bytes())
+    content[4:40] = bytes(36)  # the first page, which its footer does not show
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"cannot append to .*file-001"):
+        EpisodeWriter(tmp_path)
+
+
 def test_a_background_error_reaches_the_caller(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")

@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 
 from guerdon.pages import charts
+from guerdon.pages.formats import DASH, p_value
 from guerdon.statistics.classification import reliability_bins
 from guerdon.statistics.intervals import Interval
+from tables import cases
 
 LABELS = np.arange(300) % 3 == 0
 SCORES = np.random.default_rng(0).random(300)
@@ -14,6 +16,19 @@ SCORES = np.random.default_rng(0).random(300)
 NS = (1, 2, 4, 8)
 RISING = [Interval(x, x - 0.05, x + 0.05, 20) for x in (0.3, 0.4, 0.5, 0.55)]
 HOLES = [Interval(0.3, None, None, 1), Interval(None, None, None, 0), Interval(0.4, 0.3, 0.5, 9), RISING[3]]
+
+
+@cases(
+    ("low", "high", "wanted"),
+    [(0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]), (2.5, 2.5, [2.5]), (3, 1, [3]), (0, 0.03, [0, 0.01, 0.02, 0.03])],
+)
+def test_ticks_are_round_and_inside(low, high, wanted):
+    assert charts.ticks(low, high) == pytest.approx(wanted)
+
+
+@cases(("value", "said"), [(None, DASH), (0.0004, "< 0.001"), (0.001, "0.001"), (0.25, "0.250")])
+def test_a_p_value_has_three_digits_and_is_never_zero(value, said):
+    assert p_value(value) == said
 
 
 def drawn():

@@ -40,6 +40,11 @@ def test_names_imply_what_they_say():
     assert soft.answer is None
 
 
+def test_the_template_that_is_named_is_asked():
+    named = model(model_type="qwen_vl", vlm={"path": "p", "prompt": "completion_percentage_image"}).vlm
+    assert named.prompt_name == "completion_percentage_image"
+
+
 def test_every_name_can_be_loaded():
     for name in VLM_NAMES:
         assert MODEL_FORMS[name] is VLMModelSettings

@@ -717,6 +717,25 @@ def test_a_damaged_folder_is_refused_with_what_to_do_next(name, model):
     assert "\n" not in str(error.value)
 
 
+def test_a_folder_that_holds_no_whole_model_is_refused_by_what_it_lacks(tmp_path):
+    """Before anything is loaded."""
+
+    def check():
+        hub.check_model(ConfigError, "the model", str(tmp_path))
+
+    with pytest.raises(ConfigError, match=r"the folder has no config\.json; name the folder of a model"):
+        check()
+    (tmp_path / "config.json").write_text("{}")
+    check()
+    (tmp_path / "preprocessor_config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"preprocessor_config\.json: .*; download the folder again"):
+        check()
+    (tmp_path / "preprocessor_config.json").write_text("{}")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"it is an adapter \(adapter_config\.json\); merge it into its model"):
+        check()
+
+
 @pytest.mark.hostile("models")
 def test_tables_of_positions_without_end(tmp_path):
     """Of models that keep no weights for them; of others more positions need no memory."""

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import struct
 import zipfile
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from guerdon.auditing.logs import read_log
 from guerdon.errors import DataError
 from guerdon.evaluation.scoring.rewritten import write_rows
+from guerdon.files import arrow_bounds
 from guerdon.reading.containers import Part, file_rows, good_rows, parts_of
 from guerdon.reading.data_sets import data_parts
 
@@ -148,6 +150,32 @@ def test_files_that_unpack_to_gigabytes_end_early(tmp_path):
         with pytest.raises(DataError, match="unpacks to more than"):
             list(file_rows(tmp_path / name))
     assert "a batch unpacks to more than 576 MiB" in refused(tmp_path / "zeros.arrow")
+
+
+def test_texts_that_an_arrow_file_repeats_are_read_and_counted(tmp_path, monkeypatch):
+    texts = pa.array(["x" * 50_000, "b", None, "b"]).dictionary_encode()
+    with pa.ipc.new_file(
+        tmp_path / "a.arrow", pa.schema({"t": texts.type}), options=pa.ipc.IpcWriteOptions(compression="zstd")
+    ) as out:
+        out.write_table(pa.table({"t": texts}))
+    assert [row["t"] for _, row in good_rows(tmp_path / "a.arrow")] == texts.to_pylist()
+    monkeypatch.setattr(arrow_bounds, "BATCH", 40_000)
+    assert "a batch unpacks to more than" in refused(tmp_path / "a.arrow")
+
+
+def test_an_arrow_file_with_too_many_columns_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "a.arrow"
+    path.write_bytes(arrow(ROWS))
+    monkeypatch.setattr(arrow_bounds, "COLUMNS", len(ROWS[0]) - 1)
+    assert f"it has {len(ROWS[0])} columns, and at most {len(ROWS[0]) - 1} are read" in refused(path)
+
+
+def test_a_buffer_outside_of_its_batch_is_refused(tmp_path):
+    path, size = tmp_path / "a.arrow", struct.pack("<q", 4000)
+    data = arrow([{"n": k} for k in range(500)])
+    at = data.rindex(size)  # its length in the batch; the message has it, too
+    path.write_bytes(data[:at] + struct.pack("<q", 4001 << 8) + data[at + 8 :])
+    assert "a buffer lies outside of its batch" in refused(path)
 
 
 @pytest.mark.hostile("files")

@@ -3,7 +3,9 @@
 import pytest
 
 from guerdon.config.loading import load, to_plain, validate
+from guerdon.settings.remote import RemoteSettings
 from guerdon.settings.reward import RewardSettings
+from guerdon.settings.reward_models import RemoteModelSettings
 from guerdon.settings.reward_source import SOURCE_KEYS, RobotSource, RunSource, TextSource
 from guerdon.settings.study import Study
 from tables import refuses
@@ -89,6 +91,43 @@ def test_a_form_refuses_a_model_of_another(form):
     for other in MODELS.keys() - {form}:
         with refuses("model"):
             form(model=MODELS[other])
+
+
+@pytest.mark.parametrize("mode", [None, "episode"])
+def test_an_endpoint_that_scores_videos_judges_whole_episodes(mode):
+    remote = RemoteSettings(endpoint="http://here/score")
+    given = {} if mode is None else {"reward_mode": mode}
+    for model in (RemoteModelSettings(remote=remote), {"model_type": "remote", "remote": remote}):
+        assert one_source(model, **given).reward_mode == "episode"
+        with refuses("reward_mode"):
+            one_source(model, reward_mode="per_step")
+
+
+def test_a_change_between_two_moments_is_paid_where_single_moments_are_scored():
+    each = one_source(MODELS[RobotSource], reward_mode="per_step", use_rel_reward=True)
+    whole = one_source(MODELS[RobotSource], reward_mode="episode", use_rel_reward=True)
+    assert (each.shaping, whole.shaping) == ("relative", one_source(MODELS[RobotSource]).shaping)
+
+
+@pytest.mark.parametrize(("path", "origin"), [(None, "the policy's start"), ("weights", "weights")])
+def test_a_model_that_is_made_in_a_run_says_where_it_starts(path, origin):
+    source = one_source({"model_type": "prime", "prime_model": {"path": path}})
+    assert source.model.origin == origin
+    assert not source.can_overlap
+
+
+def test_what_changes_over_the_run_is_named_by_its_keys():
+    source = {"model": MODELS[TextSource], "reward_weight_schedule": "linear_decay"}
+    given = {
+        "policy": {"type": "text", "tiny": {}},
+        "data": {},
+        "reward": {"use_reward_model": True, "sources": {"rm": source}},
+    }
+    assert validate(Study, given, origin="s").schedules == ["reward.sources.rm.reward_weight_schedule"]
+    short = {**given, "reward": {}, "reward_model": {"rm_type": "prime", "rm_coef_schedule": "linear_warmup"}}
+    study = validate(Study, short, origin="s")
+    assert study.schedules == ["reward_model.rm_coef_schedule"]
+    assert study.source is None
 
 
 def test_a_misspelled_key_is_named_with_the_nearest_one():

@@ -9,6 +9,7 @@ import pytest
 from guerdon.collect.stepping import evaluate
 from guerdon.plan.estimate import estimate_run, readable
 from guerdon.processes.progress import log_once
+from guerdon.settings.gymnasium_ids import time_limit
 from guerdon.settings.study import Study
 from guerdon.settings.world import GymnasiumSettings, MetaWorldSettings, OwnWorldSettings
 from guerdon.worlds.build import build_world
@@ -77,6 +78,12 @@ def test_an_environment_keeps_its_own_limit_and_a_key_replaces_it(task, given, l
     assert found.max_episode_steps == limit
     if task != "HalfCheetah-v5":  # a thousand steps of MuJoCo add nothing
         assert length(found) == (GUARD if limit is None else limit)
+
+
+def test_what_is_not_an_id_has_no_limit_and_is_no_known_environment():
+    for name in ("no id", "Pendulum-v1x", "guerdon-tests/"):
+        with pytest.raises(LookupError):
+            time_limit(name)
 
 
 def test_the_limit_is_said_where_an_environment_has_none():

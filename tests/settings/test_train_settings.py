@@ -1,8 +1,8 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from guerdon.settings.train import ImageTrainSettings, ProgressTrainSettings, ResNetTrainSettings
-from tables import refuses
+from guerdon.settings.train import ImageTrainSettings, ProgressTrainSettings, ResNetTrainSettings, outcome_words
+from tables import cases, refuses
 
 BASE = {"data_path": "d", "save_dir": "s"}
 
@@ -36,3 +36,30 @@ def test_unknown_and_dead_keys_are_refused():
 def test_settings_survive_json():
     chosen = ResNetTrainSettings(**BASE, image_size=64)
     assert ResNetTrainSettings.model_validate_json(chosen.model_dump_json()) == chosen
+
+
+IMAGE, TEXT = {"type": "resnet"}, {"type": "outcome"}
+
+
+@cases(
+    ("given", "only", "evaluates", "wanted"),
+    [
+        (
+            {"train": {"a": IMAGE, "b": TEXT, "c": IMAGE}},
+            (),
+            False,
+            ['train.a.outcomes="o.csv"', 'train.c.outcomes="o.csv"'],
+        ),
+        ({"train": {"a": IMAGE, "c": IMAGE}}, ("c",), True, ['train.c.outcomes="o.csv"']),
+        ({"train": {"a": IMAGE}, "evaluate": {"data_path": "d"}}, (), True, ['evaluate.outcomes="o.csv"']),
+        ({"train": {"a": IMAGE}, "evaluate": {"data_path": "d"}}, (), False, ['train.a.outcomes="o.csv"']),
+    ],
+)
+def test_a_file_of_outcomes_is_for_the_episodes_that_are_read(given, only, evaluates, wanted):
+    assert outcome_words(given, only, "o.csv", evaluates=evaluates) == wanted
+
+
+def test_a_file_of_outcomes_without_a_model_of_robots_is_refused():
+    for given in ({}, {"train": {"a": TEXT}}, {"evaluate": {"batch_size": 2}}):
+        with refuses("--outcomes"):
+            outcome_words(given, (), "o.csv", evaluates=True)

@@ -38,15 +38,12 @@ def render(template: str, context: Mapping[str, Any], own: Path, scripts: Sequen
     styles = [
         path.read_text(encoding="utf-8") for path in (fmt.TEMPLATES / "style.css", own / "own.css") if path.exists()
     ]
-    return (
-        _environment(own)
-        .get_template(template)
-        .render(
-            **context,
-            style=Markup("".join(styles)),  # noqa: S704 - our own files
-            script=Markup(code),  # noqa: S704
-            script_hash=base64.b64encode(hashlib.sha256(code.encode()).digest()).decode("ascii"),
-        )
+    page = _environment(own).get_template(template)
+    return page.render(
+        **context,
+        style=Markup("".join(styles)),  # noqa: S704 - our own files
+        script=Markup(code),  # noqa: S704
+        script_hash=base64.b64encode(hashlib.sha256(code.encode()).digest()).decode("ascii"),
     )
 
 

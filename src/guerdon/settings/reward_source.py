@@ -447,7 +447,10 @@ def _remote_of(given: Any) -> dict[str, Any] | None:
         return model.remote.model_dump(exclude_unset=True)
     if not isinstance(model, dict) or model.get("model_type") not in names_in(RemoteModelSettings, "model_type"):
         return None
-    remote = remote_form(model)["remote"]
+    try:
+        remote = remote_form(model)["remote"]
+    except ConfigError:  # the form of the model refuses it, with its place
+        return None
     if isinstance(remote, RemoteSettings):
         return remote.model_dump(exclude_unset=True)
     return remote if isinstance(remote, dict) else None
