@@ -413,6 +413,19 @@ class Branching:
         return moments
 
 
+class Twice(Branching):
+    """Two requests at once; it ends when one of them is answered."""
+
+    def read(self, replies):
+        return {number: Moment() for number in replies}
+
+
+def test_a_request_that_a_limit_refuses_cuts_off_also_where_another_is_answered():
+    loop = loop_of(lambda prompt, u: "1", Twice(), ToolAgentSettings(tools=("calculator",), max_turns=1))
+    (one,) = loop.lead(PROMPTS[:1], root=1)
+    assert (len(one.calls), one.truncated) == (1, True)
+
+
 def test_branches_go_on_from_their_own_reply():
     loop = loop_of(lambda prompt, u: "1", Branching(), ToolAgentSettings(tools=("calculator",)))
     (one,) = loop.lead(PROMPTS[:1], root=1)

@@ -253,13 +253,14 @@ class ConversationLoop:
             one.transcript.answer(ids, reply.message)
             said, tools = one.transcript.messages, one.request.tools
             own.calls.append(Call(one.ids, ids, log_probs, finished, version, None, own.moment.state, said, tools))
-            own.truncated, own.last = False, one.transcript.messages
+            own.last = one.transcript.messages
             replies[one.number][one.place] = reply
         return replies
 
     def _asked(self, number: int, own: _Live) -> list[_Asked]:
         """The calls of a conversation for which there is a turn and room; the others are refused."""
         found: list[_Asked] = []
+        own.truncated = False
         data, settings = self._data, self._settings
         left = settings.longest(data) - own.written
         if len(own.moment.requests) > 1:
