@@ -114,7 +114,7 @@ def test_a_truth_that_hardly_any_shared_prompt_has_in_both_has_no_interval_or_is
     known[18] = np.nan
     found = compare_runs(bare(30, truth_N=known), bare(32, prompts=later, truth_N=alternating), "b")
     assert found.missing["truth"] == "no prompt has it in both"
-    assert [(one.what, one.difference, one.n) for one in found.changes][0] == ("reward", 18.0, 12)
+    assert (found.changes[0].what, found.changes[0].difference, found.changes[0].n) == ("reward", 18.0, 12)
 
 
 def test_lengths_that_no_row_has_are_not_compared_as_a_whole_either():
