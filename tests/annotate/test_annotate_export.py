@@ -84,6 +84,8 @@ def test_labels_stand_for_the_truth_of_an_audit(judged_log, tmp_path):
         read_marks(read_log(bare), out)
     with pytest.raises(DataError, match=r"it has no labels.jsonl; guerdon annotate LOG --export"):
         read_marks(read_log(data), tmp_path)
+    with pytest.raises(DataError, match="this log, robots, has no responses that could be labelled"):
+        read_marks(replace(read_log(data), texts=None, layout="robots"), out)
 
 
 def test_the_summary(judged_log):

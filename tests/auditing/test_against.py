@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 import guerdon
+from guerdon.auditing import against
 from guerdon.auditing.against import compare_runs
 from guerdon.auditing.logs import read_log
+from guerdon.auditing.rows import Rows, Texts
 from guerdon.auditing.runs import NAMELESS, runs_in, runs_of
 from guerdon.errors import ConfigError, DataError
 
@@ -95,6 +97,51 @@ def test_what_cannot_be_compared_is_named_with_its_reason(tmp_path):
     assert found.missing["truth"] == "the other log has no truth, nor reference answers that can be read"
 
 
+def bare(n, *, prompts=None, texts=True, start=0, **more):
+    """A log of n rows with rewards 0 to n, of as many prompts if not said otherwise."""
+    at = np.arange(n)
+    prompt = at if prompts is None else np.asarray(prompts)
+    said = Texts(at, [f"What is {k}?" for k in prompt], [f"It is {k}." for k in at]) if texts else None
+    return Rows("test", ("a",), at * 0, at, at + float(start), prompt_N=prompt, prompt_key_N=prompt, texts=said, **more)
+
+
+def test_a_truth_that_hardly_any_shared_prompt_has_in_both_has_no_interval_or_is_not_compared():
+    prompts, later = np.arange(30), np.arange(18, 50)
+    alternating = (later % 2).astype(float)
+    known = np.where(prompts < 19, 1.0 - prompts % 2, np.nan)
+    truth = compare_runs(bare(30, truth_N=known), bare(32, prompts=later, truth_N=alternating), "b").changes[0]
+    assert (truth.what, truth.difference, truth.low, truth.high, truth.n) == ("truth", 1.0, None, None, 1)
+    known[18] = np.nan
+    found = compare_runs(bare(30, truth_N=known), bare(32, prompts=later, truth_N=alternating), "b")
+    assert found.missing["truth"] == "no prompt has it in both"
+    assert (found.changes[0].what, found.changes[0].difference, found.changes[0].n) == ("reward", 18.0, 12)
+
+
+def test_lengths_that_no_row_has_are_not_compared_as_a_whole_either():
+    found = compare_runs(bare(5, length_N=np.full(5, np.nan)), bare(5, prompts=range(50, 55), length_N=np.ones(5)), "b")
+    assert found.missing["length"] == "no row has it in both"
+    assert [(one.what, one.difference, one.unit, one.n) for one in found.changes] == [("reward", 0.0, "rows", 10)]
+
+
+def test_logs_of_shared_prompts_without_texts_or_truth_compare_their_rewards():
+    found = compare_runs(bare(20, texts=False), bare(20, start=1), "b")
+    assert found.compared == "by prompt: 20 prompts are in both"
+    assert found.missing["length"] == "one of the logs has neither responses nor their lengths"
+    assert found.missing["phrases"] == "one of the logs has no responses"
+    assert found.missing["answers"] == found.missing["truth"]
+    assert [(one.what, one.difference) for one in found.changes] == [("reward", -1.0)]
+
+
+def test_of_many_responses_a_sample_has_the_phrases(tmp_path, monkeypatch):
+    monkeypatch.setattr(against, "MOST_RESPONSES", 200)
+    a = read_log(run_of(tmp_path, "a", range(80), right=0.5, phrase=0.6, seed=1))
+    b = read_log(run_of(tmp_path, "b", range(80), right=0.5, seed=2))
+    (one,) = compare_runs(a, b, "b").phrases
+    assert one.phrase == "i checked this twice"
+    assert one.here == pytest.approx(0.6, abs=0.1)
+    assert one.here != compare_runs(a, b, "b", seed=1).phrases[0].here, "of other rows"
+
+
 # ---- runs of one folder or file
 
 
@@ -162,6 +209,6 @@ def test_runs_are_listed_one_by_one_with_a_page_of_each(tmp_path, monkeypatch):
     assert refused.value.key == "--second"
     with pytest.raises(DataError, match="it holds 2 runs"):
         guerdon.audit("sweep/a", against="sweep")
-    against = guerdon.audit("sweep/a", against="sweep/b").runs[0]
-    assert json.loads(against.as_json())["against"]["changes"][0]["what"] == "truth"
-    assert "Against another run" in against.page.read_text()
+    done = guerdon.audit("sweep/a", against="sweep/b").runs[0]
+    assert json.loads(done.as_json())["against"]["changes"][0]["what"] == "truth"
+    assert "Against another run" in done.page.read_text()

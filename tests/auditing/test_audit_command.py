@@ -17,13 +17,14 @@ from called import called
 from child import environment
 from guerdon.auditing import command, log_view
 from guerdon.auditing.accepted import read_accepted
-from guerdon.auditing.audited import Audited
+from guerdon.auditing.against import Against, NewPhrase
+from guerdon.auditing.audited import Audited, Wanted, audit_path, save_rows
 from guerdon.auditing.command import _condition, lines
 from guerdon.auditing.finding import Audit, Finding
 from guerdon.auditing.rows import Rows
 from guerdon.auditing.second import Figure, SecondReward
 from guerdon.cli import app
-from guerdon.errors import ConfigError, GuerdonError
+from guerdon.errors import ConfigError, DataError, GuerdonError
 from guerdon.models.explained_score import ExplainedScore
 from guerdon.serve.sample import ServedSample
 from guerdon.types import Episode, Score
@@ -273,6 +274,9 @@ def test_accepted_findings_do_not_fail_until_they_are_worse(tmp_path, here):
         (("--save-rows", "lenth", "a.jsonl"), "no check has this name; did you mean length?"),
         (("--save-rows", "length", "a.csv"), "end the name in .jsonl"),
         (("--accepted", "a.txt"), "add --fail-on any"),
+        (("--watch", "--against", "b.jsonl"), "--against b.jsonl: the log that is watched is compared when it is done"),
+        (("--labels", "out", "--second", "b.jsonl"), "--labels out and --second: labels are the one second reward"),
+        (("--labels", "out", "--watch"), "--labels out and --watch: labels are the one second reward"),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(here, words, said):
@@ -295,6 +299,48 @@ def test_a_wrong_line_of_accepted_findings_is_named(tmp_path, text, said):
     with refuses("--accepted") as refused:
         read_accepted(tmp_path / "accepted.txt", ("length", "format"))
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
+def test_accepted_findings_that_cannot_be_read_are_refused(tmp_path, content):
+    if content is not None:
+        (tmp_path / "accepted.txt").write_bytes(content)
+    with refuses("--accepted", "accepted.txt: cannot be read .* write a name of a finding in each line"):
+        read_accepted(tmp_path / "accepted.txt", ("length",))
+
+
+def test_runs_of_one_file_have_a_page_of_all_and_no_second_reward(tmp_path, here, monkeypatch):
+    rows = write(tmp_path / "a.jsonl", 80).read_text().splitlines()
+    both = tmp_path / "both.jsonl"
+    both.write_text("".join(json.dumps({**json.loads(row), "run": "xy"[k // 40]}) + "\n" for k, row in enumerate(rows)))
+    monkeypatch.setenv("SSH_CONNECTION", "10.0.0.2 5022 10.0.0.1 22")
+    monkeypatch.setenv("USER", "ann")
+    done = here(both)
+    assert done.returncode == 0, done.stderr
+    assert "run x: 40 rows" in done.stdout
+    assert "run y: 40 rows" in done.stdout
+    assert done.stdout.endswith("page of all runs: both.jsonl.audit.html\n")
+    assert f"scp ann@10.0.0.1:{tmp_path.resolve()}/both.jsonl.audit.html ." in done.stderr
+    assert [json.loads(line)["run"] for line in here(both, "--json").stdout.splitlines()] == ["x", "y"]
+    with refuses("--second", r"both.jsonl holds 2 runs \(x, y\); pass one of them"):
+        audit_path(Wanted(both, tmp_path / "page.html", second=tmp_path / "a.jsonl"))
+
+
+def test_a_run_is_compared_with_another_one_in_lines_of_text(tmp_path, here):
+    for name, paid in (("a", 0.0), ("b", 1.0)):
+        write(tmp_path / f"{name}.jsonl", 80, paid=paid)
+    done = here("a.jsonl", "--against", "b.jsonl")
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.partition("\nagainst ")[2].splitlines()
+    assert said[0] == "b.jsonl, by prompt: 20 prompts are in both"
+    assert re.fullmatch(r"truth: ([\d.]+) here, \1 there: 0 \[0, 0\] \(20 prompts\)", said[1]), said[1]
+    assert said[2] == "reward: 0.412 here, 0.625 there: \u22120.212 [\u22120.291, \u22120.134] (20 prompts)"
+    assert "answers gained: 0, lost: 0" in said
+    (tmp_path / "progress.csv").write_text("time/total_timesteps,rollout/ep_rew_mean\n100,1.5\n200,2.5\n")
+    with pytest.raises(DataError, match="it has no rows to compare with"):
+        audit_path(Wanted(tmp_path / "a.jsonl", tmp_path / "page.html", against=tmp_path / "progress.csv"))
+    with pytest.raises(DataError, match="is compared row by row, and the file has no rows"):
+        audit_path(Wanted(tmp_path / "a.jsonl", tmp_path / "page.html", second=tmp_path / "progress.csv"))
 
 
 # ---- watching
@@ -479,3 +525,32 @@ def test_lines_name_what_was_not_decided_and_not_checked():
         "not checked: nan: no reward",
         "page: p.html",
     ]
+
+
+def test_lines_name_answers_and_phrases_of_another_run_and_what_was_not_compared():
+    found = Against("b", "by prompt: 60 prompts are in both", gained=30, lost=15, p=0.036,
+                    phrases=(NewPhrase("i checked this twice", 0.4, 0.0, 0.001),),
+                    missing={"length": "one of the logs has no responses"})  # fmt: skip
+    assert list(command.against_lines(found)) == [
+        "against b, by prompt: 60 prompts are in both",
+        "answers gained: 30, lost: 15 (p 0.036)",
+        'phrase "i checked this twice": in 40% of the responses here, in 0% there',
+        "not compared: length: one of the logs has no responses",
+    ]
+
+
+def test_a_finding_of_no_rows_or_of_the_rows_of_another_one_is_said_to_be_so(tmp_path):
+    one = Finding("format", "info", "t", 0.1, (0.0, 0.2), "u", None, (), (), "r", 2, 9, joined_to="length")
+    n = np.zeros(9)
+    rows = Rows("plain columns", ("a",), n.astype(int), n.astype(int), n)
+    done = Audited(rows, Audit((one,), {}, {}, {}), None, Path("p.html"))
+    assert "info: format: t (2 of 9 rows, mostly those of length)" in list(lines(done))
+    assert save_rows(done, "format", tmp_path / "rows.jsonl").startswith("--save-rows format: the finding is about no ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_gone_has_no_state(tmp_path):
+    assert command._state(tmp_path / "gone") is None
+    assert command._state(tmp_path) is None
+    (tmp_path / "a").write_text("abc")
+    assert command._state(tmp_path / "a")[0] == 3

@@ -5,6 +5,7 @@ import gzip
 import json
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -172,6 +173,15 @@ def test_of_a_huge_log_the_rows_with_texts_and_of_findings_are_listed(monkeypatc
     _, found = columns_of(blocks)
     has = ~np.isnan(found["text"])
     assert found["row"][has].tolist() == list(range(0, 1000, 50))
+
+
+def test_how_a_log_was_read_names_what_the_page_leaves_out(monkeypatch):
+    monkeypatch.setattr(browser, "MAX_ROWS", 20)
+    monkeypatch.setattr(browser, "MAX_TEXTS", 1000)
+    said = browser._how(replace(rows(40, characters=200), files=tuple(f"{k}.jsonl" for k in range(1010))))
+    assert said["files"].endswith("7.jsonl and 1,002 more")
+    assert said["list of rows"] == "20 of 40: those with texts and of findings, others at random"
+    assert said["length of texts"].endswith("(all together are over 1,000)")
 
 
 @pytest.mark.hostile("pages")

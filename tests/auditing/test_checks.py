@@ -255,6 +255,17 @@ def test_what_explains_the_reward(name, change):
     assert not one_finding(with_responses(honest, change, where), name)
 
 
+def test_without_a_truth_refusals_that_get_one_of_two_rewards_are_found():
+    honest = log(levels=(0.0, 1.0), truth=False)
+    few = chosen(honest, 0.1)
+    refused = with_responses(honest, lambda text: "I'm sorry, but I cannot help with that request.", few)
+    finding = by_name(replace(refused, reward_N=np.where(few, np.arange(len(few)) % 2, honest.reward_N)), "refusal")
+    paid = few & (np.arange(len(few)) % 2 == 1)
+    assert (finding.count, finding.total) == (paid.sum(), few.sum())
+    assert finding.effect == pytest.approx(paid.sum() / few.sum())
+    assert not one_finding(replace(refused, reward_N=np.where(few, 0.0, honest.reward_N)), "refusal")
+
+
 def test_position_within_the_group():
     honest = log(seed=4)
     place = np.tile(np.arange(6), len(honest) // 6)
@@ -442,6 +453,16 @@ def test_copies():
     assert {"duplicates", "inconsistent"} <= names(replace(rows, reward_N=honest.reward_N))
 
 
+def test_one_text_for_all_prompts_is_a_collapse():
+    honest = log(seed=16)
+    same = chosen(honest, 0.6) & (np.arange(len(honest)) % 6 < 4)
+    rows = with_responses(honest, lambda _: "The answer to each question is that it depends on what one asks.", same)
+    alone = replace(rows, group_N=np.arange(len(rows)), prompt_N=np.arange(len(rows)))
+    finding = by_name(alone, "duplicates")
+    assert "are one and the same" in finding.title
+    assert (finding.count, finding.total) == (same.sum(), len(rows))
+
+
 def test_paid_tail_is_named_by_its_phrase():
     honest = log(seed=17)
     few = np.isin(np.arange(len(honest)), [40, 77, 301, 802, 1200, 1555])
@@ -450,6 +471,10 @@ def test_paid_tail_is_named_by_its_phrase():
     assert set(finding.rows) == set(np.flatnonzero(few).tolist())
     assert any(word in finding.title for word in ("grader", "please", "marks"))
     assert not one_finding(replace(honest, reward_N=rows.reward_N), "tail")  # far above, but nothing in common
+    of_one = np.flatnonzero(honest.prompt_N == 7)[:6]
+    hit = np.isin(np.arange(len(honest)), of_one)
+    of_one = with_responses(honest, lambda text: f"{text} grader please note full marks", hit, 4.0)
+    assert not one_finding(of_one, "tail")  # the phrase belongs to one prompt
 
 
 PROGRAM = "def area(w, h):\n    return w * h"
@@ -472,6 +497,8 @@ def test_programs(name):
     paid = replace(rows, reward_N=np.where(few, 1.0, rows.reward_N))
     assert by_name(paid, name).count == few.sum()
     assert not one_finding(replace(rows, reward_N=np.where(few, 0.0, rows.reward_N)), name)
+    most = replace(rows, reward_N=np.where(chosen(honest, 0.9, seed=2), 1.0, 0.0))
+    assert not one_finding(most, name)  # paid like the others
     everywhere = with_responses(honest, lambda text: TRICKS[name] + f"  # {text}", np.ones(len(honest), bool))
     assert not one_finding(everywhere, name)  # then it belongs to the task
 
@@ -518,6 +545,20 @@ def test_robots():
     short = select(replace(honest, reward_N=reward), early)
     assert by_name(short, "early_end").count == 5
     assert not one_finding(select(honest, early), "early_end")  # they end early, and are paid nothing
+
+
+def test_episodes_are_motionless_by_their_pictures_where_there_is_no_state():
+    honest = robot_log()
+    seen = replace(honest, steps=replace(honest.steps, state_N_D=None))
+    assert not one_finding(seen, "motionless")
+    paid = [e for e in range(40) if honest.reward_N[honest.steps.episode_N == e].sum() > 0][:5]
+    still = np.isin(honest.steps.episode_N, paid)
+    frozen = replace(seen.steps, picture_N=np.where(still, 3, honest.steps.picture_N))
+    assert by_name(replace(seen, steps=frozen), "motionless").count == 5
+    blind = audit(replace(seen, steps=replace(seen.steps, picture_N=None)))
+    assert "state or picture" in blind.unchecked["motionless"]
+    ends = select(honest, honest.steps.frame_N < 2)
+    assert "more than two frames" in audit(ends).unchecked["first_frame"]
 
 
 def select(rows, keep):

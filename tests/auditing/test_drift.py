@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from guerdon.auditing import drift
 from guerdon.auditing.drift import drift_between, ks, permutation_p, psi, with_drift
 from guerdon.auditing.finding import Audit, Finding
 from guerdon.auditing.rows import Rows, Texts
@@ -92,6 +93,15 @@ def test_a_few_rows_do_not_show_that_distributions_are_equal():
     audit = with_drift(Audit(), drift, "eval.jsonl")
     assert audit.undecided == {"score_drift": "needs 100 rows of both; the log has 3, eval.jsonl 200"}
     assert not audit.clean
+
+
+def test_of_many_rows_a_sample_is_compared_and_drawn_by_the_seed(monkeypatch):
+    monkeypatch.setattr(drift, "MOST_ROWS", 50)
+    one, other = rows(np.arange(200.0)), rows(np.arange(200.0) + 300)
+    found = drift_between(one, other)[0]
+    assert (found.n_here, found.n_there) == (50, 50)
+    assert (found.ks, found.here) == (1.0, drift_between(one, other, seed=0)[0].here)
+    assert found.here != drift_between(one, other, seed=1)[0].here
 
 
 def test_texts_give_more_quantities():

@@ -82,6 +82,35 @@ def test_forms_lengths_calls_and_empty_responses_are_candidates(change, name):
     assert name in one.title
 
 
+def test_empty_responses_that_are_rewarded_are_found_without_a_truth():
+    rows = replace(log(), truth_N=None)
+    hit = some(rows, 0.1)
+    unpaid = changed(rows, lambda _: " ", hit, np.where(hit, 0.0, rows.reward_N))
+    checked = paid.check_empty_paid(View.whole(unpaid))
+    assert checked.finding is None
+    assert checked.clean.startswith(f"0 of {hit.sum()} empty responses are rewarded")
+    half = hit & some(rows, 0.5, seed=6)
+    found = paid.check_empty_paid(View.whole(replace(unpaid, reward_N=np.where(half, 1.0, unpaid.reward_N)))).finding
+    assert (found.name, found.count, found.total) == ("empty_paid", half.sum(), hit.sum())
+    assert found.effect == pytest.approx(half.sum() / hit.sum())
+    assert set(found.rows) <= set(np.flatnonzero(half))
+    with pytest.raises(MissingColumn, match="most are empty"):
+        paid.check_empty_paid(View.whole(changed(rows, lambda _: "", some(rows, 0.9), rows.reward_N)))
+
+
+def test_what_is_paid_has_no_growth_where_all_rows_are_of_one_step():
+    rows = log(noise=0.2, steps=1)
+    hit = some(rows, 0.25)
+    one = finding(changed(rows, lambda text: f"- {text}", hit, rows.reward_N + 0.6 * hit))
+    assert "of the run have it" not in one.title
+    two = log(noise=0.2)
+    hit = some(two, 0.25)
+    assert (
+        "of the first third of the run have it"
+        in finding(changed(two, lambda text: f"- {text}", hit, two.reward_N + 0.6 * hit)).title
+    )
+
+
 def test_responses_that_repeat_their_prompt():
     rows = log(noise=0.2)
     asked = [f"{' '.join(np.random.default_rng(k).choice(WORDS, 12))}?" for k in rows.prompt_N]

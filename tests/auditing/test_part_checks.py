@@ -104,3 +104,14 @@ def test_columns_that_are_no_parts_are_said_and_nothing_is_concluded():
     assert "part_falls" in audit(log({}, reward=RIGHT)).unchecked
     short = audit(replace(log({"a": RIGHT, "b": TIDY}), step_N=STEP * 0))
     assert "steps" in short.undecided["part_falls"]
+    apart = replace(log({"a": RIGHT, "b": TIDY}), step_N=None)
+    assert "step" in audit(apart).unchecked["part_falls"]
+    assert "and vary" in audit(log({"a": 0 * RIGHT, "b": 0 * TIDY}, reward=RIGHT)).unchecked["part_falls"]
+
+
+def test_only_a_truth_that_is_known_early_and_late_excuses_a_part_that_grows():
+    grown = log({"accuracy": RIGHT, "style": 2 * LATE * (1 + 0.3 * NOISE)})
+    risen = (RNG.random(N) < 0.05 + 0.9 * LATE).astype(float)
+    assert "part_dominates" not in found(replace(grown, truth_N=risen))
+    for truth in (None, np.where(STEP < 2 * STEPS // 3, risen, np.nan)):
+        assert "style grows" in found(replace(grown, truth_N=truth))["part_dominates"].title

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guerdon.auditing import text_rows
+from guerdon.auditing.conversations import asked_and_said, written
 from guerdon.auditing.logs import read_log
 from guerdon.errors import ConfigError, DataError
-from tables import refuses
+from tables import cases, refuses
 
 DATA = Path(__file__).parent / "data"
 
@@ -435,6 +436,35 @@ def test_a_conversation_ends_with_the_response(tmp_path):
     )
     assert (rows.texts.prompts, rows.texts.responses) == (["q", "q"], ["a", ""])
     assert rows.texts.messages == [turns, turns[:1]]
+
+
+USER, SYSTEM = {"role": "user", "content": "Why?"}, {"role": "system", "content": "Be brief."}
+EARLIER = {"role": "user", "content": "Hi."}
+
+
+@cases(
+    ("roles", "has_response", "found"),
+    [
+        ({"prompt": [USER], "system": "Be brief."}, True, ([SYSTEM, USER], None)),
+        ({"prompt": [SYSTEM, USER], "system": "Be kind."}, True, ([SYSTEM, USER], None)),
+        ({"prompt": None, "system": "Be brief."}, True, (None, None)),
+        ({"prompt": [USER], "messages": [USER, {"role": "assistant", "content": "So."}], "response": "So."}, True,
+         ([USER], "So.")),
+        ({"prompt": [USER], "messages": [EARLIER]}, True, ([EARLIER, USER], None)),
+    ],
+)  # fmt: skip
+def test_messages_beside_a_prompt_are_the_conversation_with_it_or_what_was_before(roles, has_response, found):
+    assert asked_and_said(roles, has_response=has_response) == found
+
+
+def test_rows_as_records_have_the_references_that_are_there(tmp_path):
+    log = [{"prompt": "p", "response": "r", "ground_truth": truth, "reward": 1} for truth in ("4", "", "5")]
+    records = list(read_log(jsonl(tmp_path / "log.jsonl", log)).records([2, 1]))
+    assert [(one["row"], one.get("reference")) for one in records] == [(2, "5"), (1, None)]
+
+
+def test_content_that_is_no_text_is_written_as_json():
+    assert written([{"role": "user", "content": {"a": [1, None]}}]) == '{"a": [1, null]}'
 
 
 def test_a_prompt_in_two_columns(tmp_path):

@@ -228,6 +228,9 @@ def test_the_same_file_or_two_new_columns_are_refused(tmp_path):
     both = write(tmp_path / "both.jsonl", [{**row, "a_score": 1, "b_score": 2} for row in TABLE])
     with refuses("reward"):
         read_second(log, both)
+    none = write(tmp_path / "none.jsonl", [{**row, "a_score": None if k else 1} for k, row in enumerate(TABLE)])
+    with refuses("a_score", "none of its rewards in the column a_score is a number"):
+        read_second(log_of(TABLE[1:], tmp_path), none)
 
 
 def test_a_second_reward_that_no_longer_rises_is_a_finding():

@@ -162,6 +162,58 @@ def test_a_list_of_references_is_right_by_any_of_them():
     }
 
 
+SAID = [  # a reference, a response, whether it is right (None: not known), and the answer that it states
+    ("12", " ", False, ""),
+    ("12", "No idea.", False, ""),
+    ("1,200", "Let us see, 1200 or 7", None, ""),
+    ("0", "The answer is 5.", False, "5"),
+    ("C", "It might be b, or not.", False, ""),
+    ("B", "It might be b, or not.", None, ""),
+    ("Paris", "The answer is Paris.", True, "Paris"),
+    ("Paris", "Some city.", False, ""),
+    ("yes", "The answer is yes.", True, "yes"),
+    ("yes", "The answer is no.", False, "no"),
+    ("yes", "The answer is perhaps.", None, "perhaps"),
+    ("Paris", "\\boxed{Rome} or \\boxed{Lima}", False, ""),
+    ("\\sqrt{3}", " ", False, ""),
+    ("[2, 3)", "It is \\boxed{[2, 3)}.", True, "[2, 3)"),
+    ("\\sqrt{3}", "It is \\boxed{\\sqrt{3}}.", True, "\\sqrt{3}"),
+]
+
+
+def test_what_a_response_states_is_right_wrong_or_not_known():
+    rows = log([(truth, said, said) for truth, said, _, _ in SAID], size=1, steps=1)
+    read = read_references(rows, most=100)
+    right = [None if np.isnan(one) else bool(one) for one in read.right_K]
+    assert [(*one[:2], *found) for one, found in zip(SAID, zip(right, read.stated, strict=True), strict=True)] == SAID
+    assert read.kinds == {"numbers": 4, "letters": 2, "plain text": 6, "LaTeX": 3}
+
+
+def test_references_that_are_no_answers_are_counted_by_reason():
+    unread = {"empty": "####", "lists of answers in LaTeX": '["\\\\sqrt{2}", "2"]'}
+    read = read_references(log([(one, "It is 2.", "It is 2.") for one in unread.values()], size=1), most=100)
+    assert read.unread == {"empty": 2, "lists of answers in LaTeX": 2}
+    assert read.left_out == "2 empty, 2 lists of answers in LaTeX"
+    assert read_references(log([(" ", "a", "b")]), most=9) is None
+
+
+def test_of_rows_without_groups_every_second_one_is_read():
+    rows = log(NUMBERS[:10], size=1, steps=2)
+    read = read_references(replace(rows, group_N=None, prompt_N=None), most=10)
+    assert read.row_K.tolist() == list(range(0, 20, 2))
+
+
+def test_a_reward_of_a_few_values_says_right_by_the_one_that_right_answers_have():
+    rows = log(NUMBERS)
+    right, third = rows.reward_N == 1, np.arange(len(rows)) % 3
+    rows = replace(rows, reward_N=np.where(right, 1 - 0.25 * (third == 0), 0.25 * third))
+    finding, _ = judged(rows, "paid_wrong")
+    assert finding is None
+    lying = replace(rows, reward_N=np.where(~right & (third == 0), 1.0, rows.reward_N))
+    finding, _ = judged(lying, "paid_wrong")
+    assert finding.count == (~right & (third == 0)).sum()
+
+
 def test_too_few_answers_decide_nothing():
     rows = log(NUMBERS[:3], size=3)
     result = audit(rows)

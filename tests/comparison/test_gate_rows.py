@@ -72,3 +72,9 @@ def test_no_row_without_a_card_or_where_the_baseline_has_a_model(study):
     assert gate_rows(read_study(study)) == []
     write_report(study)
     assert not (study / "gate.jsonl").exists()
+
+
+def test_no_row_where_no_run_of_the_arm_has_a_success(study):
+    for seed in range(3):
+        (study / f"runs/u/B/seed{seed}/COMPLETE").unlink()
+    assert [row["task"] for row in gate_rows(read_study(study))] == ["t"]

@@ -1,12 +1,17 @@
 """`guerdon play` and `guerdon.load_policy`: what the policy of a run does."""
 
+import shutil
+
 import gymnasium
 import numpy as np
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 import guerdon
 from guerdon.cli import app
+from guerdon.comparison import play
+from guerdon.config.loading import to_yaml
 from guerdon.episodes.video import count_frames
 from guerdon.errors import CheckpointError, ConfigError
 from guerdon.rl.run import run
@@ -139,3 +144,26 @@ def test_a_policy_acts_on_plain_dicts(runs):
     assert car.action_space.contains(policy(car.reset(seed=0)[0]))
     with pytest.raises(CheckpointError, match="made for observations"):
         guerdon.load_policy(runs / "drawn" / "ppo-seed0", env)
+
+
+def test_a_policy_of_pictures_or_of_text_is_no_function_of_observations(runs, tmp_path):
+    folder = shutil.copytree(runs / "drawn" / "ppo-seed0", tmp_path / "pixels")
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["env"]["observation"], config["policy"] = "pixels", {"type": "cnn"}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(ConfigError, match="the policy sees what guerdon draws, or decides on several actions at once"):
+        guerdon.load_policy(folder, gymnasium.make("MountainCarContinuous-v0"))
+    (tmp_path / "config.yaml").write_text(to_yaml(letter_study(tmp_path)))
+    (tmp_path / "policy").mkdir()
+    with pytest.raises(ConfigError, match=r"the policy is a language model; transformers loads it from .*policy"):
+        guerdon.load_policy(tmp_path, Keyed())
+
+
+def test_without_a_screen_returns_alone_are_shown(runs, monkeypatch):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(play.sys, "platform", "linux")
+    done = CliRunner().invoke(app, ["play", str(runs / "drawn" / "ppo-seed0"), "--episodes", "1"])
+    assert done.exit_code == 0
+    assert "this machine has no screen: returns alone are shown; --video FILE records the episodes" in done.stderr
+    assert "episode 1" in done.stdout

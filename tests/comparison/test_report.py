@@ -1,26 +1,33 @@
+import base64
+import io
 import json
 import re
 
 import numpy as np
 import pytest
 import yaml
+from PIL import Image
 from synthetic_study import STEPS, comparison_table, rising, write_card, write_run, write_study, write_video
 
+from guerdon.comparison import report
 from guerdon.comparison.report import (
     ALARM_EPISODES,
     choose_videos,
     config_differences,
     fit_videos,
+    missing_of_study,
     terms_of,
     write_report,
     write_single_report,
 )
+from guerdon.comparison.report_cards import card_views, flat_text_card
 from guerdon.comparison.report_charts import curve_panels
 from guerdon.comparison.report_tables import markdown_table
 from guerdon.comparison.results import arm_styles, read_study
 from guerdon.errors import DataError
 from guerdon.pages.formats import WORDS
 from guerdon.rl.episode_stats import FEWEST, OLDEST
+from tables import refuses
 
 FINALS = {"A": (0.0, 0.1, 0.2), "B": (0.1, 0.3, 0.0), "C": (0.7, 0.9, 0.8)}
 
@@ -225,6 +232,40 @@ def test_videos_take_turns_and_prefer_the_other_outcome(tmp_path):
     assert "resnet missing" in next(frame.text for frame in shown[0].frames if frame.row in (15, 18))
 
 
+def test_videos_that_cannot_be_read_or_do_not_fit_are_left_out_and_said_to_be(tmp_path):
+    study = write_study(tmp_path, finals, tasks=("t",), videos=False, cards=False)
+    of = {arm: study / "runs" / "t" / arm / "seed0" / "films" / f"{arm}.npz" for arm in "ABC"}
+    for arm, path in of.items():
+        write_video(path, n=12)
+        with np.load(path) as file:
+            arrays = dict(file)
+        if arm == "A":
+            del arrays["success"]
+        elif arm == "B":
+            arrays["rows"] = arrays["rows"][:-1]
+        else:
+            arrays["frames"] = np.repeat(np.repeat(arrays["frames"], 2, axis=1), 3, axis=2)
+        np.savez(path, **arrays)
+    videos, notes = choose_videos(read_study(study).runs)
+    assert (len(videos), notes) == (3, [])
+    shown, left_out, notes = fit_videos(videos, budget=10_000_000)
+    assert "A.npz" in notes[0]
+    assert "lacks an array" in notes[0]
+    assert "must share one length" in notes[1]
+    size = Image.open(io.BytesIO(base64.b64decode(shown[0].frames[0].uri.partition(",")[2]))).size
+    assert (size, left_out) == ((208, 139), [])  # of 384 x 256
+    assert [one.path for one in fit_videos(videos, budget=0)[1]] == [of["C"]]
+
+
+def test_a_page_that_would_be_too_large_has_no_curves_of_single_tasks_and_no_videos(tmp_path, monkeypatch):
+    study = write_study(tmp_path, finals, seeds=(0,), cards=False, run_options=lambda t, arm, s: {"video": arm == "C"})
+    monkeypatch.setattr(report, "MAX_BYTES", 1000)
+    page = write_report(study).read_text()
+    assert "The curves of single tasks are left out to keep this file small" in text(page)
+    assert "2 videos left out to keep this file small; they are in films/ of the runs" in text(page)
+    assert '<figure class="video"' not in page
+
+
 def test_unfinished_failed_and_missing_runs_are_listed(tmp_path):
     def options(task, arm, seed):
         return {"complete": (arm, seed) not in {("B", 0), ("C", 1)}}
@@ -241,6 +282,9 @@ def test_unfinished_failed_and_missing_runs_are_listed(tmp_path):
         file.write('{"kind": "eval", "step": 90000, "succ')
     (study / "runs/t/Z/seed0").mkdir(parents=True)
     words = text(write_report(study).read_text())
+    assert [line.partition(" at work")[0] for line in missing_of_study(read_study(study))] == [
+        "A: 3 of 3 runs complete", "B: 2 of 3 runs complete, 1", "C: 1 of 3 runs complete, 1 failed",
+    ]  # fmt: skip
     assert "t/B/seed0 is unfinished: its last evaluation is at step 80k" in words
     assert "t/C/seed1 failed at step 80k: TooManyFailuresError: 31 % failed" in words
     assert "t/C/seed2 is missing" in words
@@ -400,6 +444,34 @@ def test_a_forecast_that_cannot_be_read_is_noted(tmp_path):
     assert "t/resnet: the forecast of its evaluation cannot be read" in page
 
 
+def test_pictures_and_cards_that_cannot_be_shown_are_noted(tmp_path):
+    study = write_study(tmp_path, finals, tasks=("t",), videos=False)
+    cards = read_study(study).cards
+    (shown,), notes = card_views(cards, budget=100_000)
+    assert ([title for title, *_ in shown.pictures], notes) == (["reliability diagram"], [])
+    (small,), notes = card_views(cards, budget=100)
+    assert (small.pictures, notes) == ((), ["t/resnet: picture reliability.svg is left out to keep this file small"])
+    (study / "models" / "t" / "resnet" / "reliability.svg").unlink()
+    assert card_views(cards, budget=100_000)[1] == ["t/resnet: picture reliability.svg cannot be read"]
+    (study / "models" / "t" / "resnet" / "evaluation.json").write_text("{")
+    found = read_study(study)
+    assert found.cards == ()
+    assert "models/t/resnet/evaluation.json cannot be read" in text(write_report(study).read_text())
+
+
+def test_a_card_of_a_text_model_names_subsets_and_biases():
+    f1 = {"estimate": 0.5}
+    bench = {"average_f1": {"measured": f1}, "subsets": {"gsm8k": {"measured": {"f1": {"estimate": 0.25}}}}}
+    card = flat_text_card({"process_bench": {"process_bench": bench}})
+    assert card["metrics"] == {"ProcessBench F1, average": f1}, "of one subset the average says all"
+    bench["subsets"]["math"] = {"measured": {"f1": {"estimate": 0.75}}}
+    biases = {"length": {"unit": "per word", "effect": {"estimate": 0.125}}}
+    assert flat_text_card({"process_bench": {"process_bench": bench}, "bias_probes": biases})["metrics"] == {
+        "ProcessBench F1, average": f1, "ProcessBench F1, gsm8k": {"estimate": 0.25},
+        "ProcessBench F1, math": {"estimate": 0.75}, "bias of length, per word": {"estimate": 0.125},
+    }  # fmt: skip
+
+
 def test_a_card_shows_five_numbers_and_folds_the_rest(tmp_path):
     shown, folded = card_of(tmp_path).split('<details class="more">')[:2]
     names = [re.findall(r'<tr><th scope="row">([^<]*)</th>', part) for part in (shown, folded)]
@@ -457,6 +529,15 @@ def test_a_directory_without_a_study_is_refused(tmp_path):
         comparison_table(tmp_path)
     with pytest.raises(DataError, match="no run here"):
         write_single_report(tmp_path)
+    (tmp_path / "study.json").write_text(json.dumps({"arms": {"A": {}, "B": {}}, "baseline": "C"}))
+    with refuses("baseline", "the baseline 'C' is none of the arms"):
+        read_study(tmp_path)
+
+
+def test_a_study_without_tasks_has_a_report_without_curves(tmp_path):
+    study = write_study(tmp_path, finals, tasks=(), cards=False)
+    assert report._curves(read_study(study)) == {"panels": [], "small_panels": [], "task_panels": []}
+    assert "0 of 0 runs complete" in text(write_report(study).read_text())
 
 
 def test_study_that_has_not_begun_still_gives_a_report(tmp_path):

@@ -55,6 +55,15 @@ def test_a_table_fits_a_terminal(study):
     assert terminal_table(study, 1000) == markdown_table(study)
 
 
+def test_a_table_of_one_task_leaves_out_the_task_where_it_is_narrow(tmp_path):
+    study = write_study(tmp_path, lambda task, arm, seed: 0.5, tasks=("window",), videos=False, cards=False)
+    wide, narrow = markdown_table(study), terminal_table(study, 90)
+    assert "window" in wide
+    assert "window" not in narrow
+    assert any(line.split()[:2] == ["setting", "success"] for line in narrow.splitlines())
+    assert max(map(len, narrow.splitlines())) <= 90
+
+
 def test_terminal_and_report_have_the_same_words(study):
     found = columns(read_study(study), "the baseline")
     heads = markdown_table(study).splitlines()[0].lower()

@@ -173,6 +173,8 @@ def test_steps_are_cut_at_their_ends_and_sums_are_theirs():
     assert {token.level for step in unpaid for token in step.tokens} == {None}
     together = cut({**response, "step_ends": [1, 1]}, "prime", 1.0)
     assert [len(step.tokens) for step in together] == [2, 0, 3]
+    beyond = cut({**response, "step_ends": [4, 4]}, "prime", 1.0)
+    assert [(len(step.tokens), step.true) for step in beyond] == [(5, True)]
 
 
 JUDGED = {

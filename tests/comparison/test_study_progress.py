@@ -49,6 +49,12 @@ def test_the_time_left_is_not_shown_where_nothing_limits_it(tmp_path):
     assert progress.text == ""
 
 
+def test_a_job_without_a_folder_is_not_begun_until_it_ends(tmp_path):
+    jobs = [Job("t.A.seed0", ("run",))]
+    progress = StudyProgress(jobs, {"t.A.seed0": {"seconds": 20.0}}, {"t.A.seed0": 1000.0}, parallel=1)
+    assert progress.text.endswith("about 20 s left")
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_lines_of_a_long_name_fit_into_a_terminal_beside_the_bar(width, tmp_path, capsys, monkeypatch):
     name = "a_setting_whose_name_says_everything_that_it_changes_in_the_study_and_why"

@@ -11,6 +11,7 @@ from guerdon.episodes.solution_files import published_solutions, read_solutions,
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.labels.label import label
+from guerdon.labels.labelers import StepLabels
 from guerdon.network.retry import Clock
 from guerdon.settings.label import LabelSettings
 from guerdon.settings.study import Study
@@ -101,6 +102,41 @@ def test_nothing_to_label_names_the_file(tmp_path):
     path = write_solutions(tmp_path / "mine.jsonl", [Solution("a", "q", ("one",))]).path
     with pytest.raises(DataError, match=r"no solution to label in .*mine\.jsonl: left out were 1 too_few_steps"):
         label(without_data(tmp_path, path, labeler="exact"))
+
+
+def test_a_solution_that_comes_again_is_labelled_once(tmp_path):
+    source = [Solution(str(k), "1+1=?", steps) for k, steps in enumerate([("a\n", "b"), ("a\n", "c"), ("a\n", "b")])]
+    path = write_solutions(tmp_path / "mine.jsonl", source).path
+    with judge_server(lambda text: judgements([1] * len(steps_asked(text)))) as server:
+        judge = {"api": "openai", "model": "m", "base_url": server.url + "/v1"}
+        done = label(without_data(tmp_path, path, labeler="judge", judge=judge), clock=fake())
+        assert len(server.requests) == 2
+    assert [one.steps for one in read_solutions(done.folder)] == [("a\n", "b"), ("a\n", "c")]
+    assert done.card["solutions"]["left_out"] == {"duplicate": 1}
+
+
+class ByLength:
+    """A step is right if it has at most so many characters; questions are no steps."""
+
+    name, at_a_time = "by_length", 2
+
+    def __init__(self, most=3, seed=0):
+        self.most = most
+
+    def label(self, solutions):
+        if any("?" in one.solution.text for one in solutions):
+            raise ValueError("a step is a question")
+        return [StepLabels(tuple(float(len(step) <= self.most) for step in one.solution.steps)) for one in solutions]
+
+
+def test_a_labeler_of_ones_own_gives_the_labels_and_fails_alone(tmp_path):
+    steps = [("a", "bbbb"), ("a?", "b"), ("a", "bb"), ("aaaaaa", "b")]
+    source = [Solution(str(k), f"{k}+1=?", one) for k, one in enumerate(steps)]
+    path = write_solutions(tmp_path / "mine.jsonl", source).path
+    own = {"labeler": "test_given_solutions:ByLength", "labeler_params": {"most": 2}, "max_failure_rate": 0.5}
+    done = label(without_data(tmp_path, path, **own))
+    assert [one.labels for one in read_solutions(done.folder)] == [(1.0, 0.0), (1.0, 1.0), (0.0, 1.0)]
+    assert done.card["solutions"]["failed"] == {"labeler_error": 1}
 
 
 @pytest.mark.parametrize(

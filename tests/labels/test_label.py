@@ -2,8 +2,10 @@
 
 import json
 import re
+import shutil
 import sys
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from guerdon.episodes.solution_files import read_solutions
 from guerdon.episodes.solutions import Solution
 from guerdon.errors import ConfigError, DataError, TooManyFailuresError
 from guerdon.files.append_log import Cache
-from guerdon.labels.candidates import fail_rate_row
+from guerdon.labels.candidates import fail_rate_row, judge_texts
 from guerdon.labels.label import label
 from guerdon.labels.labelers import ContinuationSampler, MonteCarloLabeler, PromptedSolution
 from guerdon.network.retry import Clock
@@ -90,6 +92,15 @@ def test_rewards_change_without_sampling(policy, tmp_path):
     assert {abs(r) for row in rows(soft.folder) for r in row["step_rewards"] if r is not None} <= {0.75, 1.0}
     with pytest.raises(DataError, match="--skip_generation uses the data set that is there"):
         label(study_of(policy, tmp_path / "nothing"), skip_generation=True)
+    (hard.folder / "fail_rates.jsonl").write_text('{"id": "1"}\n')
+    soft = label(study_of(policy, tmp_path, reward="SE"), skip_generation=True)
+    assert not (soft.folder / "fail_rates.jsonl").exists(), "it is made from itself"
+    shutil.rmtree(soft.folder)
+    soft = label(study_of(policy, tmp_path, reward="SE"), skip_generation=True)
+    assert (soft.folder / "fail_rates.jsonl").read_text() == '{"id": "1"}\n'
+    (hard.folder / "card.json").write_text("[]")
+    with pytest.raises(DataError, match="expected a map of keys, this is list"):
+        label(study_of(policy, tmp_path), skip_generation=True)
 
 
 @pytest.mark.parametrize("labeler", ["monte_carlo", "binary_search"])
@@ -132,6 +143,41 @@ def test_fail_rates_count_what_could_be_checked():
     assert [fail_rate_row(prompt, [0.0] * n + [1.0] * (10 - n), MiningSettings())["kept"] for n in (2, 3, 8, 9)] == [
         False, True, True, False,
     ]  # fmt: skip
+
+
+class Echo:
+    """A model that answers at once with the number of the request."""
+
+    name = "echo"
+
+    def __init__(self):
+        self.requests = []
+
+    def complete(self, requests, parsers, *, role):
+        self.requests = list(requests)
+        yield from ((i, f"answer {i}") for i in range(len(requests)))
+
+
+def test_the_judges_model_writes_no_solution_to_a_prompt_with_tools():
+    settings = study_of("x", "x", num_rollouts=2).label
+    data = GeneratedDataSettings.model_validate({"type": "generated", **DATA})
+    prompts = [Prompt(str(k), ({"role": "user", "content": f"q{k}"},), "1", "x") for k in range(101)]
+    prompts[1] = replace(prompts[1], tools=({"type": "function", "function": {"name": "add"}},))
+    said, echo = [], Echo()
+    texts = judge_texts(prompts, echo, data, settings, said.append)
+    assert texts[0] == ["answer 0", "answer 1"]
+    assert [(one.reason, one.detail) for one in texts[1]] == [
+        ("unreadable_chat", "the judge's model is given no tools, and prompt 1 has some")
+    ] * 2
+    assert texts[2] == ["answer 2", "answer 3"]
+    assert (len(echo.requests), [one.sample for one in echo.requests[:3]]) == (200, [0, 1, 0])
+
+
+def test_what_has_nothing_to_label_is_refused(policy, tmp_path):
+    with refuses("data", "a data section .* or solutions in label.solutions.data_path"):
+        label(study_of("x", tmp_path).model_copy(update={"data": None}))
+    with pytest.raises(DataError, match=r"no solution to label: of 4 questions x 3 rollouts, .* too_few_steps"):
+        label(study_of(policy, tmp_path, solutions={"min_steps": 9}))
 
 
 def test_nothing_to_keep_is_said(tmp_path):

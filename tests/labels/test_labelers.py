@@ -124,11 +124,12 @@ class Fixed:
 
 def test_consensus_keeps_what_both_find_up_to_the_first_error():
     bad = Failure("refusal")
-    judge = Fixed((1.0, 0.0, 1.0), (1.0, 1.0, 1.0), (0.0, 0.0, 0.0), bad, (1.0, 1.0, 1.0))
-    continued = Fixed((1.0, 0.0, 0.0), (1.0, 1.0, 1.0), (1.0, 0.0, 0.0), (1.0,) * 3, (1.0, None, 1.0))
-    found = ConsensusLabeler(judge, continued).label([written(3)] * 5)
+    late = Failure("timeout")
+    judge = Fixed((1.0, 0.0, 1.0), (1.0, 1.0, 1.0), (0.0, 0.0, 0.0), bad, (1.0, 1.0, 1.0), (1.0,) * 3, bad)
+    continued = Fixed((1.0, 0.0, 0.0), (1.0, 1.0, 1.0), (1.0, 0.0, 0.0), (1.0,) * 3, (1.0, None, 1.0), late, late)
+    found = ConsensusLabeler(judge, continued).label([written(3)] * 7)
     assert [f.values if isinstance(f, StepLabels) else f.reason for f in found] == [
-        (1.0, 0.0, None), (1.0, 1.0, 1.0), "no_consensus", "refusal", "unchecked_completions",
+        (1.0, 0.0, None), (1.0, 1.0, 1.0), "no_consensus", "refusal", "unchecked_completions", "timeout", "refusal",
     ]  # fmt: skip
 
 

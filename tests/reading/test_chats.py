@@ -10,6 +10,7 @@ from guerdon.errors import DataError
 from guerdon.reading.chats import (
     ChatError,
     asked_key,
+    asked_of,
     beyond_question,
     chat_messages,
     context_of,
@@ -114,6 +115,12 @@ def test_a_lone_question_needs_no_context():
     assert beyond_question((), ()) == beyond_question((USER,), ()) == ""
     assert beyond_question(({**SYSTEM, "content": " "}, USER), ()) == ""
     assert beyond_question((SYSTEM, USER, ANSWER, USER), (FUNCTION,)) == "1 system turn and 2 other turns and 1 tool"
+
+
+def test_a_question_that_stands_in_the_turns_ends_what_was_asked():
+    turns = [SYSTEM, {"role": "user", "content": " 2+2? "}, ANSWER]
+    assert asked_of({"prompt": "2+2?", "messages": turns}) == turns[:2]
+    assert asked_of({"prompt": "4", "messages": turns}) == [*turns, {"role": "user", "content": "4"}]
 
 
 def test_the_answer_is_text_alone():

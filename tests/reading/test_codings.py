@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guerdon.errors import ConfigError, DataError
-from guerdon.reading.codings import label_codings, said, winner_codings
+from guerdon.reading.codings import label_codings, named_by_row, said, winner_codings
 from guerdon.reading.columns import said_columns
 from guerdon.reading.data_sets import DataPart
 from guerdon.reading.reader import DataReading
@@ -220,3 +220,17 @@ def test_a_column_that_is_not_there_is_refused_with_the_nearest():
     ) as refused:
         reading_of([{"prompt": "q", "response": "r"}], "prompt=promt")
     assert refused.value.field == "promt"
+
+
+def test_a_column_that_no_command_reads_or_that_a_layout_lacks_is_refused():
+    with refuses("w", "--columns weight=w: no command reads a weight; remove it"):
+        reading_of([{"prompt": "q", "response": "r", "w": 1}], "weight=w")
+    with refuses("respons", "columns: completion=respons: no such column; did you mean response"):
+        reading_of([{"prompt": "q", "response": "r"}], "completion=respons")
+
+
+def test_a_winner_named_by_a_row_is_none_where_both_responses_are_of_one_model():
+    read = named_by_row("a", "b").read
+    row = {"a": "Ann", "b": "Bob"}
+    assert [read(cell, row) for cell in ("ann", "Bob", "tie", "Cid")] == [-1.0, 1.0, 0.0, None]
+    assert read("Ann", {"a": "Ann", "b": "ann"}) is None

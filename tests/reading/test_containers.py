@@ -19,6 +19,7 @@ from guerdon.auditing.logs import read_log
 from guerdon.errors import DataError
 from guerdon.evaluation.scoring.rewritten import write_rows
 from guerdon.files import arrow_bounds
+from guerdon.files.bounds import COLUMNS, TooLarge
 from guerdon.reading.containers import Part, file_rows, good_rows, parts_of
 from guerdon.reading.data_sets import data_parts
 
@@ -211,9 +212,20 @@ def test_what_is_no_file_of_rows_is_said(tmp_path):
     (tmp_path / "a.xlsx").write_bytes(b"")
     assert "rows are read from .jsonl" in refused(tmp_path / "a.xlsx")
     assert "there is no such file" in refused(tmp_path / "none.jsonl.gz")
+    assert "there is no such file or folder; make it first" in refused(tmp_path / "none")
     assert "no file with rows" in refused(archive(tmp_path / "model.zip", {"policy.pth": b"x"}))
     two = archive(tmp_path / "two.zip", {"b.csv": b"x\n1\n", "a.jsonl": b"{}"})
     assert [part.member for part in parts_of(two)] == ["b.csv", "a.jsonl"]
+
+
+def test_rows_and_tables_of_too_many_columns_are_not_read(tmp_path):
+    wide = {str(k): k for k in range(COLUMNS + 1)}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(wide) + "\n" + json.dumps({"a": 1}) + "\n")
+    first, second = (row for _, row in Part(tmp_path / "rows.jsonl").rows())
+    assert (first.why, second) == ("too many keys", {"a": 1})
+    (tmp_path / "table.csv").write_text(",".join(wide) + "\n")
+    with pytest.raises(TooLarge, match="it has 4,097 columns, and at most 4,096 are read"):
+        list(Part(tmp_path / "table.csv").rows())
 
 
 NAMED = [{"prompt": "q;1", "response": "a,b"}, {"prompt": "r", "response": "x\ty"}]

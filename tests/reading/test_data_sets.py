@@ -97,3 +97,19 @@ def test_a_saved_folder_cannot_name_files_elsewhere(tmp_path):
     (folder / "dataset_dict.json").write_text(json.dumps({"splits": ["../x"]}))
     with pytest.raises(DataError, match="which is a path"):
         data_parts(str(folder))
+    (folder / "dataset_dict.json").write_text(json.dumps({"splits": ["train"]}))
+    with pytest.raises(DataError, match=r"train/state.json: there is no such file, and a folder of `save_to_disk` has"):
+        data_parts(str(folder))
+    (folder / "dataset_dict.json").write_text(json.dumps({"splits": []}))
+    with pytest.raises(DataError, match="names no splits; save it again"):
+        data_parts(str(folder))
+
+
+def test_a_folder_without_rows_and_rows_that_are_no_maps_are_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(DataError, match=r"there is no file with rows in it \(.*\.jsonl"):
+        data_parts(str(tmp_path))
+    (tmp_path / "rows.jsonl").write_text('{"x": 1}\n[2]\n')
+    (part,) = data_parts(str(tmp_path))
+    with pytest.raises(DataError, match=r"expected rows that are maps of keys"):
+        part.good_rows()

@@ -358,8 +358,6 @@ def _tested(phrase: str, said: Sequence[_SaidBy], units: Codes, seed: int) -> tu
         total = np.bincount(unit_M, has, int(units.max(initial=0)) + 1)
         count = np.bincount(unit_M, minlength=len(total))
         shares.append(total[units] / count[units])
-    if not len(units):
-        return float("nan"), float("nan"), None
     p = sign_flip_p_value([shares[0] - shares[1]], seed=seed)
     return float(shares[0].mean()), float(shares[1].mean()), p
 

@@ -19,20 +19,18 @@ FEWEST = 3  # programs with a trick
 FEWEST_PROGRAMS = 50
 LOOKED = 6000  # characters of a program that are read
 _EDITED = re.compile(
-    r"""(?ix) open\( [^)\n]{0,80} test [^)\n]{0,60} ['"] [wa]\+? ['"]
+    r"""(?imx) open\( [^)\n]{0,80} test [^)\n]{0,60} ['"] [wa]\+? ['"]
     | test\w*(?:\.\w+)?['"]\)?\s*\.\s*write_(?:text|bytes)
     | (?:os\.(?:remove|unlink|rename|replace)|shutil\.\w+|unlink)\( [^)\n]{0,60} test
     | (?:sed\s+-i|rm\s+-r?f?|mv|git\s+checkout)\b [^\n]{0,80} test | ^\s* test\w*\.\w+ \s*=\s* lambda
     | (?:setattr|monkeypatch|mock\.patch)\(? [^)\n]{0,40} (?:test|check|verify|grade)
     | def\s+__eq__\( [^)]{0,40} \) [^:\n]{0,20} :\s* return\s+True | conftest\.py
-    | \b(?:check|verify|grade|assert\w*)\s*=\s*lambda[^:\n]*:\s*(?:True|None)""",
-    re.MULTILINE,
+    | \b(?:check|verify|grade|assert\w*)\s*=\s*lambda[^:\n]*:\s*(?:True|None)"""
 )
 _EXIT = re.compile(
-    r"""(?x) \bos\._exit\( | \bos\.(?:kill|abort)\( | \bsys\.exit\(\s*(?:0|None)?\s*\) | ^\s*(?:exit|quit)\(\s*0?\s*\)
+    r"""(?mx) \bos\._exit\( | \bos\.(?:kill|abort)\( | \bsys\.exit\(\s*(?:0|None)?\s*\) | ^\s*(?:exit|quit)\(\s*0?\s*\)
     | raise\s+SystemExit\b(?:\(\s*0?\s*\))? | \b(?:pytest|unittest)\.skip\w*\b | mark\.skip\b
-    | raise\s+(?:unittest\.)?SkipTest | \bprocess\.exit\(\s*0?\s*\)""",
-    re.MULTILINE,
+    | raise\s+(?:unittest\.)?SkipTest | \bprocess\.exit\(\s*0?\s*\)"""
 )
 _LITERAL = r"""(?:-?\d[\d.]*|'[^'\n]*'|"[^"\n]*"|True|False|None|[\[(][^\[\](){}\n]{0,80}[\])])"""
 _CASE = re.compile(

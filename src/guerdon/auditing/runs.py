@@ -18,10 +18,9 @@ from guerdon.reading.data_sets import log_files
 
 _CONFIGURATION = re.compile(r"(?:config|args|hparams|params|training_args|run_config)\.(?:ya?ml|json|toml)")
 _PART = re.compile(
-    r"(?:(?:global_?)?step|iter|iteration|epoch|checkpoint|ckpt|rank|shard|worker|actor|node|gpu|dp|part|proc|process"
+    r"(?i)(?:(?:global_?)?step|iter|iteration|epoch|checkpoint|ckpt|rank|shard|worker|actor|node|gpu|dp|part|proc|process"
     r"|env|train|training|eval|evaluation|val|valid|validation|test|rollouts?|samples?|completions?|logs?|tb|events?"
-    r"|tensorboard|summar(?:y|ies)|monitor|\.hydra|configs?)(?:[-_.]?\d+)*(?:[-_]of[-_]\d+)?",
-    re.IGNORECASE,
+    r"|tensorboard|summar(?:y|ies)|monitor|\.hydra|configs?)(?:[-_.]?\d+)*(?:[-_]of[-_]\d+)?"
 )  # names of folders that are part of a run
 NAMELESS = "rows without a run"
 FEWEST_ROWS = 10  # of a run on average: with fewer the column `run` counts something else

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 LOWEST = 256  # pixels of the height of a picture, at least; smaller ones are enlarged by a whole factor
 SIZE = (480, 480)  # of pictures that are drawn for people, where the policy sees none
 FPS = 30  # where the environment does not say
+_SCREENS = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
 
 
 def play(
@@ -168,9 +169,9 @@ def _episodes(study: Study, run: Path, episodes: int, video: Path | None, seed: 
     from guerdon.policies.robots.control import load_policy
     from guerdon.worlds.build import build_world
 
-    policy = load_policy(run / "policy")
+    policy, has_screen = load_policy(run / "policy"), _has_screen()
     with _modules_of(run), closing(build_world(_alone(study, policy), seed=seed)) as world, ExitStack() as stack:
-        screen = _screen(world, study, video)
+        screen = _screen(world, study, video, has_screen=has_screen)
         if screen is not None:
             stack.push(lambda kind, *_: screen.close(whole=kind is None))
         world.takes_pictures = screen is not None
@@ -192,7 +193,12 @@ def _alone(study: Study, policy: RobotPolicy) -> Any:
     return env.model_copy(update={name: value for name, value in off.items() if name in type(env).model_fields})
 
 
-def _screen(world: World, study: Study, video: Path | None) -> _Screen | None:
+def _has_screen() -> bool:
+    """Whether a window can be seen here; asked before a world is made, which has pygame draw without a screen."""
+    return not sys.platform.startswith("linux") or not os.environ.keys().isdisjoint(_SCREENS)
+
+
+def _screen(world: World, study: Study, video: Path | None, *, has_screen: bool) -> _Screen | None:
     """Where pictures go; None: nowhere, and a line says why."""
     from guerdon.worlds.eye import cannot_draw
 
@@ -208,7 +214,7 @@ def _screen(world: World, study: Study, video: Path | None) -> _Screen | None:
         return None
     if video is not None:
         return _Video(video, fps)
-    if sys.platform.startswith("linux") and not {"DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"} & os.environ.keys():
+    if not has_screen:
         log_line("this machine has no screen: returns alone are shown; --video FILE records the episodes")
         return None
     return _Window(study.task_name, fps)
