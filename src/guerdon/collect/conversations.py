@@ -247,7 +247,14 @@ class ConversationLoop:
             own = live[one.number]
             log_probs = found.log_probs_B_T[k, : len(ids)]
             reply = read_reply(
-                self._tokenizer, self.form, ids, tools=bool(one.request.tools), first_call=own.named, text=text
+                self._tokenizer,
+                self.form,
+                ids,
+                tools=bool(one.request.tools),
+                first_call=own.named,
+                text=text,
+                prompt=one.ids,
+                shown=one.request.tools,
             )._replace(finished=finished, tokens=(len(one.ids), len(ids)))
             own.named += len(reply.message.get("tool_calls") or ())
             one.transcript.answer(ids, reply.message)

@@ -10,7 +10,7 @@ Where a chat template knows no tools, guerdon writes them into the system turn, 
     form = tool_form(tokenizer)
     transcript = Transcript(tokenizer, form)
     ids, goes_on = transcript.prompt([{"role": "user", "content": "12 * 12?"}], tools)
-    reply = read_reply(tokenizer, form, sampled, first_call=0)
+    reply = read_reply(tokenizer, form, sampled, tools=True, first_call=0, prompt=ids, shown=tools)
     transcript.answer(sampled, reply.message)
 """
 
@@ -33,12 +33,15 @@ from guerdon.policies.batches.tokens import (
     prompt_ids,
     sequence,
     stop_ids,
+    token_ends,
 )
+from guerdon.policies.pretrained.response_template import check_response_template, read_by_template
 from guerdon.reading.chats import ChatError, turn_text
 from guerdon.types import IntArray, Message, Tool
 
 Grammar = Literal["hermes", "llama"]
 _BLOCK = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
+_THOUGHTS = ("thinking", "reasoning_content", "reasoning")  # fields of response templates
 _LLAMA = re.compile(r"\s*(?:<\|python_tag\|>)?\s*(\{.*\})\s*\Z", re.DOTALL)
 _TOOLS_OF_SYSTEM = """You can call functions. For each call write a JSON object between <tool_call> and </tool_call>:
 <tool_call>
@@ -58,11 +61,13 @@ class ToolForm:
             `name` and `parameters` (Llama 3).
         appends: whether the template only adds behind a conversation with tools and reasoning; where it does not, some
             prompts are contexts of their own. None: not known, as the tokenizer lacks characters of the trial.
+        template: replies are read by the tokenizer's response template, and by `grammar` where that cannot read one.
     """
 
     own: bool
     grammar: Grammar
     appends: bool | None = True
+    template: bool = False
 
     def shown(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[tuple[Message, ...], tuple[Tool, ...]]:
         """Messages and tools as the chat template is given them."""
@@ -93,18 +98,22 @@ def tool_form(tokenizer: Any) -> ToolForm:
 
     Raises:
         ConfigError: the tokenizer has no chat template.
+        CheckpointError: its response template cannot be used (`check_response_template`).
     """
-    own = False
+    own = has_template = False
     try:
-        chat_text(tokenizer, _PROBE, (_TOOL,), answered=False)
+        prompt = chat_text(tokenizer, _PROBE, (_TOOL,), answered=False)
     except ChatError:
         own = True
+    if not own and getattr(tokenizer, "response_template", None) is not None:
+        check_response_template(tokenizer, prompt, (_TOOL,))
+        has_template = True
     template = str(tokenizer.get_chat_template(None, None if own else [dict(_TOOL)]))
     grammar: Grammar = "hermes"
     if not own and "<tool_call>" not in template and "<|start_header_id|>" in template:
         grammar = "llama"
     form = ToolForm(own, grammar)
-    return ToolForm(own, grammar, _appends(tokenizer, form))
+    return ToolForm(own, grammar, _appends(tokenizer, form), has_template)
 
 
 def _appends(tokenizer: Any, form: ToolForm) -> bool | None:
@@ -297,7 +306,15 @@ class Reply(NamedTuple):
 
 
 def read_reply(
-    tokenizer: Any, form: ToolForm, ids: IntArray, *, tools: bool, first_call: int, text: str | None = None
+    tokenizer: Any,
+    form: ToolForm,
+    ids: IntArray,
+    *,
+    tools: bool,
+    first_call: int,
+    text: str | None = None,
+    prompt: IntArray | None = None,
+    shown: Sequence[Tool] = (),
 ) -> Reply:
     """The message that sampled ids say, with its calls of tools.
 
@@ -308,11 +325,21 @@ def read_reply(
         tools: whether functions can be called; without any, all is text.
         first_call: number of its first call in the conversation, for the names of calls.
         text: of the reply, where it is not all that the ids say.
+        prompt: ids of the prompt, which may open the reasoning; a response template needs them. None: an empty one.
+        shown: schemas of the functions, by which a response template gives arguments their types.
+
+    Raises:
+        CheckpointError: the tokenizer's response template takes too long or too much memory.
     """
-    text = decode(tokenizer, ids) if text is None else text
+    said = decode(tokenizer, ids) if text is None else text
     if not tools:
-        return Reply({"role": "assistant", "content": text.strip()}, {})
-    content, calls = _llama_calls(text) if form.grammar == "llama" else _hermes_calls(text)
+        return Reply({"role": "assistant", "content": said.strip()}, {})
+    if form.template:
+        whole = _marked_text(tokenizer, ids, text)
+        before = "" if prompt is None else _marked_text(tokenizer, prompt)
+        content, calls = _template_calls(tokenizer, form, said, whole, before, shown)
+    else:
+        content, calls = _table_calls(form, said)
     bad = {place: call for place, call in enumerate(calls) if isinstance(call, str)}
     message: dict[str, Any] = {"role": "assistant", "content": content.strip()}
     good = [call for call in calls if not isinstance(call, str)]
@@ -322,6 +349,50 @@ def read_reply(
             for number, call in enumerate(good)
         ]
     return Reply(message, bad)
+
+
+def _marked_text(tokenizer: Any, ids: IntArray, text: str | None = None) -> str:
+    """The text of ids with special tokens; as far as their text without these is `text`, if given."""
+    if text is None:
+        return str(tokenizer.decode(ids.tolist(), clean_up_tokenization_spaces=False))
+    ends = token_ends(tokenizer, ids)
+    count = int(np.searchsorted(ends, len(text), side="right"))
+    begun = int(ends[count - 1]) if count else 0
+    return _marked_text(tokenizer, ids[:count]).removesuffix("\ufffd") + text[begun:]  # half of a character is cut
+
+
+def _template_calls(
+    tokenizer: Any, form: ToolForm, text: str, whole: str, prompt: str, tools: Sequence[Tool]
+) -> tuple[str, list[Any]]:
+    """Text and calls by the response template; by the table where it cannot read the reply.
+
+    Args:
+        tokenizer: with a response template.
+        form: of its chat template.
+        text: of the reply.
+        whole: the same with special tokens.
+        prompt: with special tokens.
+        tools: that it shows.
+    """
+    read = read_by_template(tokenizer, whole, prompt=prompt, tools=tools)
+    found = read.message or {}
+    content = found.get("content") or ""
+    thought = next((found[name] for name in _THOUGHTS if found.get(name)), "")
+    if read.message is None or not isinstance(content, str) or not isinstance(thought, str):
+        content, calls = _table_calls(form, text)
+        return content, calls or ([f"a call cannot be read: {read.why}"] if read.calls else [])
+    called = found.get("tool_calls") or []
+    listed = called if isinstance(called, list) else [called]
+    calls = [_checked_call(one.get("function", one) if isinstance(one, dict) else one) for one in listed]
+    if any(isinstance(call, str) for call in calls):
+        return text, calls  # what cannot be read stays text
+    content = content.removesuffix(tokenizer.eos_token or "")
+    return f"<think>\n{thought.strip()}\n</think>\n\n{content}" if thought else content, calls
+
+
+def _table_calls(form: ToolForm, text: str) -> tuple[str, list[Any]]:
+    """Text and calls by the table: JSON in `<tool_call>`, or a reply that is JSON."""
+    return _llama_calls(text) if form.grammar == "llama" else _hermes_calls(text)
 
 
 def _hermes_calls(text: str) -> tuple[str, list[Any]]:
