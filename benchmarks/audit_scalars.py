@@ -34,7 +34,7 @@ their owners:
 
     python benchmarks/audit_scalars.py FOLDER --page docs/audit_scalars.md
 
-Of some sources only a part was read, put into a file of its own:
+Of some files only a part was read, put into a file of its own:
 
 - of the page of `Madhustat/OpenRLHF`, the pull request of `hongbo-miao/hongbomiao.com` and the issue of
   `vllm-project/vllm-ascend` the lines that a trainer printed, in one line each where the page breaks them;
