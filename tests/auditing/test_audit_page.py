@@ -15,6 +15,7 @@ import pytest
 import chromium
 from guerdon import secrets
 from guerdon.auditing import page as browser
+from guerdon.auditing.checks import audit
 from guerdon.auditing.finding import Audit, Excerpt, Finding
 from guerdon.auditing.logs import read_log
 from guerdon.auditing.page import (
@@ -252,6 +253,11 @@ def test_a_log_without_rows_has_a_page(tmp_path):
     log = Rows("TensorBoard scalars", ("events",), none, none, none.astype(float))
     page = write_page(tmp_path / "p.html", log, Audit((), {}, {"length": "needs responses"})).read_text()
     assert 'id="rows"' not in page
+    fallen = np.repeat([0.9, 0.0], 30)
+    log = Rows("scalars", ("events",), none, none, none.astype(float), curves={"reward": (np.arange(60), fallen)})
+    page = write_page(tmp_path / "p.html", log, audit(log)).read_text()
+    assert "<b>60</b> points of a curve" in page
+    assert "of 60" not in page
 
 
 # ---- in a browser
