@@ -27,8 +27,8 @@ A run that logs no rows may still have curves. What a curve is follows from its 
 `guerdon audit` says of these files. {logs} files were read: {findings} findings, {false} of them false.
 
 Findings were judged from the curves themselves; of the files without findings the beginning, best, worst and end of
-each curve with a role were looked at; one lacks a finding (below). This needs the files, which belong to
-their owners:
+each curve with a role were looked at; the fall of one could not be decided (below). This needs the files,
+which belong to their owners:
 
 <!-- Not run here: it needs the files, which belong to their owners. -->
 
@@ -64,9 +64,8 @@ All of them are repaired.
 - Entropies of RLlib (`learner/entropy`, `learner/policy_entropy`, `learner/agent_0/entropy`) were not read, nor were
   console logs and `progress.csv` without `--columns`.
 
-Not found is the fall of `critic/score/mean` from -0.52 to -0.91 in the first run of `jianghoucheng`: where a reward
-begins at its best, can be negative and still moves at the end, a curve does not say how much is much. `length` names
-this run.
+The fall of `critic/score/mean` from -0.52 to -0.91 in the first run of `jianghoucheng` is no finding: where a reward
+begins at its best, can be negative and still moves at the end, `collapse` cannot be decided, and says so.
 One finding is false and stays: of curves alone, a reward that falls because the levels of a curriculum become harder
 cannot be told from one that collapses. The remedy says so.
 

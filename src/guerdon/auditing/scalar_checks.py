@@ -17,7 +17,7 @@ import numpy as np
 
 from guerdon.auditing.association import associate
 from guerdon.auditing.finding import Severity
-from guerdon.auditing.log_view import SURE, Checked, MissingColumn, View, braced, enough, found
+from guerdon.auditing.log_view import SURE, Checked, MissingColumn, Undecided, View, braced, enough, found
 from guerdon.auditing.rows import Codes, Numbers, Rows
 
 ScalarRole = Literal["reward", "truth", "length", "truncated", "divergence", "entropy", "negative entropy", "none"]
@@ -271,9 +271,9 @@ def check_collapse(rows: Rows) -> Checked:
     """A reward loses nearly all that it had gained; else the truth.
 
     Of one that begins at its best, all but a fifth is nearly all where it is never negative. Where it can be negative,
-    it has to end at its lowest value and stay there.
+    it has to end at its lowest value and stay there; any other fall of such a reward cannot be decided.
     """
-    said = []
+    said, unknown = list[str](), list[str]()
     role: ScalarRole = "reward" if curves_of(rows, "reward") else "truth"
     for name, values in _several(rows, "a curve of the reward", role).items():
         ends, width = _ends(values), max(3, int(len(values) * WINDOW))
@@ -294,11 +294,15 @@ def check_collapse(rows: Rows) -> Checked:
             whole, unit = best - float(values.min()), "share of the way to its lowest value"
             title = f"{name} falls from {best:.3g} at {at / len(values):.0%} of the run, and stays at"
         else:
+            if lost > sure:
+                unknown.append(f"{name} falls from {best:.3g} to {ends.last:.3g}")
             continue
         if lost > sure and lost >= LOST * whole:
             share, half = lost / whole, 1.96 * ends.error * np.sqrt(2) / whole
             effect = share, share - half, share + half
             return _found(rows, "collapse", f"{title} {ends.last:.3g}", said[-1], effect, unit, len(values))
+    if unknown:
+        raise Undecided(f"needs a reward that is never negative, or was higher than at first; {'; '.join(unknown[:3])}")
     return Checked(None, f"{'; '.join(said[:3])}; a loss of {LOST:.0%} of what it had gained would be a finding")
 
 
