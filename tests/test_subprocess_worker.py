@@ -1,5 +1,6 @@
 """A parent that is killed takes its children along, whatever they are doing. Real processes, real kills."""
 
+import contextlib
 import json
 import os
 import select
@@ -94,6 +95,16 @@ def children_of(pid):
     return [child for child in found if b"resource_tracker" not in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
+def watches_its_parent(pid):
+    """Whether a process has got as far as to ask the kernel for a signal when its parent's pipe closes."""
+    for info in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since
+            flags = info.read_text().split("flags:")[1].split()[0]
+            if int(flags, 8) & os.O_ASYNC:
+                return True
+    return False
+
+
 def ends(handle, seconds=60):
     """Whether a process, by its pidfd, ends in time."""
     return bool(select.select([handle], [], [], seconds)[0])
@@ -106,6 +117,8 @@ def test_children_end_with_a_parent_that_is_killed(kind, tmp_path, monkeypatch):
     with start_parent(PARENTS[kind]) as parent:
         children = children_of(parent.pid)
         assert len(children) == CHILDREN[kind]
+        while not all(map(watches_its_parent, children)):  # one camera may have drawn everything before the other is up
+            pass
         handles = [os.pidfd_open(child) for child in children]
         for handle in handles:  # as if it were in a call that never returns, and never looked at a pipe again
             signal.pidfd_send_signal(handle, signal.SIGSTOP)
