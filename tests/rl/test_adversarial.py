@@ -158,6 +158,43 @@ def test_negatives_of_the_demonstrations_are_kept_in_the_share_that_was_asked_fo
     assert (np.abs(shuffled[:, 0] - shuffled[:, 1]) > 0.1).all(), "a goal that is not near its own"
 
 
+def where_an_object_lies(folder, count=12):
+    """Demonstrations whose third number only tells them apart."""
+    rng = np.random.default_rng(8)
+    with EpisodeWriter(folder) as writer:
+        for episode in read_episodes(demonstrations(folder.parent / "plain", count), with_frames=False):
+            states = episode.states.copy()
+            states[:, 2] = rng.uniform(1, 2)
+            writer.add(replace(episode, states=states))
+    return folder
+
+
+def test_rows_exchange_the_numbers_that_only_tell_episodes_apart(tmp_path):
+    """The policy's object lies elsewhere; only a classifier that cannot use that looks at hand and goal alone."""
+    folder, rng = where_an_object_lies(tmp_path / "data"), np.random.default_rng(0)
+    policy = np.stack([*rng.uniform(-2, 2, (2, 400)), rng.uniform(-2, -1, 400)], axis=1).astype(np.float32)
+    success = np.concatenate([e.states[e.success] for e in read_episodes(folder, with_frames=False)])
+    elsewhere = success.copy()
+    elsewhere[:, 2] -= 3
+    lost = {}
+    for exchanged in (False, True):
+        model = learner(folder, shuffled_episodes=exchanged, update_params={"learning_rate": 1e-2})
+        assert model.exchanged.tolist() == ([2] if exchanged else [])
+        model.update(policy, np.zeros(len(policy)), steps=300)
+        odds = [np.log(p / (1 - p)).mean() for p in map(model.model.probabilities, (success, elsewhere))]
+        lost[exchanged] = odds[0] - odds[1]
+    assert lost[False] > 2
+    assert abs(lost[True]) < 0.1 * lost[False]
+
+
+def test_exchanges_go_on_where_a_state_was_taken(tmp_path):
+    folder, policy = where_an_object_lies(tmp_path / "data"), np.ones((50, 3), np.float32)
+    one, other = (learner(folder, shuffled_episodes=True) for _ in range(2))
+    one.update(policy, np.zeros(50), steps=2)
+    other.load_state(*one.state())
+    assert one.update(policy, np.zeros(50), steps=2)["loss"] == other.update(policy, np.zeros(50), steps=2)["loss"]
+
+
 def test_what_the_demonstrations_do_not_have_is_refused_in_one_line(tmp_path):
     with pytest.raises(DataError, match=r"demonstration_negatives: in replay_path .* no row before a success"):
         learner(demonstrations(tmp_path / "late", early=False), demonstration_negatives=0.5)
@@ -165,12 +202,14 @@ def test_what_the_demonstrations_do_not_have_is_refused_in_one_line(tmp_path):
         learner(demonstrations(tmp_path / "alike", goals=False), shuffled_goals=0.5)
     with pytest.raises(DataError, match=r"shuffled_goals: .*3 successful episodes"):
         learner(demonstrations(tmp_path / "few", count=3), shuffled_goals=0.5)
+    with pytest.raises(DataError, match=r"shuffled_episodes: .*3 successful episodes"):
+        learner(tmp_path / "few", shuffled_episodes=True)
     with refuses("demonstration_negatives"):
         ResNetModelSettings(
             checkpoint_path="x", update="before", replay_path="y", labeler="adversarial",
             demonstration_negatives=0.6, shuffled_goals=0.6,
         )  # fmt: skip
-    for key in ("own_successes", "demonstration_negatives", "shuffled_goals"):
+    for key in ("own_successes", "demonstration_negatives", "shuffled_goals", "shuffled_episodes"):
         with refuses(key):
             ResNetModelSettings(checkpoint_path="x", update="before", replay_path="y", **{key: 1})
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from guerdon.compute.optimizers import under
 from guerdon.episodes.read import read_episodes
-from guerdon.episodes.state_columns import column_roles
+from guerdon.episodes.state_columns import ColumnRoles, column_roles
 from guerdon.episodes.targets import after_success, frame_targets, no_labels, outcome_of
 from guerdon.errors import ConfigError, DataError
 from guerdon.models.images.image import ImageModelConfig, ImageRewardModel, save_checkpoint
@@ -123,7 +123,7 @@ def online_model(name: str, model: RewardModel, settings: RefittedModelSettings,
     if adversarial:
         online.gradient_penalty = GRADIENT_PENALTY
     if isinstance(settings, ResNetModelSettings):
-        online.contrast = _contrast(settings, model.config, seed)
+        _tell_apart_by_success(online, settings, seed)
     return online
 
 
@@ -324,18 +324,16 @@ def _replay(settings: RefittedModelSettings, config: ImageModelConfig, size: int
     return np.concatenate(frames), found
 
 
-def _contrast(
-    settings: ResNetModelSettings, config: ImageModelConfig, seed: int
-) -> tuple[tuple[FloatArray, float], ...]:
-    """Negatives of the demonstrations themselves with their shares, as `settings` asks for them.
+def _tell_apart_by_success(online: OnlineImageModel, settings: ResNetModelSettings, seed: int) -> None:
+    """Negatives of the demonstrations and exchanged columns, as `settings` asks for them.
 
     Raises:
-        DataError: the demonstrations have none.
+        DataError: the demonstrations have no such negatives, or their columns cannot be told apart.
     """
     earlier, shuffled = settings.demonstration_negatives, settings.shuffled_goals
-    if not earlier and not shuffled:
-        return ()
-    path = settings.replay_path or ""
+    if not (earlier or shuffled or settings.shuffled_episodes):
+        return
+    config, path = online.model.config, settings.replay_path or ""
     shown = [
         _Demonstration(seen, labels, int(episode.success.argmax()))
         for episode in read_episodes(path, with_frames=False)
@@ -344,10 +342,12 @@ def _contrast(
         and (seen := config.rows(episode)) is not None
         and (labels := frame_targets(episode, config.type, config.horizon, config.within_steps)) is not None
     ]
-    found = [(_earlier_rows(shown, path), earlier)] if earlier else []
+    if earlier:
+        online.contrast += ((_earlier_rows(shown, path), earlier),)
     if shuffled:
-        found.append((_goals_shuffled(shown, path, seed), shuffled))
-    return tuple(found)
+        online.contrast += ((_goals_shuffled(shown, path, seed), shuffled),)
+    if settings.shuffled_episodes:
+        online.exchanged = _columns(shown, f"shuffled_episodes: replay_path {path}", seed).episode
 
 
 class _Demonstration(NamedTuple):
@@ -378,17 +378,36 @@ def _earlier_rows(shown: Sequence[_Demonstration], path: str) -> FloatArray:
     return np.concatenate(rows)
 
 
+def _columns(shown: Sequence[_Demonstration], where: str, seed: int) -> ColumnRoles:
+    """What the columns are for.
+
+    Args:
+        shown: the demonstrations.
+        where: key and data, for the error.
+        seed: of the permutations.
+
+    Raises:
+        DataError: that cannot be told.
+    """
+    roles = column_roles([one.seen[: one.success + 1] for one in shown], seed=seed)
+    if isinstance(roles, Failure):
+        raise DataError(f"{where}: {roles.detail}; leave the key out")
+    return roles
+
+
 def _goals_shuffled(shown: Sequence[_Demonstration], path: str, seed: int) -> FloatArray:
     """(N, S) rows of success, each with the goal of a demonstration whose goal is not among the nearer half.
 
     Raises:
         DataError: no column is a goal, or that cannot be told.
     """
-    roles = column_roles([one.seen[: one.success + 1] for one in shown], seed=seed)
-    if isinstance(roles, Failure) or not len(roles.goal):
-        why = "no number of the state stays the same in an episode and goes with what moves"
-        why = roles.detail if isinstance(roles, Failure) else why
-        raise DataError(f"shuffled_goals: replay_path {path} shows no goals: {why}; leave the key out")
+    where = f"shuffled_goals: replay_path {path}"
+    roles = _columns(shown, where, seed)
+    if not len(roles.goal):
+        raise DataError(
+            f"{where} shows no goals: no number of the state stays the same in an episode and goes with what moves; "
+            "leave the key out"
+        )
     goals_E_G = np.stack([one.seen[one.success, roles.goal] for one in shown])
     distance_E_E = np.linalg.norm((goals_E_G[:, None] - goals_E_G) / goals_E_G.std(axis=0), axis=2)
     farther_E = np.argsort(distance_E_E, axis=1, kind="stable")[:, (len(shown) + 1) // 2 :]

@@ -160,6 +160,12 @@ class ResNetModelSettings(_ImageModelSettings):
         description="share of the replayed negatives that are successes of the demonstrations with the goal of "
         "another: the numbers of a state that stay the same in an episode and go with what moves",
     )
+    shuffled_episodes: bool = only_with(
+        False,
+        labeler="adversarial",
+        description="rows of a batch exchange the numbers that only tell episodes apart: those that stay the same in "
+        "an episode and on which what moves does not depend",
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -37,7 +37,7 @@ from guerdon.models.images.backbone import batch_normalizations, calibrating, ra
 from guerdon.models.images.image import ImageRewardModel, Kind, load_image_model
 from guerdon.models.images.quality import frame_quality
 from guerdon.processes.call_queue import alone, calls_of, concurrent
-from guerdon.types import Episode, FloatArray, Metrics, RewardInfo, Score
+from guerdon.types import Episode, FloatArray, IntArray, Metrics, RewardInfo, Score
 
 CALIBRATION_FRAMES = 256
 
@@ -66,6 +66,7 @@ class OnlineImageModel:
         contrast: negatives of the demonstrations themselves, (N, S) rows as the model looks at them, with the share of
             the replayed negatives of a batch that is drawn from them. They are not part of the replay, whose negatives
             would be the policy's alone after a while.
+        exchanged: columns of states that the rows of a batch exchange at random, so that they say nothing about labels.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class OnlineImageModel:
         self.model, self._calls = model, calls_of(model)  # scoring and learning never at once
         self.gradient_penalty = 0.0
         self.contrast: tuple[tuple[FloatArray, float], ...] = ()
+        self.exchanged: IntArray = np.empty(0, dtype=np.int64)
         self.steps, self.frames_per_episode = steps, frames_per_episode
         self.batch_size = batch_size
         self.replay_ratio = replay_ratio
@@ -242,6 +244,8 @@ class OnlineImageModel:
                     old, old_targets = self._contrasted(*self.replay.draw(replayed, self.rng))
                     batch = np.concatenate([batch, old])
                     wanted = np.concatenate([wanted, old_targets])
+                if len(self.exchanged):
+                    batch[:, self.exchanged] = batch[self.rng.permutation(len(batch))][:, self.exchanged]
                 losses.append(self._step(torch.from_numpy(batch).to(device), torch.from_numpy(wanted).to(device)))
         self.optimizer.zero_grad()  # the next rollout needs the memory of the gradients
         scorer.eval()
