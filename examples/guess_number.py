@@ -17,10 +17,11 @@ class GuessNumber:
 
     Args:
         hints: pay a tenth for each digit that the last answers still allow.
+        cost: subtract this from the reward of every turn.
     """
 
-    def __init__(self, hints: bool = False) -> None:
-        self.hints = hints
+    def __init__(self, hints: bool = False, cost: float = 0.0) -> None:
+        self.hints, self.cost = hints, cost
         self.low, self.high = 0, 9
 
     def reset(self, row: Mapping[str, Any]) -> WorldStep:
@@ -35,7 +36,7 @@ class GuessNumber:
             return self._goes_on(NO_DIGIT, 0.0)
         guess = int(said)
         if guess == self.secret:
-            return WorldStep(reward=1.0, done=True, outcome=1.0)
+            return WorldStep(reward=1.0 - self.cost, done=True, outcome=1.0)
         allowed = self.low <= guess <= self.high
         if guess < self.secret:
             self.low = max(self.low, guess + 1)
@@ -45,4 +46,4 @@ class GuessNumber:
 
     def _goes_on(self, answer: str, reward: float) -> WorldStep:
         following = {"role": "user", "content": answer}
-        return WorldStep((following,), reward, state=f"{self.low}-{self.high}")
+        return WorldStep((following,), reward - self.cost, state=f"{self.low}-{self.high}")
