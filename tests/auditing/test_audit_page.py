@@ -198,6 +198,14 @@ def test_long_texts_are_cut_in_the_middle_and_say_so(monkeypatch):
     assert text_limit([3] * 10) == browser.MAX_TEXT
 
 
+def test_a_title_begins_with_a_capital_letter_and_the_name_of_a_curve_stays_as_it_is(tmp_path):
+    found = tuple(finding(title=title) for title in ("right-but-unpaid answers", "actor/entropy fell", "pass_1 fell"))
+    page = write_page(tmp_path / "p.html", rows(3), Audit(found)).read_text()
+    assert re.findall(r"<h3>.*</span> (.*)</h3>", page) == [
+        "Right-but-unpaid answers", "actor/entropy fell", "pass_1 fell",
+    ]  # fmt: skip
+
+
 @pytest.mark.hostile("secrets")
 def test_secrets_are_hidden_in_texts_too(tmp_path):
     key = "sk-live-0123456789abcdef4f9a"
