@@ -55,6 +55,12 @@ def test_a_factory_gets_its_params_and_what_it_names_of_what_is_offered():
     assert THINGS.build("plain", {"gain": 3}, dict, device="cpu") == {"gain": 3}  # written in C: it names no parameters
 
 
+def test_what_one_call_changes_in_its_arguments_no_other_sees():
+    one, other = THINGS.build_many(2, "plain", {"names": ["a"]}, dict)
+    one["names"].append("b")
+    assert other == {"names": ["a"]}
+
+
 @pytest.mark.hostile("parts")
 @cases(
     ("name", "params", "line"),

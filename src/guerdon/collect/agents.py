@@ -184,7 +184,7 @@ class WorldAgent:
         s = self._settings
         self._seconds = dict.fromkeys(rows, 0.0)
         self._said, self._tools = dict.fromkeys(rows, ()), dict.fromkeys(rows, ())
-        self._worlds = {number: AGENTS.build(s.type, s.params, object) for number in rows}
+        self._worlds = dict(zip(rows, AGENTS.build_many(len(rows), s.type, s.params, object), strict=True))
         return {number: self._after(number, "reset", row_of(prompt)) for number, prompt in rows.items()}
 
     def read(self, replies: Replies) -> dict[int, Moment]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.machinery import PathFinder
@@ -147,17 +148,27 @@ class Registry:
         Raises:
             ConfigError: as `check` does; or the factory raised, or returned something else.
         """
+        (made,) = self.build_many(1, name, params, kind, **offered)
+        return made
+
+    def build_many(
+        self, count: int, name: str, params: Mapping[str, Any], kind: type | tuple[type, ...], **offered: Any
+    ) -> list[Any]:
+        """Call a user's factory `count` times, each with arguments of its own; they are checked once. See `build`."""
         arguments = self.check(name, params)
         factory = self.factory(name)
         wanted = parameters_of(factory) or {}
-        arguments |= {key: value for key, value in offered.items() if key in wanted}
-        with boundary(ConfigError, f"the {self.kind} {name} raised"), users_modules():
-            made = factory(**arguments)
-        if not isinstance(made, kind):
-            names = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
-            what = f"returned a {type(made).__name__}, which is not a {names}"
-            raise ConfigError(f"the {self.kind} {name} {what}: docs/extend.md shows what it must have")
-        return made
+        given = {key: value for key, value in offered.items() if key in wanted}
+        found = []
+        for _ in range(count):
+            with boundary(ConfigError, f"the {self.kind} {name} raised"), users_modules():
+                made = factory(**deepcopy(arguments), **given)
+            if not isinstance(made, kind):
+                names = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
+                what = f"returned a {type(made).__name__}, which is not a {names}"
+                raise ConfigError(f"the {self.kind} {name} {what}: docs/extend.md shows what it must have")
+            found.append(made)
+        return found
 
 
 def parameters_of(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
