@@ -1,6 +1,8 @@
 """Programs that lead conversations, and the endpoint that they call."""
 
 import json
+import os
+import signal
 import sys
 import threading
 from http.client import HTTPConnection
@@ -10,7 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from agent_parts import Says
-from guerdon.collect.command_agent import CommandAgent, last_object, result_of
+from guerdon.collect.agents import Moment
+from guerdon.collect.command_agent import CommandAgent, Output, result_of
 from guerdon.collect.conversations import ConversationLoop, agent_of
 from guerdon.collect.endpoint import MODEL, Endpoint
 from guerdon.policies.batches.dialogues import Reply
@@ -68,11 +71,15 @@ def test_how_programs_end(how, given, reason, truncated):
 
 
 RESULTS = [
-    ({"reward": 1}, (1.0, None, None)), ({"reward": None}, (None, None, None)),
+    ({"reward": 1}, (1.0, None, None)), ({"success": True}, (None, None, True)),
     ({"reward": 0, "rewards": [1, None], "success": True}, (0.0, (1.0, None), True)),
+    ({"reward": None, "rewards": [1, 0]}, (None, (1.0, 0.0), None)),
+    ({"reward": None}, "no_reward: the program says that its reward is not known"),
     ({"error": "no"}, "agent_error: no"), ({"rewards": [1]}, "not one for each of 2 calls"),
-    ({"reward": True}, "not all numbers"), ({"reward": float("nan")}, "not all numbers"),
-    ({"success": 1}, "its success is not"),
+    ({"reward": True}, "not all finite numbers"), ({"reward": float("nan")}, "not all finite numbers"),
+    ({"reward": 10**400}, "not all finite numbers"), ({"rewards": [10**400, 1]}, "not all finite numbers"),
+    ({"success": 1}, "its success is not"), ({}, "but nothing"),
+    ({"rewrad": 1}, "it has none of reward, rewards, success, error, but 'rewrad'"),
 ]  # fmt: skip
 
 
@@ -85,9 +92,41 @@ def test_results_of_programs(result, expected):
         assert (found.outcome, found.rewards, found.success) == expected
 
 
+def test_after_a_limit_an_error_or_an_unknown_reward_is_no_failure():
+    assert result_of({"error": "full"}, 2, cut_off=True) == Moment()
+    assert result_of({"error": "full", "reward": 0.5}, 2, cut_off=True) == Moment(outcome=0.5)
+    assert result_of({"reward": None}, 2, cut_off=True) == Moment()
+
+
+LONG = b'{"note": "' + b"x" * (17 << 20) + b'"}'
+OUTPUTS = [
+    ([b'{"a": 1}\nnoise\n[1]\n{"b": \n'], {"a": 1}), ([b"nothing"], None), ([b'{"a', b'": 1}'], {"a": 1}),
+    (['{"a": "\u2028\x85\x0b"}'.encode().replace(b"\x0b", b"\\u000b")], {"a": "\u2028\x85\x0b"}),
+    ([b'{"a": 1}\n', *[b"noise " * 1000] * 500, b"\n"], {"a": 1}), ([b'{"a": "\xff"}\r\n'], {"a": "\ufffd"}),
+    ([b'{"a": 1}\n', LONG], "longer than 16 MiB"), ([LONG, b'\n{"a": 1}'], {"a": 1}), ([LONG[1:]], None),
+]  # fmt: skip
+
+
 def test_the_last_object_of_an_output():
-    assert last_object('{"a": 1}\nnoise\n[1]\n{"b": \n') == {"a": 1}
-    assert last_object("nothing") is None
+    for pieces, expected in OUTPUTS:
+        output = Output()
+        for piece in pieces:
+            output.add(piece)
+        output.close()
+        found = output.problem if isinstance(expected, str) else output.result
+        assert expected in found if isinstance(expected, str) else found == expected, pieces[0][:40]
+
+
+def test_what_a_program_leaves_in_a_session_of_its_own_does_not_delay_its_result(tmp_path, monkeypatch):
+    monkeypatch.setenv("LEFT", str(tmp_path / "left"))
+    (one,), _ = lead("leaves", lambda prompt, u: "1", episode_timeout=30.0)
+    os.kill(int((tmp_path / "left").read_text()), signal.SIGKILL)
+    assert (one.outcome, one.failure) == (0.5, None)
+
+
+def test_rewards_that_are_all_unknown_are_not_those_of_the_verifier():
+    (one,), _ = lead("unknown", lambda prompt, u: "1")
+    assert ([call.reward for call in one.calls], one.outcome, one.paid) == ([None], None, True)
 
 
 @pytest.fixture
