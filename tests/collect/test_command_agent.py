@@ -158,7 +158,9 @@ REFUSED = [
     (b"{", 400, "not JSON"), (b"[]", 400, "JSON object"), ({}, 400, "messages"),
     ({"messages": USER, "n": 2}, 400, "n above 1"), ({"messages": PICTURE}, 400, "not of type 'image_url'"),
     ({"messages": USER, "response_format": {"type": "json_object"}}, 400, "response_format"),
-    ({"messages": USER, "stop": 3}, 400, "stop is a text"), ({"messages": USER, "max_tokens": 0}, 400, "above 0"),
+    ({"messages": USER, "stop": 3}, 400, "stop is a text"),
+    ({"messages": USER, "stream": True, "stream_options": "usage"}, 400, "stream_options is"),
+    ({"messages": USER, "max_tokens": 0}, 400, "above 0"),
 ]  # fmt: skip
 
 
@@ -168,7 +170,8 @@ def test_requests_that_are_refused(line):
         found = post(at, key, body)
         assert found[0] == status, (body, found)
         assert words in json.loads(found[1])["error"]["message"], (body, found)
-    assert post(at, "sk-wrong", {"messages": USER})[0] == 401
+    for wrong in ("sk-wrong", "sk-\xe9"):
+        assert post(at, wrong, {"messages": USER})[0] == 401
     assert post(at._replace(path="/other/v1"), key, {"messages": USER})[0] == 404
 
 
@@ -189,6 +192,13 @@ def test_a_request_that_is_too_large_is_not_read(line):
     _, at, key = line
     status, text = send(at, key, "POST", "/chat/completions", None, **{"Content-Length": str((64 << 20) + 1)})
     assert (status, json.loads(text)["error"]["message"]) == (413, "the request is too large")
+
+
+def test_a_request_whose_length_is_not_known_is_not_read(line):
+    _, at, key = line
+    for headers in ({"Content-Length": "abc"}, {"Content-Length": "-5"}, {"Transfer-Encoding": "chunked"}):
+        status, text = send(at, key, "POST", "/chat/completions", None, **headers)
+        assert (status, json.loads(text)["error"]["message"][:34]) == (411, "the request needs a Content-Length"), headers
 
 
 def waiting(endpoint, count):
