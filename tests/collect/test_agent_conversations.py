@@ -203,6 +203,17 @@ def test_a_call_that_cannot_be_read_is_told_to_the_model(tools):
     assert one.messages[2]["content"].startswith("error: ")
 
 
+def test_half_of_a_surrogate_pair_in_a_call_is_no_failure(tools):
+    chosen, agent = tools
+
+    def write(prompt, u):
+        return "4" if "<tool_response>\n" in prompt else call("add", a="\ud800", b="")
+
+    (one,) = loop_of(write, agent, chosen).lead(PROMPTS[:1], root=1)
+    assert (one.failure, one.counts["calls"], one.counts["bad_calls"]) == (None, 1, 1)
+    assert one.messages[2]["content"].startswith("error: a call cannot be read: there is half")
+
+
 def test_tools_that_take_longer_than_an_episode_may_are_a_failure():
     chosen = ToolAgentSettings(tools=("calculator",), calls_at_once=1, episode_timeout=1e-9)
     agent = ToolAgent(chosen)

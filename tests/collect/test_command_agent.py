@@ -198,7 +198,8 @@ def test_a_request_whose_length_is_not_known_is_not_read(line):
     _, at, key = line
     for headers in ({"Content-Length": "abc"}, {"Content-Length": "-5"}, {"Transfer-Encoding": "chunked"}):
         status, text = send(at, key, "POST", "/chat/completions", None, **headers)
-        assert (status, json.loads(text)["error"]["message"][:34]) == (411, "the request needs a Content-Length"), headers
+        assert status == 411, headers
+        assert "needs a Content-Length" in json.loads(text)["error"]["message"], headers
 
 
 def waiting(endpoint, count):
