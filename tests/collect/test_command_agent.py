@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from agent_parts import Says
-from guerdon.collect.agents import Moment
+from guerdon.collect.agents import Moment, check_agent_here
 from guerdon.collect.command_agent import CommandAgent, Output, result_of
 from guerdon.collect.conversations import ConversationLoop, agent_of
 from guerdon.collect.endpoint import MODEL, Endpoint
@@ -23,7 +23,7 @@ from guerdon.processes.progress import log_once
 from guerdon.settings.agent import CommandAgentSettings
 from guerdon.settings.data import FilesDataSettings
 from guerdon.tasks.prompts import Prompt
-from tables import cases
+from tables import cases, refuses
 
 PROGRAM = str(Path(__file__).parent.parent / "agent_program.py")
 TOKENIZER = byte_tokenizer()
@@ -68,6 +68,14 @@ def test_how_programs_end(how, given, reason, truncated):
     assert (one.failure and one.failure.reason, one.truncated) == (reason, truncated)
     if how == "exit":
         assert one.failure.detail == "exit status 1: broken on purpose"
+
+
+def test_a_script_that_cannot_be_executed_is_said_to_need_its_interpreter(tmp_path):
+    script = tmp_path / "agent.py"
+    script.write_text("print(1)")
+    for program, words in ((str(script), "cannot be executed: write its interpreter"), (str(tmp_path), "no program")):
+        with refuses("agent.command", words):
+            check_agent_here(CommandAgentSettings(command=(program,)))
 
 
 RESULTS = [

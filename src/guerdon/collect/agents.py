@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from shutil import which
 from typing import Any, NamedTuple, Protocol
 
@@ -283,4 +284,8 @@ def check_agent_here(settings: AgentSettings | None) -> None:
     if isinstance(settings, ToolAgentSettings):
         schemas_of(settings.tools)
     if isinstance(settings, CommandAgentSettings) and which(settings.command[0]) is None:
-        raise ConfigError(f"agent.command: there is no program {settings.command[0]!r}", key="agent.command")
+        program = settings.command[0]
+        if Path(program).is_file():
+            why = f"{program} cannot be executed: write its interpreter in front, such as [python, {program}]"
+            raise ConfigError(f"agent.command: {why}", key="agent.command")
+        raise ConfigError(f"agent.command: there is no program {program!r}", key="agent.command")
