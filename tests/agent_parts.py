@@ -19,9 +19,13 @@ class Counting:
 
     def __init__(self, early: float = 0.25, paid: bool = True, broken: str = "", offers: str = "") -> None:
         self.early, self.paid, self.broken, self.offers, self.turn = early, paid, broken, offers, 0
+        if broken == "made" and Counting.open:
+            raise RuntimeError("no server")
         Counting.open += 1
 
     def close(self):
+        if self.broken == "close":
+            raise RuntimeError("stays open")
         Counting.open -= 1
 
     def reset(self, row):

@@ -56,7 +56,8 @@ def test_a_factory_gets_its_params_and_what_it_names_of_what_is_offered():
 
 
 def test_what_one_call_changes_in_its_arguments_no_other_sees():
-    one, other = THINGS.build_many(2, "plain", {"names": ["a"]}, dict)
+    make = THINGS.maker("plain", {"names": ["a"]}, dict)
+    one, other = make(), make()
     one["names"].append("b")
     assert other == {"names": ["a"]}
 

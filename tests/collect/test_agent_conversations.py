@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from agent_parts import Counting, Says
-from guerdon.collect.agents import Moment, Request, ToolAgent
+from guerdon.collect.agents import Moment, Request, ToolAgent, check_agent_here
 from guerdon.collect.conversations import CUT, ConversationLoop, agent_of, arrays_of
 from guerdon.collect.text import Sampler, chat_lengths, conversation_rows, join_shards, take
-from guerdon.errors import DataError
+from guerdon.errors import ConfigError, DataError
 from guerdon.policies.batches.dialogues import tool_form
 from guerdon.policies.batches.tokens import prompt_ids, stop_ids
 from guerdon.policies.language.tiny_text import byte_tokenizer
@@ -20,6 +20,7 @@ from guerdon.settings.data import FilesDataSettings
 from guerdon.tasks.prompts import Prompt
 from guerdon.tasks.verifier import verifier_from
 from guerdon.types import Failure
+from guerdon.worlds.messages import WorldStep, checked_step
 from tables import cases
 
 TOKENIZER = byte_tokenizer()
@@ -202,6 +203,17 @@ def test_a_call_that_cannot_be_read_is_told_to_the_model(tools):
     assert one.messages[2]["content"].startswith("error: ")
 
 
+def test_half_of_a_surrogate_pair_in_a_call_is_no_failure(tools):
+    chosen, agent = tools
+
+    def write(prompt, u):
+        return "4" if "<tool_response>\n" in prompt else call("add", a="\ud800", b="")
+
+    (one,) = loop_of(write, agent, chosen).lead(PROMPTS[:1], root=1)
+    assert (one.failure, one.counts["calls"], one.counts["bad_calls"]) == (None, 1, 1)
+    assert one.messages[2]["content"].startswith("error: a call cannot be read: there is half")
+
+
 def test_tools_that_take_longer_than_an_episode_may_are_a_failure():
     chosen = ToolAgentSettings(tools=("calculator",), calls_at_once=1, episode_timeout=1e-9)
     agent = ToolAgent(chosen)
@@ -270,6 +282,59 @@ def test_worlds_under_way_are_closed_with_their_agent():
     assert Counting.open == before + 3
     agent.close()
     assert Counting.open == before
+
+
+class Returns:
+    """A world whose step returns what the test wants."""
+
+    given = None
+
+    def reset(self, row):
+        return WorldStep(row["messages"])
+
+    def step(self, message):
+        return Returns.given
+
+
+NO_STEPS = [
+    (None, "returned NoneType, not"), ({"done": True}, "returned dict, not"), (((), 1.0, True), "returned tuple, not"),
+    (WorldStep(reward=float("nan"), done=True), "reward is a finite number or None, this is 'nan'"),
+    (WorldStep(reward="1", done=True), "reward is"), (WorldStep(reward=10**400, done=True), "reward is a finite"),
+    (WorldStep(done=True, outcome=float("inf")), "outcome is"), (WorldStep(done=True, outcome="1"), "outcome is"),
+    (WorldStep(done=True, outcome=[1.0]), "outcome is"), (WorldStep(done=True, outcome=Failure), "outcome is"),
+    (WorldStep(reward=1.0, done="no"), "done is True or False"), (WorldStep("hello"), "a chat message needs role"),
+    (WorldStep(PROMPTS[0].messages, state=["a"]), "state is"), (WorldStep(state=0, done=True), "state is"),
+]  # fmt: skip
+
+
+@cases("given, words", NO_STEPS)
+def test_a_world_that_returns_no_step_is_a_failure_that_says_so(given, words):
+    chosen = OwnAgentSettings(type="test_agent_conversations:Returns", max_turns=2)
+    Returns.given = given
+    (one,) = loop_of(says("1", "1"), agent_of(chosen, temperature=1.0), chosen).lead(PROMPTS[:1], root=1)
+    assert one.failure is not None
+    assert one.failure.reason == "agent_error"
+    assert one.failure.detail.startswith("test_agent_conversations:Returns: step")
+    assert words in one.failure.detail
+
+
+def test_numbers_of_a_world_may_be_those_of_numpy():
+    found = checked_step(WorldStep(reward=np.float32(0.5), done=np.bool_(True), outcome=np.int64(1)))
+    assert found == WorldStep(reward=0.5, done=True, outcome=1.0)
+    assert (type(found.reward), type(found.outcome)) == (float, float)
+
+
+def test_a_world_that_cannot_be_made_is_a_failure_of_its_conversation():
+    chosen, agent = world(broken="made")
+    first, second = loop_of(says("1", "1"), agent, chosen).lead(PROMPTS[:2], root=1)
+    assert first.failure is None
+    assert second.failure.reason == "agent_error"
+    assert "no server" in second.failure.detail
+
+
+def test_a_world_that_cannot_be_closed_is_refused_before_the_run():
+    with pytest.raises(ConfigError, match="close of agent_parts:Counting raised: RuntimeError: stays open"):
+        check_agent_here(OwnAgentSettings(type="agent_parts:Counting", params={"broken": "close"}))
 
 
 def test_a_world_that_is_cut_off_is_not_solved():

@@ -1,6 +1,8 @@
 """Programs that lead conversations, and the endpoint that they call."""
 
 import json
+import os
+import signal
 import sys
 import threading
 from http.client import HTTPConnection
@@ -10,7 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from agent_parts import Says
-from guerdon.collect.command_agent import CommandAgent, last_object, result_of
+from guerdon.collect.agents import Moment, check_agent_here
+from guerdon.collect.command_agent import CommandAgent, Output, result_of
 from guerdon.collect.conversations import ConversationLoop, agent_of
 from guerdon.collect.endpoint import MODEL, Endpoint
 from guerdon.policies.batches.dialogues import Reply
@@ -20,7 +23,7 @@ from guerdon.processes.progress import log_once
 from guerdon.settings.agent import CommandAgentSettings
 from guerdon.settings.data import FilesDataSettings
 from guerdon.tasks.prompts import Prompt
-from tables import cases
+from tables import cases, refuses
 
 PROGRAM = str(Path(__file__).parent.parent / "agent_program.py")
 TOKENIZER = byte_tokenizer()
@@ -67,12 +70,24 @@ def test_how_programs_end(how, given, reason, truncated):
         assert one.failure.detail == "exit status 1: broken on purpose"
 
 
+def test_a_script_that_cannot_be_executed_is_said_to_need_its_interpreter(tmp_path):
+    script = tmp_path / "agent.py"
+    script.write_text("print(1)")
+    for program, words in ((str(script), "cannot be executed: write its interpreter"), (str(tmp_path), "no program")):
+        with refuses("agent.command", words):
+            check_agent_here(CommandAgentSettings(command=(program,)))
+
+
 RESULTS = [
-    ({"reward": 1}, (1.0, None, None)), ({"reward": None}, (None, None, None)),
+    ({"reward": 1}, (1.0, None, None)), ({"success": True}, (None, None, True)),
     ({"reward": 0, "rewards": [1, None], "success": True}, (0.0, (1.0, None), True)),
+    ({"reward": None, "rewards": [1, 0]}, (None, (1.0, 0.0), None)),
+    ({"reward": None}, "no_reward: the program says that its reward is not known"),
     ({"error": "no"}, "agent_error: no"), ({"rewards": [1]}, "not one for each of 2 calls"),
-    ({"reward": True}, "not all numbers"), ({"reward": float("nan")}, "not all numbers"),
-    ({"success": 1}, "its success is not"),
+    ({"reward": True}, "not all finite numbers"), ({"reward": float("nan")}, "not all finite numbers"),
+    ({"reward": 10**400}, "not all finite numbers"), ({"rewards": [10**400, 1]}, "not all finite numbers"),
+    ({"success": 1}, "its success is not"), ({}, "but nothing"),
+    ({"rewrad": 1}, "it has none of reward, rewards, success, error, but 'rewrad'"),
 ]  # fmt: skip
 
 
@@ -85,9 +100,41 @@ def test_results_of_programs(result, expected):
         assert (found.outcome, found.rewards, found.success) == expected
 
 
+def test_after_a_limit_an_error_or_an_unknown_reward_is_no_failure():
+    assert result_of({"error": "full"}, 2, cut_off=True) == Moment()
+    assert result_of({"error": "full", "reward": 0.5}, 2, cut_off=True) == Moment(outcome=0.5)
+    assert result_of({"reward": None}, 2, cut_off=True) == Moment()
+
+
+LONG = b'{"note": "' + b"x" * (17 << 20) + b'"}'
+OUTPUTS = [
+    ([b'{"a": 1}\nnoise\n[1]\n{"b": \n'], {"a": 1}), ([b"nothing"], None), ([b'{"a', b'": 1}'], {"a": 1}),
+    (['{"a": "\u2028\x85\x0b"}'.encode().replace(b"\x0b", b"\\u000b")], {"a": "\u2028\x85\x0b"}),
+    ([b'{"a": 1}\n', *[b"noise " * 1000] * 500, b"\n"], {"a": 1}), ([b'{"a": "\xff"}\r\n'], {"a": "\ufffd"}),
+    ([b'{"a": 1}\n', LONG], "longer than 16 MiB"), ([LONG, b'\n{"a": 1}'], {"a": 1}), ([LONG[1:]], None),
+]  # fmt: skip
+
+
 def test_the_last_object_of_an_output():
-    assert last_object('{"a": 1}\nnoise\n[1]\n{"b": \n') == {"a": 1}
-    assert last_object("nothing") is None
+    for pieces, expected in OUTPUTS:
+        output = Output()
+        for piece in pieces:
+            output.add(piece)
+        output.close()
+        found = output.problem if isinstance(expected, str) else output.result
+        assert expected in found if isinstance(expected, str) else found == expected, pieces[0][:40]
+
+
+def test_what_a_program_leaves_in_a_session_of_its_own_does_not_delay_its_result(tmp_path, monkeypatch):
+    monkeypatch.setenv("LEFT", str(tmp_path / "left"))
+    (one,), _ = lead("leaves", lambda prompt, u: "1", episode_timeout=30.0)
+    os.kill(int((tmp_path / "left").read_text()), signal.SIGKILL)
+    assert (one.outcome, one.failure) == (0.5, None)
+
+
+def test_rewards_that_are_all_unknown_are_not_those_of_the_verifier():
+    (one,), _ = lead("unknown", lambda prompt, u: "1")
+    assert ([call.reward for call in one.calls], one.outcome, one.paid) == ([None], None, True)
 
 
 @pytest.fixture
@@ -119,7 +166,9 @@ REFUSED = [
     (b"{", 400, "not JSON"), (b"[]", 400, "JSON object"), ({}, 400, "messages"),
     ({"messages": USER, "n": 2}, 400, "n above 1"), ({"messages": PICTURE}, 400, "not of type 'image_url'"),
     ({"messages": USER, "response_format": {"type": "json_object"}}, 400, "response_format"),
-    ({"messages": USER, "stop": 3}, 400, "stop is a text"), ({"messages": USER, "max_tokens": 0}, 400, "above 0"),
+    ({"messages": USER, "stop": 3}, 400, "stop is a text"),
+    ({"messages": USER, "stream": True, "stream_options": "usage"}, 400, "stream_options is"),
+    ({"messages": USER, "max_tokens": 0}, 400, "above 0"),
 ]  # fmt: skip
 
 
@@ -129,7 +178,8 @@ def test_requests_that_are_refused(line):
         found = post(at, key, body)
         assert found[0] == status, (body, found)
         assert words in json.loads(found[1])["error"]["message"], (body, found)
-    assert post(at, "sk-wrong", {"messages": USER})[0] == 401
+    for wrong in ("sk-wrong", "sk-\xe9"):
+        assert post(at, wrong, {"messages": USER})[0] == 401
     assert post(at._replace(path="/other/v1"), key, {"messages": USER})[0] == 404
 
 
@@ -150,6 +200,14 @@ def test_a_request_that_is_too_large_is_not_read(line):
     _, at, key = line
     status, text = send(at, key, "POST", "/chat/completions", None, **{"Content-Length": str((64 << 20) + 1)})
     assert (status, json.loads(text)["error"]["message"]) == (413, "the request is too large")
+
+
+def test_a_request_whose_length_is_not_known_is_not_read(line):
+    _, at, key = line
+    for headers in ({"Content-Length": "abc"}, {"Content-Length": "-5"}, {"Transfer-Encoding": "chunked"}):
+        status, text = send(at, key, "POST", "/chat/completions", None, **headers)
+        assert status == 411, headers
+        assert "needs a Content-Length" in json.loads(text)["error"]["message"], headers
 
 
 def waiting(endpoint, count):

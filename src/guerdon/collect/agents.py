@@ -14,17 +14,17 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from shutil import which
 from typing import Any, NamedTuple, Protocol
 
 from guerdon.errors import ConfigError, DataError, GuerdonError, boundary
 from guerdon.policies.batches.dialogues import Reply
-from guerdon.reading.chats import chat_messages, tool_schemas
 from guerdon.settings.agent import AGENTS, AgentSettings, CommandAgentSettings, OwnAgentSettings, ToolAgentSettings
 from guerdon.tasks.prompts import Prompt
 from guerdon.tasks.tools import ToolResult, Tools, schemas_of
 from guerdon.types import Failure, Message, Tool
-from guerdon.worlds.messages import MessageWorld, WorldStep, calls_of, close_world, result_of
+from guerdon.worlds.messages import MessageWorld, WorldStep, calls_of, checked_step, close_world, result_of
 
 
 class Request(NamedTuple):
@@ -184,8 +184,16 @@ class WorldAgent:
         s = self._settings
         self._seconds = dict.fromkeys(rows, 0.0)
         self._said, self._tools = dict.fromkeys(rows, ()), dict.fromkeys(rows, ())
-        self._worlds = dict(zip(rows, AGENTS.build_many(len(rows), s.type, s.params, object), strict=True))
-        return {number: self._after(number, "reset", row_of(prompt)) for number, prompt in rows.items()}
+        make = AGENTS.maker(s.type, s.params, object)
+        moments = {}
+        for number, prompt in rows.items():
+            try:
+                self._worlds[number] = make()
+            except GuerdonError as error:
+                moments[number] = Moment(outcome=Failure("agent_error", str(error)))
+            else:
+                moments[number] = self._after(number, "reset", row_of(prompt))
+        return moments
 
     def read(self, replies: Replies) -> dict[int, Moment]:
         """Step the worlds."""
@@ -227,26 +235,25 @@ class WorldAgent:
 
     def _moment_after(self, number: int, method: str, given: Any) -> Moment:
         begun = time.monotonic()
+        what = f"{self._settings.type}: {method}"
         try:
-            with boundary(DataError, f"{self._settings.type}: {method} raised"):
-                step: WorldStep = getattr(self._worlds[number], method)(given)
-                new = chat_messages(list(step.messages)) if step.messages else ()
-                reward = None if step.reward is None else float(step.reward)
-                if step.tools is not None:
-                    self._tools[number] = tool_schemas(list(step.tools))
+            with boundary(DataError, f"{what} raised"):
+                step = checked_step(getattr(self._worlds[number], method)(given))
         except GuerdonError as error:
-            return Moment(outcome=Failure("agent_error", str(error)))
+            why = str(error)
+            return Moment(outcome=Failure("agent_error", why if why.startswith(what) else f"{what}: {why}"))
         self._seconds[number] += time.monotonic() - begun
         self._last[number] = step
+        self._tools[number] = self._tools[number] if step.tools is None else step.tools
         if self._seconds[number] > self._settings.episode_timeout:
             limit = self._settings.episode_timeout
             return Moment(outcome=Failure("agent_timeout", f"the world took more than {limit:g} s"))
-        self._said[number] = (*self._said[number], *new)
+        self._said[number] = (*self._said[number], *step.messages)
         if not step.done:
-            return Moment((Request(self._said[number], self._tools[number]),), reward, state=step.state)
+            return Moment((Request(self._said[number], self._tools[number]),), step.reward, state=step.state)
         no_outcome = Failure("no_reward", "the world ended without an outcome")
-        outcome = step.outcome if step.outcome is not None or reward is not None else no_outcome
-        return Moment(reward=reward, outcome=outcome)
+        outcome = step.outcome if step.outcome is not None or step.reward is not None else no_outcome
+        return Moment(reward=step.reward, outcome=outcome)
 
 
 def row_of(prompt: Prompt) -> dict[str, Any]:
@@ -273,8 +280,13 @@ def check_agent_here(settings: AgentSettings | None) -> None:
         if absent:
             why = f"what {settings.type} returns is not a world: it has no method {absent[0]}"
             raise ConfigError(f"agent.type: {why}", key="agent.type")
-        close_world(world)
+        with boundary(ConfigError, f"agent.type: close of {settings.type} raised", key="agent.type"):
+            close_world(world)
     if isinstance(settings, ToolAgentSettings):
         schemas_of(settings.tools)
     if isinstance(settings, CommandAgentSettings) and which(settings.command[0]) is None:
-        raise ConfigError(f"agent.command: there is no program {settings.command[0]!r}", key="agent.command")
+        program = settings.command[0]
+        if Path(program).is_file():
+            why = f"{program} cannot be executed: write its interpreter in front, such as [python, {program}]"
+            raise ConfigError(f"agent.command: {why}", key="agent.command")
+        raise ConfigError(f"agent.command: there is no program {program!r}", key="agent.command")

@@ -21,6 +21,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 from typing import IO, Any
 
 from guerdon.collect.agents import Moment, Replies, row_of
@@ -29,8 +30,46 @@ from guerdon.settings.agent import CommandAgentSettings
 from guerdon.tasks.prompts import Prompt
 from guerdon.types import Failure
 
-_KEPT = 1 << 20  # bytes at the end of a program's output
+_LONGEST = 16 << 20  # bytes of a line that is a result
 _SAID = 300  # characters of its error output in a failure
+_FIELDS = ("reward", "rewards", "success", "error")  # of a result
+
+
+class Output:
+    """The result in a program's output: its last line that is a JSON object. Lines end with a line feed alone.
+
+    Attributes:
+        result: so far; None: there is none.
+        problem: a later line begins like a result, and is too long to be read; empty: none is.
+    """
+
+    def __init__(self) -> None:
+        self.result: dict[str, Any] | None = None
+        self.problem = ""
+        self._line = bytearray()
+
+    def add(self, piece: bytes) -> None:
+        """Take in more of the output."""
+        *ends, rest = piece.split(b"\n")
+        for end in ends:
+            self._extend(end)
+            self.close()
+        self._extend(rest)
+
+    def close(self) -> None:
+        """Take in the end of a line."""
+        line, self._line = bytes(self._line), bytearray()
+        if not line.lstrip().startswith(b"{"):
+            return
+        if len(line) > _LONGEST:
+            self.result, self.problem = None, f"a line of its output is longer than {_LONGEST >> 20} MiB"
+            return
+        with suppress(ValueError, RecursionError):
+            found = json.loads(line.decode("utf-8", "replace"))
+            self.result, self.problem = found, ""
+
+    def _extend(self, more: bytes) -> None:
+        self._line += more[: _LONGEST + 1 - len(self._line)]
 
 
 @dataclass(eq=False)
@@ -40,7 +79,7 @@ class _Program:
     Attributes:
         process: of it.
         errors: its error output.
-        output: the end of its output, once it has ended.
+        output: the result in its output.
         seconds: that it ran up to the last request, without waiting for the model.
         since: when it went on.
         asked: requests that wait.
@@ -52,7 +91,7 @@ class _Program:
 
     process: subprocess.Popen[bytes]
     errors: IO[bytes]
-    output: bytes = b""
+    output: Output = field(default_factory=Output)
     seconds: float = 0.0
     since: float = field(default_factory=time.monotonic)
     asked: list[Waiting] = field(default_factory=list)
@@ -137,17 +176,23 @@ class CommandAgent:
         process = program.process
         assert process.stdin is not None
         assert process.stdout is not None
-        threading.Thread(target=_end_group, args=(process,), name="guerdon.agent.end", daemon=True).start()
+        ended, ends = os.pipe()
+        threading.Thread(target=_end_group, args=(process, ends), name="guerdon.agent.end", daemon=True).start()
         with suppress(OSError):  # it may not read its row
             process.stdin.write(line)
             process.stdin.close()
-        output = bytearray()
-        while piece := process.stdout.read1(1 << 16):  # type: ignore[attr-defined]
-            output += piece
-            del output[:-_KEPT]
+        output = process.stdout.fileno()
+        while output in wait([output, ended]):  # what a program leaves behind may keep its output open
+            piece = os.read(output, 1 << 16)
+            if not piece:
+                break
+            program.output.add(piece)
+        program.output.close()
+        process.stdout.close()
         process.wait()
+        os.close(ended)
         with self._changed:
-            program.output, program.ended = bytes(output), True
+            program.ended = True
             self._changed.notify_all()
 
     def _moments(self, numbers: list[int]) -> dict[int, Moment]:
@@ -190,44 +235,36 @@ class CommandAgent:
         if program.late:
             limit = self._settings.episode_timeout
             return Moment(outcome=Failure("agent_timeout", f"the program took more than {limit:g} s"))
-        result = last_object(program.output.decode("utf-8", "replace"))
         program.errors.seek(max(0, program.errors.seek(0, os.SEEK_END) - 4096))
         said = " ".join(program.errors.read().decode("utf-8", "replace").split())[-_SAID:]
         program.errors.close()
-        if result is not None and not (program.refused and result.get("error") is not None):
-            return result_of(result, program.calls)
+        if program.output.result is not None:
+            return result_of(program.output.result, program.calls, cut_off=program.refused)
+        if program.output.problem:
+            return Moment(outcome=Failure("agent_error", program.output.problem))
         status = program.process.returncode
         if status == 0 or program.refused:  # a limit, which the model reached, is no failure of the program
             return Moment()
         return Moment(outcome=Failure("agent_exit", f"exit status {status}: {said}"))
 
 
-def last_object(output: str) -> dict[str, Any] | None:
-    """The last line of an output that is a JSON object."""
-    for line in reversed(output.splitlines()):
-        if line.strip().startswith("{"):
-            try:
-                found = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(found, dict):
-                return found
-    return None
-
-
-def result_of(result: Mapping[str, Any], calls: int) -> Moment:
+def result_of(result: Mapping[str, Any], calls: int, *, cut_off: bool = False) -> Moment:
     """What a program's result says: `reward`, `rewards` of each call, `success`, `error`.
 
     Args:
         result: of the program.
         calls: that it made.
+        cut_off: its last request was refused for lack of room or turns, which the model can cause: an error, or a
+            reward that is not known, is then no failure.
     """
-    if result.get("error") is not None:
+    if result.get("error") is not None and not cut_off:
         return Moment(outcome=Failure("agent_error", str(result["error"])[:_SAID]))
     problem = _problem_of(result, calls)
     if problem:
         return Moment(outcome=Failure("agent_error", f"the result of the program is wrong: {problem}"))
     reward, rewards = result.get("reward"), result.get("rewards")
+    if reward is None and rewards is None and "reward" in result and not cut_off:
+        return Moment(outcome=Failure("no_reward", "the program says that its reward is not known"))
     paid: tuple[float | None, ...] | None = None
     if rewards is not None:
         paid = tuple(None if value is None else float(value) for value in rewards)
@@ -237,9 +274,11 @@ def result_of(result: Mapping[str, Any], calls: int) -> Moment:
 def _problem_of(result: Mapping[str, Any], calls: int) -> str:
     """What is wrong with the fields of a result; empty where nothing is."""
     rewards, success = result.get("rewards"), result.get("success")
+    if not any(name in result for name in _FIELDS):
+        return f"it has none of {', '.join(_FIELDS)}, but {', '.join(map(repr, list(result)[:4])) or 'nothing'}"
     values = [result.get("reward"), *(rewards if isinstance(rewards, list) else ())]
     if not all(value is None or _is_number(value) for value in values):
-        return "its rewards are not all numbers or null"
+        return "its rewards are not all finite numbers or null"
     if rewards is not None and (not isinstance(rewards, list) or len(rewards) != calls):
         return f"its rewards are not one for each of {calls} calls"
     if success is not None and not isinstance(success, bool):
@@ -248,7 +287,12 @@ def _problem_of(result: Mapping[str, Any], calls: int) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        return False
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -258,8 +302,9 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Wait for the end of a program, and end what it left behind; its number is free only after that."""
+def _end_group(process: subprocess.Popen[bytes], ends: int) -> None:
+    """Wait for the end of a program, end what it left behind, and close `ends`; its number is free only after that."""
     with suppress(ChildProcessError):
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         _kill(process)
+    os.close(ends)

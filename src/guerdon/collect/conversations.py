@@ -140,7 +140,7 @@ class _Live:
             tuple(self.calls),
             None if isinstance(found, Failure) else found,
             self.moment.success,
-            paid=any(call.reward is not None for call in self.calls),
+            paid=self.moment.rewards is not None or any(call.reward is not None for call in self.calls),
             failure=failure,
             truncated=cut,
             contexts=len(self.transcripts),

@@ -155,7 +155,7 @@ class Endpoint:
         line = self._lines.get(name)
         if line is None:
             raise RequestRefusedError("there is no such conversation, or it has ended", "not_found", 404)
-        if not hmac.compare_digest(line.key, key):
+        if not hmac.compare_digest(line.key.encode(), key.encode()):
             raise RequestRefusedError("the key is not that of this conversation", "invalid_api_key", 401)
         return line
 
@@ -185,6 +185,8 @@ class Endpoint:
             tools = tool_schemas(given.get("tools"))
         except DataError as error:
             raise RequestRefusedError(str(error)) from error
+        if not isinstance(given.get("stream_options") or {}, dict):
+            raise RequestRefusedError("stream_options is a JSON object")
         choice = given.get("tool_choice")
         if choice == "none":
             tools = ()
@@ -244,12 +246,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """A completion of a chat."""
-        size = int(self.headers.get("Content-Length") or 0)
-        if size > _MOST_BYTES:
+        length = self.headers.get("Content-Length") or ""
+        refused = None
+        if not (length.isascii() and length.isdigit()) or self.headers.get("Transfer-Encoding"):
+            refused = RequestRefusedError("the request needs a Content-Length, and no Transfer-Encoding", status=411)
+        elif int(length[:20]) > _MOST_BYTES:
+            refused = RequestRefusedError("the request is too large", status=413)
+        if refused is not None:
             self.close_connection = True
-            self._send(RequestRefusedError("the request is too large", status=413).body, 413)
+            self._send(refused.body, refused.status)
             return
-        body = self.rfile.read(size)
+        body = self.rfile.read(int(length))
         name, _, rest = self.path.lstrip("/").partition("/")
         endpoint = self.server.endpoint
         try:

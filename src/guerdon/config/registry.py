@@ -148,27 +148,27 @@ class Registry:
         Raises:
             ConfigError: as `check` does; or the factory raised, or returned something else.
         """
-        (made,) = self.build_many(1, name, params, kind, **offered)
-        return made
+        return self.maker(name, params, kind, **offered)()
 
-    def build_many(
-        self, count: int, name: str, params: Mapping[str, Any], kind: type | tuple[type, ...], **offered: Any
-    ) -> list[Any]:
-        """Call a user's factory `count` times, each with arguments of its own; they are checked once. See `build`."""
+    def maker(
+        self, name: str, params: Mapping[str, Any], kind: type | tuple[type, ...], **offered: Any
+    ) -> Callable[[], Any]:
+        """What calls a user's factory, each time with arguments of its own; they are checked once. See `build`."""
         arguments = self.check(name, params)
         factory = self.factory(name)
         wanted = parameters_of(factory) or {}
         given = {key: value for key, value in offered.items() if key in wanted}
-        found = []
-        for _ in range(count):
+
+        def make() -> Any:
             with boundary(ConfigError, f"the {self.kind} {name} raised"), users_modules():
                 made = factory(**deepcopy(arguments), **given)
             if not isinstance(made, kind):
                 names = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
                 what = f"returned a {type(made).__name__}, which is not a {names}"
                 raise ConfigError(f"the {self.kind} {name} {what}: docs/extend.md shows what it must have")
-            found.append(made)
-        return found
+            return made
+
+        return make
 
 
 def parameters_of(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:

@@ -152,6 +152,7 @@ class SubprocessWorker:
         description: of the process, for the error message.
         pass_files: open a socket for files; its descriptor becomes the last argument of the command.
         environment: all variables that it gets; None: `plain_environment()`.
+        group: `kill` ends the processes that it started, too.
 
     Raises:
         MissingDependencyError: it does not start.
@@ -165,7 +166,9 @@ class SubprocessWorker:
         description: str = "process",
         pass_files: bool = False,
         environment: Mapping[str, str] | None = None,
+        group: bool = False,
     ) -> None:
+        self._group = group
         self._socket: socket.socket | None = None
         theirs: socket.socket | None = None
         by_hand = " ".join([*command, "-"] if pass_files else command)
@@ -179,6 +182,7 @@ class SubprocessWorker:
             stderr=subprocess.DEVNULL,
             bufsize=0,
             pass_fds=() if theirs is None else (theirs.fileno(),),
+            process_group=0 if group else None,
             environment=plain_environment() if environment is None else environment,
         )
         if theirs is not None:
@@ -255,6 +259,9 @@ class SubprocessWorker:
 
     def kill(self) -> None:
         """End the process, whatever it is doing."""
+        if self._group and self.process.returncode is None:  # until it is waited for, its number is no other group's
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()
         self.process.wait()
         self._requests.close()
@@ -377,14 +384,19 @@ def answer_requests(
         prepare: called before the process says that it is ready.
     """
     end_with_parent()
-    with os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1) as replies:
+    with (
+        os.fdopen(os.dup(0), encoding="utf-8") as requests,
+        os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1) as replies,
+        open(os.devnull, "rb") as nothing,
+    ):
+        os.dup2(nothing.fileno(), 0)  # whatever a library, or a program that it starts, reads must not be a request
         os.dup2(2, 1)  # whatever a library prints must not look like a reply
         logging.disable(logging.CRITICAL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles an interrupt; its end closes the pipe
         if prepare is not None:
             prepare()
         replies.write('{"ready": true}\n')
-        for line in sys.stdin:
+        for line in requests:
             signal.setitimer(signal.ITIMER_REAL, alarm)
             signal.setitimer(signal.ITIMER_PROF, processor)
             reply = answer(json.loads(line))

@@ -11,6 +11,7 @@ process died, ran out of time, or the tool itself raised `ToolFailure`. A call i
 from __future__ import annotations
 
 import ast
+import enum
 import inspect
 import json
 import math
@@ -18,7 +19,8 @@ import operator
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from contextlib import suppress
+from typing import Any, NamedTuple, Self, get_args, get_type_hints
 
 from guerdon.errors import (
     ConfigError,
@@ -36,6 +38,7 @@ from guerdon.processes.subprocess_worker import (
     WorkerTimeoutError,
     answer_requests,
 )
+from guerdon.reading.chats import LoneSurrogateError, check_characters
 from guerdon.settings.agent import TOOLS
 from guerdon.tasks.code.code_tests import Sandbox, check_isolation
 from guerdon.types import Failure, Tool
@@ -81,12 +84,41 @@ def schema_of(name: str) -> Tool:
             "arguments are",
             key="agent.tools",
         )
+    unusable = _unusable(function)
+    if unusable:
+        raise ConfigError(f"agent.tools: {name} {unusable}", key="agent.tools")
     with boundary(
         ConfigError, f"agent.tools: {name} has no types or no description of its arguments", key="agent.tools"
     ):
         found: Tool = get_json_schema(function)
     found["function"].pop("return", None)
     return found
+
+
+def _unusable(function: Callable[..., Any]) -> str:
+    """Why a function cannot be called with JSON values by name, or returns no value; empty where it can be."""
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        return "is async: name a plain function, which calls asyncio.run"
+    if inspect.isgeneratorfunction(function):
+        return "yields its results: name a function that returns them, for example as a list"
+    with suppress(TypeError, ValueError):  # of a builtin that has no signature
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                return f"has the argument {str(parameter).split(':')[0]!r}, which a call cannot give by name"
+            if parameter.name in ("self", "cls"):
+                return f"has the argument {parameter.name!r}: name a function, or a method of an object"
+    with suppress(Exception):  # types that do not exist are reported with the schema
+        hints = {name: hint for name, hint in get_type_hints(function).items() if name != "return"}
+        for name, hint in hints.items():
+            for one in _enums(hint):
+                return f"takes a {one.__name__} as {name!r}, and a call has JSON values: take typing.Literal"
+    return ""
+
+
+def _enums(hint: Any) -> list[type]:
+    """The enumerations in a type whose members are no text and no number, which JSON values are not equal to."""
+    own = isinstance(hint, type) and issubclass(hint, enum.Enum) and not issubclass(hint, str | int | float)
+    return [*([hint] if own else ()), *(one for part in get_args(hint) for one in _enums(part))]
 
 
 def schemas_of(names: Sequence[str]) -> tuple[Tool, ...]:
@@ -131,6 +163,7 @@ class Tools:
             once=True,
             start_seconds=_START_SECONDS,
             description="process of tools",
+            group=True,
             environment={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
 
@@ -157,6 +190,10 @@ class Tools:
             return ToolResult("", Failure("tool_died", f"the process of {name} ended"))
         if "failure" in reply:
             return ToolResult("", Failure("tool_failure", f"{name}: {reply['failure']}"))
+        try:
+            check_characters(str(reply["text"]))
+        except LoneSurrogateError as error:  # which no tokenizer reads; as an exception of the tool
+            return ToolResult(f"error: the result of {name} cannot be read: {error}")
         return ToolResult(str(reply["text"]))
 
     def close(self) -> None:
@@ -200,6 +237,8 @@ def calculator(expression: str) -> str:
         value = _value_of(tree.body)
         if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
             value = int(value)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError("the result is too large")
         return str(value)
     except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError) as error:
         return f"error: {error}"

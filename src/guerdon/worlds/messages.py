@@ -7,9 +7,14 @@ step.messages, step.reward, step.done, step.outcome
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
+from guerdon.errors import DataError
+from guerdon.reading.chats import chat_messages, tool_schemas
 from guerdon.types import Failure, Message, Tool
 
 
@@ -51,6 +56,42 @@ class MessageWorld(Protocol):
                 all calls of the message.
         """
         ...
+
+
+def checked_step(given: Any) -> WorldStep:
+    """What a world returned, with messages and tools in one form and plain numbers.
+
+    Args:
+        given: by `reset` or `step` of a world.
+
+    Raises:
+        DataError: it is no `WorldStep`, or one of its fields is not of its type, or not finite.
+    """
+    if not isinstance(given, WorldStep):
+        raise DataError(f"returned {type(given).__name__}, not a guerdon.WorldStep")
+    if not isinstance(given.done, bool | np.bool_):
+        raise DataError(f"done is True or False, this is {str(given.done)[:80]!r}")
+    if given.state is not None and not isinstance(given.state, str):
+        raise DataError(f"state is a text or None, this is {str(given.state)[:80]!r}")
+    outcome = given.outcome
+    return given._replace(
+        messages=chat_messages(list(given.messages)) if given.messages else (),
+        reward=_number(given.reward, "reward"),
+        done=bool(given.done),
+        outcome=outcome if isinstance(outcome, Failure) else _number(outcome, "outcome"),
+        tools=None if given.tools is None else tool_schemas(list(given.tools)),
+    )
+
+
+def _number(value: Any, name: str) -> float | None:
+    """A field that is a finite number or None."""
+    try:
+        found = None if value is None else math.nan if isinstance(value, str | bytes) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        found = math.nan
+    if found is not None and not math.isfinite(found):
+        raise DataError(f"{name} is a finite number or None, this is {str(value)[:80]!r}")
+    return found
 
 
 def close_world(world: Any) -> None:

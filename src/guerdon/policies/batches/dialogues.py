@@ -36,7 +36,7 @@ from guerdon.policies.batches.tokens import (
     token_ends,
 )
 from guerdon.policies.pretrained.response_template import check_response_template, read_by_template
-from guerdon.reading.chats import ChatError, turn_text
+from guerdon.reading.chats import ChatError, LoneSurrogateError, check_characters, turn_text
 from guerdon.types import IntArray, Message, Tool
 
 Grammar = Literal["hermes", "llama"]
@@ -433,4 +433,8 @@ def _checked_call(found: Any) -> dict[str, Any] | str:
     arguments = found.get("arguments", found.get("parameters", {}))
     if not isinstance(arguments, dict):
         return f"the arguments of {found['name'][:40]!r} are not a JSON object"
+    try:
+        check_characters(json.dumps([found["name"], arguments], ensure_ascii=False))
+    except LoneSurrogateError as error:  # which JSON can express, and no tokenizer reads
+        return f"a call cannot be read: {error}"
     return {"name": found["name"], "arguments": arguments}
