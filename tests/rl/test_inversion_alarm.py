@@ -53,6 +53,32 @@ def test_moments_from_the_first_success_on_are_compared_with_those_before(values
     assert row["success_auroc/rm"] == (None if wanted is None else 1 - wanted)
 
 
+@pytest.mark.parametrize(
+    ("known", "wanted"),
+    [
+        ([1, 1, 0, 1, 1, 1], 0.5),  # before: 3, 1; at the third step it may have succeeded, and so before the fourth
+        ([0, 0, 0, 0, 1, 1], None),  # success is reported at the end alone
+        ([1, 1, 1, 1, 1, 0], 0.5),
+    ],
+)
+def test_moments_of_which_it_is_not_known_whether_success_was_before_do_not_count(known, wanted):
+    """Also where a rollout ends and a state is stored in between."""
+    values, success, done = [3, 1, 9, 9, 2, 2], [0, 0, 0, 0, 1, 0], [0, 0, 0, 0, 0, 1]
+    if known[2]:
+        values = [3, 1, 3, 1, 2, 2]
+    for cut in range(1, 6):
+        keeping, rows = stats_of(), []
+        for part in (slice(cut), slice(cut, None)):
+            rollout, *more = happened(values[part], success[part], done[part])
+            rollout.success_known[0] = np.array(known[part], np.bool_)
+            rows += keeping.add(rollout, *more)
+            other = stats_of()
+            other.load_state_dict(json.loads(json.dumps(keeping.state_dict())))
+            keeping = other
+        (row,) = rows
+        assert row["success_auroc/rm"] == wanted
+
+
 def test_a_first_moment_and_a_missing_value_do_not_count():
     one = happened([1, 2, NAN, 7], [0, 1, 0, 0], [0, 1, 0, 0], first=[(-1, 9.0), (1, 9.0)])
     keeping = stats_of()
