@@ -68,11 +68,20 @@ SETTINGS = [
     (
         {
             "reward": {
-                "use_reward_model": True, "combine_mode": "weighted",
+                "use_reward_model": True, "combine_mode": "weighted", "env_reward_weight": 0.5,
                 "sources": {"near": {**SOURCE, "reward_weight_schedule": "success"}},
             }
         },
         words.FALLING,
+    ),
+    (
+        {
+            "reward": {
+                "use_reward_model": True, "combine_mode": "weighted", "env_reward_weight": 0.0,
+                "sources": {"near": SOURCE},
+            }
+        },
+        words.LEARNED,
     ),
     ({"algorithm": {"bc_weight": 0.4}}, f"{words.NATIVE}, with cloning"),
     ({"algorithm": {"bc_weight": 0.0}, "policy": {"checkpoint": None}}, words.NATIVE),

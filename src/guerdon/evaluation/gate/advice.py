@@ -138,7 +138,7 @@ def setting_of(config: Mapping[str, Any]) -> str:
     native = DENSE if _part(config, "env").get("native_reward") == "dense" else NATIVE
     if not reward.get("use_reward_model"):
         name = native
-    elif reward.get("combine_mode") == "replace":
+    elif reward.get("combine_mode") != "add" and not reward.get("env_reward_weight"):
         name = LEARNED
     else:
         sources = _part(reward, "sources").values()
