@@ -182,9 +182,12 @@ class ResNetModelSettings(_ImageModelSettings):
 
     @model_validator(mode="after")
     def _has_positives(self) -> Self:
-        if self.labeler == "adversarial" and not self.update_params.replay_ratio:
+        size, share = self.update_params.batch_size, self.update_params.replay_ratio
+        if self.labeler == "adversarial" and min(round(size * share), size - 1) < 2:
             raise ConfigError.about(
-                "labeler", "adversarial has its positives in the replay: replay_ratio must be above 0"
+                "labeler",
+                "adversarial has its positives in the replay, and half of what is drawn from it are positives: "
+                f"replay_ratio {share:g} of batch_size {size} draws fewer than 2 rows; set larger ones in update_params",
             )
         if (shares := self.demonstration_negatives + self.shuffled_goals) > 1:
             raise ConfigError.about(
