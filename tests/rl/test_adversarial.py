@@ -284,6 +284,8 @@ def test_it_has_defaults_of_its_own():
         with refuses("labeler"):
             ResNetModelSettings(**given, update_params=params)
     ResNetModelSettings(**given, update_params={"replay_ratio": 0.004})
+    with refuses("replay_size"):  # there is room for a row of success, and for one of none
+        ResNetModelSettings(**given, update_params={"replay_size": 1})
     with refuses("labeler"):
         ResNetModelSettings(checkpoint_path="x", labeler="adversarial")
 
