@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from guerdon.rl.episode_stats import FEWEST, EpisodeStats, SuccessOrder, inversion_alarm
+from guerdon.rl.episode_stats import FEWEST, NEWEST, OLDEST, EpisodeStats, SuccessOrder, inversion_alarm
 from guerdon.statistics.classification import auroc_within, mean_auroc
 from guerdon.types import RawScores, RewardInfo, Rewards, Rollout, Score
 from rl_clock import Reader, clock_study, lines, read_moment, reader_reward, start
@@ -136,6 +136,18 @@ def test_the_alarm_has_three_answers():
     assert inversion_alarm(mean_auroc(np.ones(12))) is False
     assert inversion_alarm(mean_auroc(np.full(12, 0.3))) is None, "equal numbers show no spread"
     assert SuccessOrder(2, cost=False).open == [([], []), ([], [])]
+
+
+def test_the_start_of_a_run_does_not_stand_in_for_the_newest_episodes():
+    """40 inverted episodes; then the reward is not measured any more, or nothing is before success."""
+    for later in (([NAN, NAN, NAN, 5], [0, 1, 0, 0]), ([1, 2, 3, 5], [1, 0, 0, 0])):
+        keeping = stats_of()
+        for n in range(NEWEST + OLDEST):
+            values, success = ([3, 1, 0, 2], [0, 1, 0, 0]) if n < OLDEST else later
+            rows = keeping.add(*happened(values, success, [0, 0, 0, 1]))
+            alarm, said = keeping.summary(rows)["inversion_alarm"], keeping.inversion()
+            known = FEWEST - 1 <= n <= NEWEST + OLDEST - 1 - FEWEST
+            assert (alarm, bool(said)) == ((1, True) if known else (None, False)), n
 
 
 class Count(Reader):

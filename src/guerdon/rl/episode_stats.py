@@ -219,8 +219,12 @@ class EpisodeStats:
         return ""
 
     def _success_auroc(self, name: str) -> Interval | None:
-        """Mean `success_auroc` of the newest episodes that have one; None where there are too few of them."""
-        known = [row[key] for row in self.finished if row.get(key := f"success_auroc/{name}") is not None]
+        """Mean `success_auroc` of the newest episodes that have one; None where there are too few of them.
+
+        The episodes of the start of the run, which are kept for the hacking alarm, do not stand in for newer ones.
+        """
+        rows = self.finished[-NEWEST:]
+        known = [row[key] for row in rows if row.get(key := f"success_auroc/{name}") is not None]
         return mean_auroc(known[-OLDEST:]) if len(known) >= FEWEST else None
 
     def failure_alarm(self) -> str:
