@@ -220,6 +220,8 @@ def test_what_the_demonstrations_do_not_have_is_refused_in_one_line(tmp_path):
         learner(demonstrations(tmp_path / "few", count=3), shuffled_goals=0.5)
     with pytest.raises(DataError, match=r"shuffled_episodes: .*3 successful episodes"):
         learner(tmp_path / "few", shuffled_episodes=True)
+    with pytest.raises(DataError, match=r"shuffled_episodes: .*no number of the state that only tells"):
+        learner(demonstrations(tmp_path / "bare"), shuffled_episodes=True)
     with refuses("demonstration_negatives"):
         ResNetModelSettings(
             checkpoint_path="x", update="before", replay_path="y", labeler="adversarial",

@@ -349,7 +349,7 @@ def _tell_apart_by_success(online: OnlineImageModel, settings: ResNetModelSettin
     if shuffled:
         online.contrast += ((_goals_shuffled(shown, path, seed), shuffled),)
     if settings.shuffled_episodes:
-        online.exchanged = _columns(shown, f"shuffled_episodes: replay_path {path}", seed).episode
+        online.exchanged = _telling_columns(shown, path, seed)
 
 
 class _Demonstration(NamedTuple):
@@ -395,6 +395,22 @@ def _columns(shown: Sequence[_Demonstration], where: str, seed: int) -> ColumnRo
     if isinstance(roles, Failure):
         raise DataError(f"{where}: {roles.detail}; leave the key out")
     return roles
+
+
+def _telling_columns(shown: Sequence[_Demonstration], path: str, seed: int) -> IntArray:
+    """Columns that only tell the demonstrations apart.
+
+    Raises:
+        DataError: there is none, or that cannot be told.
+    """
+    where = f"shuffled_episodes: replay_path {path}"
+    roles = _columns(shown, where, seed)
+    if not len(roles.episode):
+        doubt = f"; of {len(roles.undecided)} it cannot be told, so record more" if len(roles.undecided) else ""
+        raise DataError(
+            f"{where} shows no number of the state that only tells its demonstrations apart{doubt}; leave the key out"
+        )
+    return roles.episode
 
 
 def _goals_shuffled(shown: Sequence[_Demonstration], path: str, seed: int) -> FloatArray:
