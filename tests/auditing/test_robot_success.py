@@ -155,3 +155,18 @@ def test_what_is_needed_to_see_that_a_reward_falls_at_success():
     alike = replace(rows, truth_N=(steps >= 15) * 1.0, reward_N=np.where(steps == 20, -1.0, 0.0))
     assert "in each of 40 the probability is 0.47" in audit(alike).undecided["inversion"]
     assert "inversion" in found(replace(alike, reward_N=-alike.truth_N)), "Wilson's interval, where all are 0"
+
+
+def test_frames_before_which_success_may_have_been_are_left_out():
+    """The reward falls at frame 10, and success is not logged from there to its first report: that may be no fault."""
+    rows, at = lasting(count=80)
+    frame = rows.steps.frame_N
+    fell = replace(rows, reward_N=rows.reward_N - 2.0 * (frame >= 10))
+    assert "inversion" in found(fell)
+    silent = np.where((frame == 10) & (at == 0), np.nan, at)
+    before = found(replace(fell, truth_N=silent))["inversion"].interval
+    whole = found(fell)["inversion"].interval
+    assert before[1] < whole[0], "frames from 10 on are not among those before success"
+    assert "the log has 0" in audit(replace(fell, truth_N=np.where(at == 0, np.nan, at))).undecided["inversion"]
+    reset = replace(fell, truth_N=np.where(frame == 0, np.nan, at))
+    assert found(reset)["inversion"].interval[1] < 0.5, "what the reset shows is no report that is missing"

@@ -1,6 +1,7 @@
 """Outcomes of recordings that do not say them, from a file with the columns episode and success."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -107,6 +108,18 @@ def test_rows_that_are_marked_agree_with_the_file(recordings, tmp_path):
     assert [episode.success.any() for episode in read_episodes(marked, outcomes=again)] == [True, False] * 3
     with refuses("success", "itself says otherwise of episode 0"):
         list(read_episodes(marked, outcomes=read_outcomes(written(tmp_path, alternating("0", "1")))))
+
+
+def test_a_success_that_ended_again_or_lies_between_rows_agrees_with_the_file(recordings, tmp_path):
+    """A button that springs back: success is in the middle, and the last row is none."""
+    kept = {"whole": ([False, True, False, False, False], {}), "some": ([False] * 5, {"frame_every": 3})}
+    for name, (success, meta) in kept.items():
+        with EpisodeWriter(tmp_path / name, fps=10, camera="top") as writer:
+            for episode in read_episodes(recordings):
+                writer.add(replace(episode, success=np.array(success), outcome=True, meta=meta))
+        agrees = read_outcomes(written(tmp_path, alternating("1", "1")))
+        found = list(read_episodes(tmp_path / name, outcomes=agrees))
+        assert [(episode.outcome, episode.success.tolist()) for episode in found] == [(True, success)] * COUNT
 
 
 def test_a_model_is_trained_and_evaluated_with_them(recordings, tmp_path, monkeypatch):

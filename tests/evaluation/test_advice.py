@@ -68,11 +68,20 @@ SETTINGS = [
     (
         {
             "reward": {
-                "use_reward_model": True, "combine_mode": "weighted",
+                "use_reward_model": True, "combine_mode": "weighted", "env_reward_weight": 0.5,
                 "sources": {"near": {**SOURCE, "reward_weight_schedule": "success"}},
             }
         },
         words.FALLING,
+    ),
+    (
+        {
+            "reward": {
+                "use_reward_model": True, "combine_mode": "weighted", "env_reward_weight": 0.0,
+                "sources": {"near": SOURCE},
+            }
+        },
+        words.LEARNED,
     ),
     ({"algorithm": {"bc_weight": 0.4}}, f"{words.NATIVE}, with cloning"),
     ({"algorithm": {"bc_weight": 0.0}, "policy": {"checkpoint": None}}, words.NATIVE),
@@ -107,6 +116,8 @@ def test_facts_are_read_from_the_folders_that_a_study_names(tmp_path):
     assert found({"collect": {"save_dir": others}}).demonstrations == 0
     assert found({"collect": {"save_dir": str(tmp_path / "later")}}).demonstrations == 0
     assert found({"algorithm": {"demonstrations": str(tmp_path / "later")}}).demonstrations is None
+    for data in (shown, [others, shown]):  # what a reward model is trained on
+        assert found({"train": {"near": {"data_path": data}, "judge": {"data_path": None}}}).demonstrations == 5
     replayed = {"reward": {"use_reward_model": True, "sources": {"near": {"model": {"replay_path": shown}}}}}
     assert (found(replayed).demonstrations, found(replayed).learned) == (5, True)
     assert found({"bc": {"save_dir": str(clone)}}, {"policy": {"checkpoint": str(clone)}}).clone == (0.25, 8)

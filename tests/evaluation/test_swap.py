@@ -95,6 +95,17 @@ def test_a_model_of_the_episode_loses_all_by_them():
     assert "numbers of another policy's episode that only tell episodes apart (of the state: 2)" in found.why
 
 
+def test_a_model_that_values_success_lower_recognises_nothing():
+    """It likes other episodes more than its own, and rows that are not at success, too."""
+    known, others = list(demonstrations()), list(wandering())
+    model = Formula(lambda states: -2 * of(known)(states) - 0.1 * at_goal(states), range=(-np.inf, np.inf))
+    found = swapped(model, known, others)
+    assert found.difference.high < 0
+    assert found.by_success.high < 0
+    assert found.answer == "unknown"
+    assert "it values success no higher than rows that are not at it" in found.why
+
+
 def test_other_units_than_probabilities_are_differences_of_values():
     known, others = list(demonstrations()), list(wandering())
     model = Formula(lambda states: 100 * of(known)(states), range=(-np.inf, np.inf))

@@ -75,6 +75,11 @@ def test_what_cannot_be_is_refused():
     ):
         with refuses(where):
             section(**keys)
+    constant = {"model": {"model_type": "constant"}}
+    two = {"a": {**constant, "reward_weight_schedule": "success"}, "b": {**constant, "adaptive_weight": {"share": 0.5}}}
+    with refuses("combine_mode", "a share to the end"):
+        RewardSettings.model_validate({"use_reward_model": True, "sources": two})
+    RewardSettings.model_validate({"use_reward_model": True, "combine_mode": "add", "sources": two})
     learning = {"algorithm": {"rollout_steps": 12, "auxiliary_losses": {"constant": 0.5}}}
     with refuses("algorithm.auxiliary_losses"):
         clock_study("x", reward=reader_reward(**FALLS), **learning)

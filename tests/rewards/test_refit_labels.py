@@ -125,10 +125,31 @@ def test_where_success_is_unknown_all_is_negative():
     assert labels(told) == NEGATIVE
 
 
-def test_an_own_success_between_two_observed_rows_is_no_negative():
-    source, told = adversarial(within=3, own_successes=True)
+@pytest.mark.parametrize("within", [3, None])
+def test_an_own_success_between_two_observed_rows_is_no_negative(within):
+    source, told = adversarial(within=within, own_successes=True)
     assert source.learn(rollout([n == 7 for n in range(1, 15)], every=5)) == {}
     assert told == []
+
+
+@pytest.mark.parametrize(
+    ("success", "every"),
+    [
+        ([None, None, True, True], 1),  # of the first two rows it is unknown
+        ([None, True, False, False], 1),  # the last row is known to be none
+        ([True, None, False, True], 3),  # between two rows
+    ],
+)
+def test_progress_is_unknown_where_the_row_of_the_first_success_is(success, every):
+    source, told = refitted("progress")
+    assert source.learn(rollout(success, every=every)) == {"episodes_without_labels": 1}
+    assert told == []
+
+
+def test_progress_of_a_success_that_is_reported_at_the_end_alone():
+    source, told = refitted("progress")
+    source.learn(rollout([None, None, None, None, True]))
+    assert labels(told) == {1: 0.0, 2: 0.25, 3: 0.5, 4: 0.75, 5: 1.0}
 
 
 def test_an_episode_is_labelled_when_it_has_ended():

@@ -158,6 +158,22 @@ def test_negatives_of_the_demonstrations_are_kept_in_the_share_that_was_asked_fo
     assert (np.abs(shuffled[:, 0] - shuffled[:, 1]) > 0.1).all(), "a goal that is not near its own"
 
 
+def test_a_success_with_the_same_goal_is_no_negative(tmp_path):
+    """Three of twelve demonstrations have another goal than the rest."""
+    with EpisodeWriter(tmp_path / "data") as writer:
+        for n, episode in enumerate(read_episodes(demonstrations(tmp_path / "plain"), with_frames=False)):
+            goal, noise = (-1.0 if n % 4 == 0 else 1.0), np.random.default_rng(n).normal(0, 1e-3, 12)
+            shown = episode.states.copy()
+            shown[:, 1] = goal + noise
+            shown[:, 0] += shown[-1, 1] - shown[-1, 0]
+            shown[9:, 0] = shown[9:, 1]
+            writer.add(replace(episode, states=shown))
+    model = learner(tmp_path / "data", shuffled_goals=1.0)
+    ((negatives, _),) = model.contrast
+    assert len(negatives) == 12 * 3
+    assert (np.abs(negatives[:, 0] - negatives[:, 1]) > 1).all()
+
+
 def where_an_object_lies(folder, count=12):
     """Demonstrations whose third number only tells them apart."""
     rng = np.random.default_rng(8)
@@ -204,6 +220,8 @@ def test_what_the_demonstrations_do_not_have_is_refused_in_one_line(tmp_path):
         learner(demonstrations(tmp_path / "few", count=3), shuffled_goals=0.5)
     with pytest.raises(DataError, match=r"shuffled_episodes: .*3 successful episodes"):
         learner(tmp_path / "few", shuffled_episodes=True)
+    with pytest.raises(DataError, match=r"shuffled_episodes: .*no number of the state that only tells"):
+        learner(demonstrations(tmp_path / "bare"), shuffled_episodes=True)
     with refuses("demonstration_negatives"):
         ResNetModelSettings(
             checkpoint_path="x", update="before", replay_path="y", labeler="adversarial",
@@ -264,8 +282,12 @@ def test_it_has_defaults_of_its_own():
     assert ResNetModelSettings.model_validate(written).update_params.steps == 50
     found = ResNetModelSettings(**given, update_params=UpdateSettings(every=2)).update_params
     assert (found.steps, found.every) == (50, 2)
-    with refuses("labeler"):
-        ResNetModelSettings(**given, update_params={"replay_ratio": 0})
+    for params in ({"replay_ratio": 0}, {"replay_ratio": 0.002}, {"batch_size": 2}):  # no batch would have a positive
+        with refuses("labeler"):
+            ResNetModelSettings(**given, update_params=params)
+    ResNetModelSettings(**given, update_params={"replay_ratio": 0.004})
+    with refuses("replay_size"):  # there is room for a row of success, and for one of none
+        ResNetModelSettings(**given, update_params={"replay_size": 1})
     with refuses("labeler"):
         ResNetModelSettings(checkpoint_path="x", labeler="adversarial")
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from guerdon.rl.episode_stats import FEWEST, EpisodeStats, SuccessOrder, inversion_alarm
+from guerdon.rl.episode_stats import FEWEST, NEWEST, OLDEST, EpisodeStats, SuccessOrder, inversion_alarm
 from guerdon.statistics.classification import auroc_within, mean_auroc
 from guerdon.types import RawScores, RewardInfo, Rewards, Rollout, Score
 from rl_clock import Reader, clock_study, lines, read_moment, reader_reward, start
@@ -51,6 +51,32 @@ def test_moments_from_the_first_success_on_are_compared_with_those_before(values
     assert row["success_auroc/rm"] == wanted
     (row,) = stats_of(costs=["rm"]).add(*happened(values, success, done))
     assert row["success_auroc/rm"] == (None if wanted is None else 1 - wanted)
+
+
+@pytest.mark.parametrize(
+    ("known", "wanted"),
+    [
+        ([1, 1, 0, 1, 1, 1], 0.5),  # before: 3, 1; at the third step it may have succeeded, and so before the fourth
+        ([0, 0, 0, 0, 1, 1], None),  # success is reported at the end alone
+        ([1, 1, 1, 1, 1, 0], 0.5),
+    ],
+)
+def test_moments_of_which_it_is_not_known_whether_success_was_before_do_not_count(known, wanted):
+    """Also where a rollout ends and a state is stored in between."""
+    values, success, done = [3, 1, 9, 9, 2, 2], [0, 0, 0, 0, 1, 0], [0, 0, 0, 0, 0, 1]
+    if known[2]:
+        values = [3, 1, 3, 1, 2, 2]
+    for cut in range(1, 6):
+        keeping, rows = stats_of(), []
+        for part in (slice(cut), slice(cut, None)):
+            rollout, *more = happened(values[part], success[part], done[part])
+            rollout.success_known[0] = np.array(known[part], np.bool_)
+            rows += keeping.add(rollout, *more)
+            other = stats_of()
+            other.load_state_dict(json.loads(json.dumps(keeping.state_dict())))
+            keeping = other
+        (row,) = rows
+        assert row["success_auroc/rm"] == wanted
 
 
 def test_a_first_moment_and_a_missing_value_do_not_count():
@@ -110,6 +136,18 @@ def test_the_alarm_has_three_answers():
     assert inversion_alarm(mean_auroc(np.ones(12))) is False
     assert inversion_alarm(mean_auroc(np.full(12, 0.3))) is None, "equal numbers show no spread"
     assert SuccessOrder(2, cost=False).open == [([], []), ([], [])]
+
+
+def test_the_start_of_a_run_does_not_stand_in_for_the_newest_episodes():
+    """40 inverted episodes; then the reward is not measured any more, or nothing is before success."""
+    for later in (([NAN, NAN, NAN, 5], [0, 1, 0, 0]), ([1, 2, 3, 5], [1, 0, 0, 0])):
+        keeping = stats_of()
+        for n in range(NEWEST + OLDEST):
+            values, success = ([3, 1, 0, 2], [0, 1, 0, 0]) if n < OLDEST else later
+            rows = keeping.add(*happened(values, success, [0, 0, 0, 1]))
+            alarm, said = keeping.summary(rows)["inversion_alarm"], keeping.inversion()
+            known = FEWEST - 1 <= n <= NEWEST + OLDEST - 1 - FEWEST
+            assert (alarm, bool(said)) == ((1, True) if known else (None, False)), n
 
 
 class Count(Reader):

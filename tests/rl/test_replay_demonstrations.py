@@ -170,6 +170,19 @@ def test_dense_rewards_need_no_outcome():
         as_rollout([unknown], ENV.model_copy(update={"native_reward": "sparse"}), shape, seen)
 
 
+def test_success_that_is_unknown_is_not_shown_to_models_as_none():
+    """A score that failed may be replaced by it (fallback native)."""
+    shape, seen = shape_of(C), chosen_columns([C], None, "keys")
+    outcomes = {None: (None,) * 4, True: (None, None, None, True), False: (None, None, None, False)}
+    for outcome, wanted in outcomes.items():
+        found = as_rollout([episode(states=1, success=None, outcome=outcome)], ENV, shape, seen)
+        assert found.segments[0].success_F == wanted
+        assert found.success_known.tolist() == [[one is not None for one in wanted[1:]]]
+    marked = as_rollout([episode(states=1, success=np.arange(4) > 2, outcome=True)], ENV, shape, seen)
+    assert marked.segments[0].success_F == (False, False, False, True)
+    assert marked.success_known.all()
+
+
 @pytest.mark.parametrize(("limit", "falls"), [(500, True), (5, False)])
 def test_what_ended_an_episode_of_guerdon_is_known(tmp_path, limit, falls):
     """A pole that fell has no value beyond its fall, one that a limit cut off has."""

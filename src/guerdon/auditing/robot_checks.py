@@ -232,10 +232,15 @@ def check_inversion(view: View) -> Checked:
     needed(view.rows.steps, "episode and frame")
     all_of = Episodes(view)
     needed(all_of.success, "success of each frame")
-    succeeds = np.nan_to_num(np.asarray(view.of(view.rows.truth_N), np.float64)) > 0.5
-    begins = stratum_ends(np.where(succeeds, all_of.frame, np.inf), all_of.number)[0]
-    after = all_of.frame >= begins[all_of.number]
-    area = auroc_within(after, view.reward_M, all_of.number)
+    truth = np.asarray(view.of(view.rows.truth_N), np.float64)
+    silent = np.isnan(truth)
+    events = np.nan_to_num(truth) > 0.5, silent & (all_of.frame > 0)  # to the first frame no action led
+    frames = [stratum_ends(np.where(event, all_of.frame, np.inf), all_of.number)[0] for event in events]
+    begins, unknown = (first[all_of.number] for first in frames)
+    after = all_of.frame >= begins
+    known = after | ((all_of.frame < unknown) & ~silent)  # else the episode may have succeeded by then
+    area = np.full(len(all_of.length), np.nan)
+    area[np.unique(all_of.number[known])] = auroc_within(after[known], view.reward_M[known], all_of.number[known])
     both = np.isfinite(area)
     enough(int(both.sum()), FEWEST_EPISODES, "episodes with frames before their first success and from it on")
     mean = mean_auroc(area[both])

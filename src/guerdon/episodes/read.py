@@ -31,10 +31,11 @@ from guerdon.episodes.images import MAX_EPISODE_BYTES, check_images, decode_imag
 from guerdon.episodes.index import Entry, Skipped, load_index, misplaced, video_file
 from guerdon.episodes.layout import Columns, Info, from_rows, last_success
 from guerdon.episodes.outcomes import Outcomes
+from guerdon.episodes.targets import row_steps
 from guerdon.episodes.video import count_frames, decode_video, iterate_video
 from guerdon.errors import DataError, boundary
 from guerdon.files.parquet_bounds import BoundedParquet
-from guerdon.types import ByteArray, Episode
+from guerdon.types import BoolArray, ByteArray, Episode
 
 _ROW_COLUMNS = (layout.STATE, layout.ACTION, layout.REWARD, layout.SUCCESS)
 _POSITION_COLUMNS = ("index", "episode_index", "task_index")
@@ -165,7 +166,7 @@ def _with_outcomes(episodes: Iterable[Episode], outcomes: Outcomes, root: Path) 
     """
     for episode in episodes:
         if episode.success is not None:
-            if bool(episode.success[-1]) != episode.outcome:
+            if _say_otherwise(episode.success, episode):
                 raise outcomes.contradicts([episode.id], root)
             yield episode
         elif outcomes.at_end:
@@ -174,6 +175,16 @@ def _with_outcomes(episodes: Iterable[Episode], outcomes: Outcomes, root: Path) 
             yield replace(episode, success=success)
         else:
             yield episode
+
+
+def _say_otherwise(success_T: BoolArray, episode: Episode) -> bool:
+    """Whether the success of rows contradicts the outcome of their episode.
+
+    A success may end again before the episode does, and lie between two rows where not every step has one.
+    """
+    if not episode.outcome:
+        return bool(success_T[-1])
+    return not success_T.any() and bool((np.diff(row_steps(episode)) == 1).all())
 
 
 def _read(

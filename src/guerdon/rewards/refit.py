@@ -24,7 +24,7 @@ from torch import Tensor
 
 from guerdon.compute.optimizers import under
 from guerdon.episodes.read import read_episodes
-from guerdon.episodes.state_columns import ColumnRoles, column_roles
+from guerdon.episodes.state_columns import STILL, ColumnRoles, column_roles
 from guerdon.episodes.targets import after_success, frame_targets, no_labels, outcome_of
 from guerdon.errors import ConfigError, DataError
 from guerdon.models.images.image import ImageModelConfig, ImageRewardModel, save_checkpoint
@@ -73,6 +73,8 @@ class _Observed:
     def _outcome(self, config: ImageModelConfig) -> bool | None:
         """Of an episode whose labels depend on when it succeeded; None: they are success of each row."""
         if config.type == "progress":
+            if None in self.success and self.succeeded:  # unknown in which row, unless the last one was the first
+                return True if [one for one in self.success if one] == [True] and self.success[-1] else None
             return True if self.succeeded else outcome_of(self.success)
         return True if self.succeeded and config.within_steps is not None else None
 
@@ -240,7 +242,7 @@ class RefittedReward(ControlReward):
         config = self.model.model.config
         episode = shown.episode(config)
         found = frame_targets(episode, config.type, config.horizon, config.within_steps)
-        if found is None:  # unknown success: what the policy shows is negative
+        if found is None or not any(shown.success):  # unknown success: what the policy shows is negative
             return np.full(len(shown.rows), np.nan if shown.succeeded else 0.0, dtype=np.float32)
         targets_F: FloatArray = np.nan_to_num(found)
         targets_F[after_success(episode)] = np.nan
@@ -347,7 +349,7 @@ def _tell_apart_by_success(online: OnlineImageModel, settings: ResNetModelSettin
     if shuffled:
         online.contrast += ((_goals_shuffled(shown, path, seed), shuffled),)
     if settings.shuffled_episodes:
-        online.exchanged = _columns(shown, f"shuffled_episodes: replay_path {path}", seed).episode
+        online.exchanged = _telling_columns(shown, path, seed)
 
 
 class _Demonstration(NamedTuple):
@@ -395,8 +397,26 @@ def _columns(shown: Sequence[_Demonstration], where: str, seed: int) -> ColumnRo
     return roles
 
 
+def _telling_columns(shown: Sequence[_Demonstration], path: str, seed: int) -> IntArray:
+    """Columns that only tell the demonstrations apart.
+
+    Raises:
+        DataError: there is none, or that cannot be told.
+    """
+    where = f"shuffled_episodes: replay_path {path}"
+    roles = _columns(shown, where, seed)
+    if not len(roles.episode):
+        doubt = f"; of {len(roles.undecided)} it cannot be told, so record more" if len(roles.undecided) else ""
+        raise DataError(
+            f"{where} shows no number of the state that only tells its demonstrations apart{doubt}; leave the key out"
+        )
+    return roles.episode
+
+
 def _goals_shuffled(shown: Sequence[_Demonstration], path: str, seed: int) -> FloatArray:
-    """(N, S) rows of success, each with the goal of a demonstration whose goal is not among the nearer half.
+    """(N, S) rows of success, each with the goal of a demonstration whose goal is another, and not of the nearer half.
+
+    Goals that are no farther apart than a goal may move within an episode are the same.
 
     Raises:
         DataError: no column is a goal, or that cannot be told.
@@ -413,8 +433,8 @@ def _goals_shuffled(shown: Sequence[_Demonstration], path: str, seed: int) -> Fl
     farther_E = np.argsort(distance_E_E, axis=1, kind="stable")[:, (len(shown) + 1) // 2 :]
     rng = np.random.default_rng(seed)
     rows = []
-    for one, others in zip(shown, farther_E, strict=True):
-        moved = one.positives.copy()
+    for one, farther, distance_E in zip(shown, farther_E, distance_E_E, strict=True):
+        moved, others = one.positives.copy(), farther[distance_E[farther] > STILL]
         moved[:, roles.goal] = goals_E_G[rng.choice(others, size=len(moved))]
         rows.append(moved)
     return np.concatenate(rows)

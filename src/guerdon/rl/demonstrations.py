@@ -227,12 +227,13 @@ def as_rollout(
             )
         _check_actions(one.id, one.actions[1:], choices(shape.action_space))
         shown[i, :t], actions[i, :t], flags["mask"][i, :t] = rows[:-1], one.actions[1:], True
-        flags["success"][i, :t], flags["success_known"][i, :t] = success[1:], known
+        flags["success"][i, :t], flags["success_known"][i, :t] = success[1:], known[1:]
         over = bool(one.meta.get("terminated")) or (bool(success[-1]) and env.end_on_success)
         flags["terminated"][i, t - 1], flags["truncated"][i, t - 1] = over, not over
         rewards[i, :t] = success[1:] if env.native_reward == "sparse" else _rewards(one)[1:]
         ends.append((i, t - 1, rows[-1]))
-        segments.append(_segment(i, one, success, over, shape))
+        truth = tuple(bool(s) if k else None for s, k in zip(success, known, strict=True))
+        segments.append(_segment(i, one, truth, over, shape))
     nothing = np.zeros(streams, np.float32)
     return Rollout(
         inputs=ControlInputs(shown.reshape(-1, *shown.shape[2:]), actions.reshape(-1, size)),
@@ -351,23 +352,23 @@ def _check_actions(name: str, actions_T: np.ndarray, counts: tuple[int, ...] | N
         )
 
 
-def _success(episode: Episode, *, needed: bool) -> tuple[bool, np.ndarray]:
-    """Whether success is known, and (T,) of each row; of an outcome alone, at the last one.
+def _success(episode: Episode, *, needed: bool) -> tuple[np.ndarray, np.ndarray]:
+    """(T,) whether success is known, and (T,) of each row, False where it is not; of an outcome alone, at the last one.
 
     Raises:
         DataError: it is unknown, and needed.
     """
     if episode.success is not None:
-        return True, episode.success
+        return np.ones(len(episode), np.bool_), episode.success
     if episode.outcome is None and needed:
         raise DataError(
             f"demonstration {episode.id} has no outcome (next.success): label it, leave it out, or set "
             "env.native_reward: dense, which pays next.reward",
             field=SUCCESS,
         )
-    found = np.zeros(len(episode), np.bool_)
-    found[-1] = bool(episode.outcome)
-    return episode.outcome is not None, found
+    known, found = np.zeros((2, len(episode)), np.bool_)
+    known[-1], found[-1] = episode.outcome is not None, bool(episode.outcome)
+    return known, found
 
 
 def _rewards(episode: Episode) -> np.ndarray:
@@ -384,7 +385,9 @@ def _rewards(episode: Episode) -> np.ndarray:
     return found
 
 
-def _segment(stream: int, episode: Episode, success: np.ndarray, terminated: bool, shape: PolicyShape) -> Segment:
+def _segment(
+    stream: int, episode: Episode, success: tuple[bool | None, ...], terminated: bool, shape: PolicyShape
+) -> Segment:
     rows = np.arange(len(episode))
     return Segment(
         stream=stream,
@@ -397,7 +400,7 @@ def _segment(stream: int, episode: Episode, success: np.ndarray, terminated: boo
         steps_F=rows - 1,
         rows_F=rows,
         last_F=rows == rows[-1],
-        success_F=tuple(bool(one) for one in success),
+        success_F=success,
         frames_F=np.zeros((len(rows), 1, 1, 3), np.uint8) if episode.frames is None else episode.frames,
         states_F=np.zeros((len(rows), 0), np.float32) if episode.states is None else episode.states,
         state_keys=tuple(_own_keys(episode)) or state_keys(shape.own_columns),

@@ -81,6 +81,7 @@ class EpisodeStats:
         self._sums = {name: np.zeros(streams) for name in self._sources}
         self._holes = {name: np.zeros(streams, dtype=np.bool_) for name in self._sources}
         self._once = np.zeros(streams, dtype=np.bool_)
+        self._silent = np.zeros(streams, dtype=np.bool_)  # success was not reported at a step of the open episode
         self._length = np.zeros(streams, dtype=np.int64)
         self._orders = {name: SuccessOrder(streams, cost=name in self._costs) for name in self._learned}
 
@@ -135,6 +136,7 @@ class EpisodeStats:
         rows: dict[tuple[int, int], Row] = {}  # by stream and last step
         lost = lost_at(rollout)
         succeeded = np.zeros(rollout.mask.shape, dtype=np.bool_)  # by then, in its episode
+        unknown = np.zeros_like(succeeded)  # whether it had
         for t in range(rollout.mask.shape[1]):
             alive = rollout.mask[:, t]
             ended = rollout.done[:, t] & alive
@@ -143,15 +145,16 @@ class EpisodeStats:
                 self._sums[name] += np.where(alive, streams[name][:, t], 0.0)
                 self._holes[name] |= failed[name][:, t] & alive
             self._once |= rollout.success[:, t] & alive
+            self._silent |= ~rollout.success_known[:, t] & alive
             self._length += alive
-            succeeded[:, t] = self._once
+            succeeded[:, t], unknown[:, t] = self._once, self._silent & ~self._once
             for i in np.flatnonzero(ended).tolist():
                 rows[i, t] = self._row(rollout, i, t, step)
             over = ended | lost[:, t]
-            for columns in (self._sums.values(), self._holes.values(), (self._once, self._length)):
+            for columns in (self._sums.values(), self._holes.values(), (self._once, self._silent, self._length)):
                 for column in columns:
                     column[over] = 0
-        self._add_orders(rows, rewards, rollout, succeeded, lost)
+        self._add_orders(rows, rewards, rollout, (succeeded, unknown, lost))
         return list(rows.values())
 
     def _count(self, *, begun: BoolArray, finished: BoolArray, failed: BoolArray) -> None:
@@ -176,15 +179,14 @@ class EpisodeStats:
         rows: Mapping[tuple[int, int], Row],
         rewards: Mapping[str, Rewards],
         rollout: Rollout[Inputs],
-        succeeded: BoolArray,
-        lost: BoolArray,
+        steps: tuple[BoolArray, BoolArray, BoolArray],
     ) -> None:
-        """Add to each row how the learned sources that scored this rollout order its moments."""
+        """Add to each row how the learned sources that scored this rollout order its moments, see `SuccessOrder`."""
         for name, order in self._orders.items():
             scores = rewards[name].scores if name in rewards else None
             if scores is None:
                 continue
-            found = order.add(scores, rollout, succeeded, lost)
+            found = order.add(scores, rollout, *steps)
             for place, row in rows.items():
                 row[f"success_auroc/{name}"] = found[place]
 
@@ -217,8 +219,12 @@ class EpisodeStats:
         return ""
 
     def _success_auroc(self, name: str) -> Interval | None:
-        """Mean `success_auroc` of the newest episodes that have one; None where there are too few of them."""
-        known = [row[key] for row in self.finished if row.get(key := f"success_auroc/{name}") is not None]
+        """Mean `success_auroc` of the newest episodes that have one; None where there are too few of them.
+
+        The episodes of the start of the run, which are kept for the hacking alarm, do not stand in for newer ones.
+        """
+        rows = self.finished[-NEWEST:]
+        known = [row[key] for row in rows if row.get(key := f"success_auroc/{name}") is not None]
         return mean_auroc(known[-OLDEST:]) if len(known) >= FEWEST else None
 
     def failure_alarm(self) -> str:
@@ -283,6 +289,7 @@ class EpisodeStats:
             "sums": {k: v.tolist() for k, v in self._sums.items()},
             "holes": {k: v.tolist() for k, v in self._holes.items()},
             "once": self._once.tolist(),
+            "silent": self._silent.tolist(),
             "length": self._length.tolist(),
             "orders": {name: order.open for name, order in self._orders.items()},
             "finished": self.finished,
@@ -296,6 +303,7 @@ class EpisodeStats:
         self._sums = {k: np.array(v, dtype=np.float64) for k, v in state["sums"].items()}
         self._holes = {k: np.array(v, dtype=np.bool_) for k, v in state["holes"].items()}
         self._once = np.array(state["once"], dtype=np.bool_)
+        self._silent = np.array(state.get("silent", np.zeros_like(self._once)), dtype=np.bool_)
         self._length = np.array(state["length"], dtype=np.int64)
         for name, kept in state["orders"].items():
             self._orders[name].open = [(list(values), list(succeeded)) for values, succeeded in kept]
@@ -414,7 +422,12 @@ class SuccessOrder:
         self.open: list[tuple[list[float], list[bool]]] = [([], []) for _ in range(streams)]
 
     def add(
-        self, scores: RawScores, rollout: Rollout[Any], succeeded_B_T: BoolArray, lost_B_T: BoolArray
+        self,
+        scores: RawScores,
+        rollout: Rollout[Any],
+        succeeded_B_T: BoolArray,
+        unknown_B_T: BoolArray,
+        lost_B_T: BoolArray,
     ) -> dict[tuple[int, int], float | None]:
         """Take in a rollout; the AUROC of the episodes that ended in it, by stream and last step.
 
@@ -424,11 +437,12 @@ class SuccessOrder:
             scores: of single moments.
             rollout: what happened.
             succeeded_B_T: whether the episode had succeeded by then.
+            unknown_B_T: whether it had is not known; such moments do not count.
             lost_B_T: last steps of episodes whose simulator broke.
         """
         ends, at = rollout.done & rollout.mask, (scores.rows_N, scores.steps_N)
         last_N = np.zeros(len(scores.steps_N), np.bool_) if scores.last_N is None else scores.last_N
-        acted_N = (scores.steps_N >= 0) & rollout.mask[at] & (last_N | ~ends[at])
+        acted_N = (scores.steps_N >= 0) & rollout.mask[at] & (last_N | ~ends[at]) & ~unknown_B_T[at]
         found: dict[tuple[int, int], float | None] = {}
         for i, (values, succeeded) in enumerate(self.open):
             here = np.flatnonzero(acted_N & (scores.rows_N == i))

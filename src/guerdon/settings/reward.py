@@ -122,11 +122,12 @@ class RewardSettings(Settings):
         adaptive = [source.adaptive_weight.share for source in self.sources.values() if source.adaptive_weight]
         others = any(
             source.adaptive_weight is None and source.reward_weight and name != self.truth
+            and source.reward_weight_schedule != "success"
             for name, source in self.sources.items()
-        )
+        )  # fmt: skip
         if adaptive and not (self.env_weight() or others):
             raise ConfigError(
-                "adaptive_weight needs another reward, of which the source has a share: combine_mode: add",
+                "adaptive_weight needs another reward, of which the source has a share to the end: combine_mode: add",
                 key="combine_mode",
             )
         if sum(adaptive) >= 1:

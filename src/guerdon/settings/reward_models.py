@@ -46,7 +46,7 @@ class UpdateSettings(Settings):
         64, ge=2, description="frames per gradient step, fresh and replayed (labeler adversarial: 512)"
     )
     learning_rate: float = Field(3e-4, gt=0, description="of AdamW")
-    replay_size: int = Field(4000, ge=1, description="labelled frames kept; old ones leave by reservoir sampling")
+    replay_size: int = Field(4000, ge=2, description="labelled frames kept; old ones leave by reservoir sampling")
     replay_ratio: float = Field(
         0.5, ge=0, lt=1, description="share of each batch drawn from the replay (labeler adversarial: 0.75)"
     )
@@ -182,9 +182,12 @@ class ResNetModelSettings(_ImageModelSettings):
 
     @model_validator(mode="after")
     def _has_positives(self) -> Self:
-        if self.labeler == "adversarial" and not self.update_params.replay_ratio:
+        size, share = self.update_params.batch_size, self.update_params.replay_ratio
+        if self.labeler == "adversarial" and min(round(size * share), size - 1) < 2:
             raise ConfigError.about(
-                "labeler", "adversarial has its positives in the replay: replay_ratio must be above 0"
+                "labeler",
+                "adversarial has its positives in the replay, and half of what is drawn from it are positives: "
+                f"replay_ratio {share:g} of batch_size {size} draws fewer than 2 rows; set larger update_params",
             )
         if (shares := self.demonstration_negatives + self.shuffled_goals) > 1:
             raise ConfigError.about(

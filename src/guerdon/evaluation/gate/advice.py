@@ -138,7 +138,7 @@ def setting_of(config: Mapping[str, Any]) -> str:
     native = DENSE if _part(config, "env").get("native_reward") == "dense" else NATIVE
     if not reward.get("use_reward_model"):
         name = native
-    elif reward.get("combine_mode") == "replace":
+    elif reward.get("combine_mode") != "add" and not reward.get("env_reward_weight"):
         name = LEARNED
     else:
         sources = _part(reward, "sources").values()
@@ -177,6 +177,9 @@ def _demonstrations(config: Mapping[str, Any]) -> int | None:
     sources = _part(_part(config, "reward"), "sources").values()
     demonstrated = [_part(config, "algorithm").get("demonstrations"), _part(config, "bc").get("data_path")]
     others = [_part(config, "collect").get("save_dir"), *(_part(one, "model").get("replay_path") for one in sources)]
+    for model in _part(config, "train").values():
+        given = model.get("data_path") if isinstance(model, Mapping) else None
+        others += [given] if isinstance(given, str) else given or []
     counts = [_successes(Path(path)) for path in [*demonstrated, *others] if path]
     found = next((count for count in counts if count), None)
     if found is not None:

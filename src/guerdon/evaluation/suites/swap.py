@@ -202,7 +202,7 @@ def _judged(
     why = f"could not be decided: {figures}; more demonstrations would narrow these bounds"
     if difference.low is not None and difference.low > 0 and by_episode.low is not None and by_episode.low > 0:
         answer, why = "found", f"it recognises the episode more than success: {figures}"
-    elif difference.high is not None and difference.high < 0:
+    elif difference.high is not None and difference.high < 0 and by_success.low is not None and by_success.low > 0:
         answer, why = "not found", f"it recognises success: {figures}"
     elif by_success.high is not None and by_success.high <= 0:
         why = f"could not be decided: it values success no higher than rows that are not at it: {figures}"
