@@ -251,6 +251,22 @@ def test_without_texts_nothing_holds_a_prompt_or_a_response(tmp_path, here):
         assert "texts are left out, as was asked for" in page
 
 
+def test_without_texts_no_answer_is_quoted(tmp_path, here):
+    """Half of the right answers are not paid: the finding names their share, and neither answers nor references."""
+    rows = [
+        {"prompt": f"Question {k // 4}?", "response": f"The answer is {k // 4 + 70_000 + 900 * (k % 3 == 0)}.",
+         "reference": str(k // 4 + 70_000), "reward": int(k % 3 == 1), "step": k // 40}
+        for k in range(400)
+    ]  # fmt: skip
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert 'answer "700' in here("log.jsonl").stdout
+    done = here("log.jsonl", "--no-texts", "--json")
+    found = {one["name"]: one for one in json.loads(done.stdout)["findings"]}
+    assert found["unpaid_right"]["title"].endswith("are not paid, by the reference answers (numbers)")
+    assert found["unpaid_right"]["examples"][0][1].startswith("the reward is 0")
+    assert "700" not in done.stdout + (tmp_path / "log.jsonl.audit.html").read_text()
+
+
 def test_accepted_findings_do_not_fail_until_they_are_worse(tmp_path, here):
     log = write(tmp_path / "log.jsonl", 600, paid=1.0)
     found = json.loads(here(log, "--json").stdout)["findings"]

@@ -52,6 +52,16 @@ def test_each_kind_of_run_has_its_sentence(kind):
             assert f"saturated from step {found.step} on" in found.sentence
 
 
+def test_means_of_rewards_that_cancel_are_0_and_not_what_rounding_leaves():
+    n, spread = STEPS * GROUPS * K, np.tile([0.1, 0.2, -0.3, 0.0], STEPS * GROUPS)
+    step_N = np.repeat(np.arange(STEPS), GROUPS * K)
+    rows = Rows("plain columns", ("a",), np.zeros(n, int), np.arange(n), spread, step_N=step_N,
+                group_N=np.arange(n) // K)  # fmt: skip
+    found = course_of(View.whole(rows))
+    assert np.mean(spread[:K]) != 0
+    assert (found.reward.first, found.reward.last) == (0, 0)
+
+
 def test_a_truth_that_falls_from_its_best_falls_although_it_ends_where_it_began():
     found = course(lambda x: 0.3 + 0.55 * np.sin(np.pi * x), lambda x, t, r: x + r.normal(0, 0.1, len(x)))
     assert found.kind == "truth falls"

@@ -59,6 +59,12 @@ def test_a_part_that_is_never_paid():
     assert "citations is 0" in one["part_dead"].title
 
 
+def test_a_dead_part_beside_one_that_is_the_whole_reward():
+    """A reader leaves out a column that is a copy of the reward, here of its only other part."""
+    one = found(log({"format": 0 * RIGHT}, reward=RIGHT))
+    assert "format is 0" in one["part_dead"].title
+
+
 def test_a_part_that_falls_while_the_reward_rises():
     style = 3 * LATE + 0.2 * NOISE
     one = found(log({"accuracy": RIGHT, "style": style, "brevity": -LATE + 0.1 * NOISE}))

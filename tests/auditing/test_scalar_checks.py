@@ -105,6 +105,17 @@ def test_a_reward_that_rises_while_the_truth_falls():
     assert "critic/score/mean rises" in one["truth"].title
 
 
+def test_a_reward_that_rises_beside_a_flat_truth_is_not_clean():
+    """The part for the form alone may have been learned, or paid; `course` says that the truth does not rise."""
+    curves = {"train/reward": UP + NOISE, "train/rewards/accuracy_reward/mean": 0.3 + 0.02 * np.cos(20 * UP)}
+    result = audit(scalars(curves))
+    assert not result.findings
+    assert result.course.kind == "alone"
+    assert "train/reward rises, and no curve of a truth does" in result.undecided["truth"]
+    followed = curves | {"train/rewards/correctness_reward/mean": 0.3 + 0.2 * UP + NOISE}
+    assert "truth" in audit(scalars(followed)).clean
+
+
 def test_a_reward_that_collapses_and_one_that_only_wobbles():
     peak = np.concatenate([UP[::2], 0.05 * UP[::2]]) + NOISE
     one = found(rollout__ep_rew_mean=peak)

@@ -234,3 +234,21 @@ def test_an_answer_is_looked_for_behind_the_reasoning_of_a_long_response():
     said = "<think>" + "so the answer is 5. " * 900 + "</think> The answer is 11."
     assert references.tail_of(said) == " The answer is 11."
     assert View.whole(log(NUMBERS)).references.kinds == {"numbers": 720}
+
+
+def test_an_answer_in_words_without_a_mark_is_not_said_to_be_missing():
+    """A part of the reward pays for a box; a quarter of the right answers are in words of another language instead."""
+    rows = log([(str(k), f"Respuesta: {k}", f"La respuesta es \\boxed{{{k + 7}}}.") for k in range(11, 71)])
+    boxed = np.random.default_rng(5).random(len(rows)) < 0.75
+    responses = [
+        f"La respuesta es \\boxed{{{truth}}}." if is_right and in_box else response
+        for response, truth, is_right, in_box in zip(
+            rows.texts.responses, rows.texts.truths, rows.reward_N, boxed, strict=True
+        )
+    ]
+    has_box = np.array(["boxed" in response for response in responses])
+    rows = replace(rows, texts=replace(rows.texts, responses=responses), reward_N=rows.reward_N + 0.2 * has_box)
+    assert not View.whole(rows).signs["state no answer"].any()
+    finding, result = judged(rows, "failures")
+    assert finding is None, finding.title
+    assert "failures" in result.clean

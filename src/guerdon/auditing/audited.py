@@ -25,6 +25,7 @@ from guerdon.auditing.page import write_page, write_runs
 from guerdon.auditing.rows import Rows
 from guerdon.auditing.runs import runs_in, runs_of
 from guerdon.auditing.second import SecondReward
+from guerdon.auditing.verifier_checks import unquoted
 from guerdon.errors import ConfigError, DataError, did_you_mean
 from guerdon.files import atomic
 from guerdon.processes.progress import log_line
@@ -171,7 +172,7 @@ def _audit_run(wanted: Wanted, name: str, path: Path, rows: Rows, accepted: Sequ
     )  # fmt: skip
     findings = [replace(one, remedy=remedy_of(one, path)) for one in found.findings]
     if not wanted.texts:
-        findings = [replace(one, excerpts=()) for one in findings]
+        findings = [replace(unquoted(one), excerpts=()) for one in findings]
     found = replace(found, findings=with_accepted(findings, accepted))
     for gone in left_over(found.findings, accepted):
         log_line(f"{wanted.accepted}: {gone} is accepted and was not found; its line can go")

@@ -19,7 +19,7 @@ import numpy as np
 
 from guerdon.auditing.association import stratum_means
 from guerdon.auditing.finding import Course, Kind, Series, Shift, said
-from guerdon.auditing.log_view import THE_TRUTH, VERIFIED, View
+from guerdon.auditing.log_view import ROUNDING, THE_TRUTH, VERIFIED, View
 from guerdon.auditing.robot_checks import Episodes
 from guerdon.auditing.rows import Codes, Flags, Numbers, Rows
 from guerdon.auditing.scalar_checks import curves_of, shared_points
@@ -276,13 +276,20 @@ def _shift(run: _Run, values_M: Numbers) -> Shift | None:
     if min(len(first), len(last)) < 2:
         return None
     low, high = welch_interval(last, first)
-    least, change = FLAT * run.spread(values_M), float(last.mean() - first.mean())
+    spread = run.spread(values_M)
+    before, after = (_unrounded(float(one.mean()), spread) for one in (first, last))
+    least, change = FLAT * spread, after - before
     way = None
     if max(abs(low), abs(high)) < least or low == high == 0:
         way = 0
     elif abs(change) >= least and low * high > 0:
         way = 1 if change > 0 else -1
-    return Shift(float(first.mean()), float(last.mean()), low, high, way)
+    return Shift(before, after, low, high, way)
+
+
+def _unrounded(mean: float, spread: float) -> float:
+    """A mean; 0 where it is what rounding leaves of values that cancel."""
+    return 0.0 if abs(mean) < ROUNDING * spread else mean
 
 
 def welch_interval(a_N: Numbers, b_M: Numbers, *, level: float = 0.95) -> tuple[float, float]:

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from guerdon.auditing.association import strata, stratum_means
 from guerdon.auditing.finding import REMEDIES, Finding, Severity
 from guerdon.auditing.references import References, read_references
-from guerdon.auditing.rows import Codes, Flags, Numbers, Rows
+from guerdon.auditing.rows import Codes, Flags, Numbers, Rows, Texts
 from guerdon.auditing.text_features import FINISHED, ToolCall, calls_of, contain, has_mark
 from guerdon.statistics.proportion import wilson_bounds
 
@@ -23,6 +23,7 @@ MOST_EXAMPLES = 5
 THE_TRUTH, VERIFIED = "the truth", "the reference answers"
 LOOKED = 20_000  # characters of a response in which calls are looked for
 KNOWN = 0.5  # share of the rows whose truth is known, from which on it stands for all
+NO_ANSWER = "state no answer"  # a sign of `signs_of`
 COMMON = 0.35  # share of responses from which on having no answer is how responses end
 SURE = 4.3  # standard errors from which on an effect passes Holm's correction of 25 checks in four of five logs
 _PROGRAM = ("def ", "import ", "```", "class ", "return ", ";\n")
@@ -114,7 +115,7 @@ class View:
             truth, doubt, name = verified, "", VERIFIED
         elif doubt and not copied(rows):
             truth = None
-        signs = {} if rows.texts is None else signs_of(rows.texts.responses)
+        signs = {} if rows.texts is None else _signs(rows.texts, references)
         return cls(
             rows, row, rows.reward_N[row], _peers(rows, row), None if truth is None else truth[row], _copies(rows)[row],
             _unanswered(rows, row, signs), seed, name, doubt, references, signs,
@@ -299,10 +300,19 @@ def _unanswered(rows: Rows, row_M: Codes, signs: Mapping[str, Flags]) -> Flags |
     return unanswered
 
 
+def _signs(texts: Texts, references: References | None) -> dict[str, Flags]:
+    """`signs_of` the responses; one whose answer the verifier reads, or in which the right one occurs, has one."""
+    signs = signs_of(texts.responses)
+    if references is not None:
+        answered = np.isnan(references.right_K) | np.array([one != "" for one in references.stated], bool)
+        signs[NO_ANSWER] &= ~np.isin(texts.row_M, references.row_K[answered])
+    return signs
+
+
 def signs_of(responses: Sequence[str]) -> dict[str, Flags]:
     """What responses have that failed or were cut off, by what is said of them; some have it for other reasons."""
     return {
-        "state no answer": np.array([not has_mark(text) for text in responses], bool),
+        NO_ANSWER: np.array([not has_mark(text) for text in responses], bool),
         "end within a sentence": np.array([FINISHED.search(text[-40:]) is None for text in responses], bool),
         "end within a block": np.array([text.count("```") % 2 == 1 for text in responses], bool),
         "have no program": np.array(["def " not in text for text in responses], bool),

@@ -143,7 +143,7 @@ def check_part_dead(view: View) -> Checked:
     constant = [name for name, values in columns.items() if np.ptp(values) == 0]
     dead = [name for name in constant if columns[name][0] == 0]
     clean = f"{', '.join(columns)}: " + (f"{', '.join(constant)} never differ" if constant else "all of them vary")
-    if not dead or len(dead) == len(columns):
+    if not dead or np.ptp(one.reward_M) == 0:  # a part that is the whole reward is no column of its own
         return Checked(None, clean)
     title = f"{', '.join(dead)} {'is' if len(dead) == 1 else 'are'} 0 in all of {len(one):,} rows: never paid"
     return _found(

@@ -238,6 +238,7 @@ def check_truth(rows: Rows) -> Checked:
     clean += f"; both directions with a rank correlation of {STRONG:g} would be a finding"
     shared = {pair: shared_points(rows, *pair)[1:] for pair in product(rewards, truths)}
     enough(max(len(x) for x, _ in shared.values()), FEWEST, "steps with a reward and a truth")
+    rising, followed = "", False
     for (reward, truth), (x, y) in shared.items():
         best = int(np.argmax(np.convolve(y, np.ones(3) / 3, "same"))) if len(y) > 2 else 0
         for start in (0, best):
@@ -246,12 +247,16 @@ def check_truth(rows: Rows) -> Checked:
                 continue
             order, alone = np.arange(n, dtype=np.float64), np.zeros(n, np.int64)
             rise, fall = (associate(order, _ranks(one), alone, seed=0) for one in (a, b))
+            if start == 0 and rise.r >= STRONG and rise.low > 0:
+                rising, followed = rising or reward, followed or fall.low > 0
             if rise.r < STRONG or fall.r > -STRONG or rise.low <= 0 or fall.high >= 0 or fall.p is None:
                 continue
             title = f"{reward} rises from {a[0]:.3g} to {a[-1]:.3g} while {truth} falls from {b[0]:.3g} to {b[-1]:.3g}"
             p = min(1.0, fall.p * 2 * len(shared))
             unit = "rank correlation of the truth with the step"
             return _found(rows, "truth", title, clean, (fall.r, fall.low, fall.high), unit, n, p=p)
+    if rising and not followed:
+        raise Undecided(f"needs rows, or a truth that rises or falls: {rising} rises, and no curve of a truth does")
     return Checked(None, clean)
 
 

@@ -7,11 +7,12 @@ be within a tolerance, in another unit, or another name of the same thing; such 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from guerdon.auditing.association import strata
+from guerdon.auditing.finding import Finding
 from guerdon.auditing.log_view import FEW_LEVELS, Checked, MissingColumn, View, braced, enough, found
 from guerdon.auditing.references import References
 from guerdon.auditing.rows import Flags, Numbers
@@ -28,6 +29,7 @@ SMALL = 0.03  # share of the rows in a group of values
 USUAL = 0.3  # share of the right answers, at least, that have the reward for right ones
 ALWAYS = 0.98  # share of the paid answers with a mark that is a rule of the format
 COPIED = 0.995  # share of the rows in which a truth says what the reward says
+_BEHIND = "; the reward is "  # what is quoted
 _MARKS = ("\\boxed", "####", "<answer>", "</think>", "</answer>", "Answer:", "answer is")
 
 
@@ -59,7 +61,7 @@ class _Judged:
     references: References
 
     def describe(self, k: int) -> str:
-        return f"{self.said[k]}; the reward is {self.one.reward_M[k]:g}"
+        return f"{self.said[k]}{_BEHIND}{self.one.reward_M[k]:g}"
 
 
 def check_unpaid_right(view: View) -> Checked:
@@ -83,6 +85,14 @@ def check_paid_wrong(view: View) -> Checked:
     looked = ~all_of.right_K & ~unsure & ~_right_by_truth(all_of)
     left_out = f"; {unsure.sum():,} that a tolerance, a unit or another name may allow are left out"
     return _rate(all_of, "paid_wrong", looked, _paid_in_full(all_of), "wrong answers", "are paid", left_out)
+
+
+def unquoted(finding: Finding) -> Finding:
+    """A finding without the answers and references that those of this file quote."""
+    if finding.name not in ("unpaid_right", "paid_wrong"):
+        return finding
+    lines = [(row, line[line.rindex(_BEHIND) + 2 :]) for row, line in finding.examples]
+    return replace(finding, title=finding.title.partition(": ")[0], examples=tuple(lines))
 
 
 def _paid_in_full(all_of: _Judged) -> Flags:
