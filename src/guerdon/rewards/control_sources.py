@@ -331,6 +331,7 @@ class ControlReward(ModelReward[ControlInputs]):
         carries: of each stream.
         cache: measured values of earlier frames; None: every frame is scored.
         ahead: scores of what `score_ahead` was given.
+        notes: lines for the start of a run's log.
 
     Raises:
         ConfigError: the model cannot give the values that the settings ask for.
@@ -357,6 +358,11 @@ class ControlReward(ModelReward[ControlInputs]):
         ] = {}  # seen for `score_ahead` before their end
         self._check()
         self.reset_streams()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """None, unless a kind of source has something to say."""
+        return ()
 
     @property
     def threshold(self) -> float:

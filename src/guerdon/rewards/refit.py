@@ -181,6 +181,16 @@ class RefittedReward(ControlReward):
         return self.model.updates
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """For the start of the log: what `shuffled_episodes` exchanges, where it is set."""
+        if not getattr(self.settings.refitted, "shuffled_episodes", False):
+            return ()
+        columns = self.model.exchanged
+        if not len(columns):
+            return ("shuffled_episodes exchanges nothing: no number of the state only tells the demonstrations apart",)
+        return (f"shuffled_episodes exchanges these numbers of the state, from 0: {', '.join(map(str, columns))}",)
+
+    @property
     def skipped_in_a_row(self) -> int:
         """Gradient steps of the refits."""
         return self.model.skipped.in_a_row
@@ -349,7 +359,7 @@ def _tell_apart_by_success(online: OnlineImageModel, settings: ResNetModelSettin
     if shuffled:
         online.contrast += ((_goals_shuffled(shown, path, seed), shuffled),)
     if settings.shuffled_episodes:
-        online.exchanged = _telling_columns(shown, path, seed)
+        online.exchanged = _columns(shown, f"shuffled_episodes: replay_path {path}", seed).episode
 
 
 class _Demonstration(NamedTuple):
@@ -395,22 +405,6 @@ def _columns(shown: Sequence[_Demonstration], where: str, seed: int) -> ColumnRo
     if isinstance(roles, Failure):
         raise DataError(f"{where}: {roles.detail}; leave the key out")
     return roles
-
-
-def _telling_columns(shown: Sequence[_Demonstration], path: str, seed: int) -> IntArray:
-    """Columns that only tell the demonstrations apart.
-
-    Raises:
-        DataError: there is none, or that cannot be told.
-    """
-    where = f"shuffled_episodes: replay_path {path}"
-    roles = _columns(shown, where, seed)
-    if not len(roles.episode):
-        doubt = f"; of {len(roles.undecided)} it cannot be told, so record more" if len(roles.undecided) else ""
-        raise DataError(
-            f"{where} shows no number of the state that only tells its demonstrations apart{doubt}; leave the key out"
-        )
-    return roles.episode
 
 
 def _goals_shuffled(shown: Sequence[_Demonstration], path: str, seed: int) -> FloatArray:

@@ -222,6 +222,7 @@ def _notes(study: Study, models: Mapping[str, ControlReward], *, only: str | Non
     for name, source in models.items():
         model, weight = source.settings.model, source.settings.reward_weight
         notes.append(f"{prefix} {name}: {model.model_type} from {model.origin}, weight {weight:g}")
+        notes += [f"{prefix} {name}: {note}" for note in source.notes]
     normalized = not study.control_algorithm.replayed and study.on_policy.normalize_minibatches
     if only is not None and only in models and normalized:
         weight = models[only].settings.reward_weight
