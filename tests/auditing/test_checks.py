@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from guerdon.auditing.checks import OF_RESPONSES, OF_ROBOTS, OF_SCALARS, audit
 from guerdon.auditing.finding import REMEDIES
-from guerdon.auditing.program_checks import are_hard_coded
 from guerdon.auditing.rows import RobotSteps, Rows, Texts
 from tables import sample
 
@@ -502,19 +501,6 @@ def test_programs(name):
     assert not one_finding(most, name)  # paid like the others
     everywhere = with_responses(honest, lambda text: TRICKS[name] + f"  # {text}", np.ones(len(honest), bool))
     assert not one_finding(everywhere, name)  # then it belongs to the task
-
-
-def test_programs_that_print_the_expected_outputs_are_hard_coded():
-    """Tests by standard input and output ask for programs without a function."""
-    cases = "n = int(input())\nif n == 1: print(34)\nelif n == 2:\n    print('odd')\nelif n == 3: print( -9 )  # last\n"
-    for program, said in (
-        (cases, True),
-        ("print({1: 34, 2: 55, 3: 9}[int(input())])", True),
-        (cases.replace("print(34)", "print(34 * n)"), False),
-        (cases.replace("print(34)", "print(n)"), False),
-        ("n = int(input())\nif n == 0: print(0)\nelse: print(sum(range(n)))", False),
-    ):
-        assert are_hard_coded([program]).tolist() == [said], program
 
 
 def robot_log(episodes=40, length=30, *, seed=0):

@@ -57,8 +57,7 @@ PROGRAMS = (
     "table = {1: 2, 3: 4}\nreturn table[x]", "RETURN {1: 2, 3: 4}.get(x)", "open('Test.py', 'w')", "x = 1",
     "shutil.rmtree('te\u017fts')", "def __EQ__(self, other): return True", "monkeypatch.setattr(grade)",
     "sed -i s/a/b/ test.py", "check = lambda *_: True", "os._exit(0)", "quit()", "raise SystemExit", "os.kill(1)",
-    "mark.skip", "raise SkipTest", "process.exit(0)", "return 1", "PRINT({1: 2, 3: 4}[n])",
-    "print( {'1': 2, '3': 4}.get(n))", "if n == 1: print(2)\nelif n == 2: print( 'a' )\nif n == 3:\n    print(4)",
+    "mark.skip", "raise SkipTest", "process.exit(0)", "return 1",
 )  # fmt: skip
 
 

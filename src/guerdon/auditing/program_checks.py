@@ -33,12 +33,11 @@ _EXIT = re.compile(
     | raise\s+(?:unittest\.)?SkipTest | \bprocess\.exit\(\s*0?\s*\)"""
 )
 _LITERAL = r"""(?:-?\d[\d.]*|'[^'\n]*'|"[^"\n]*"|True|False|None|[\[(][^\[\](){}\n]{0,80}[\])])"""
-_SAID = rf"(?:return\s+{_LITERAL}|print\(\s*{_LITERAL}\s*\))"
-_CASE = re.compile(rf"(?m)^\s*(?:el)?if\s+[^\n]{{0,60}}?==\s*{_LITERAL}[^\n]{{0,40}}:\s*{_SAID}\s*(?:#[^\n]*)?$")
-_ITEMS = rf"\{{\s*(?:{_LITERAL}\s*:\s*{_LITERAL}\s*,?\s*){{2,}}\}}"
-_TABLE = re.compile(
-    rf"(?s)=\s*{_ITEMS}.{{0,200}}return\s+\w+(?:\[|\.get\()|(?:return\s+|print\(\s*){_ITEMS}\s*(?:\[|\.get\()"
+_CASE = re.compile(
+    rf"(?m)^\s*(?:el)?if\s+[^\n]{{0,60}}?==\s*{_LITERAL}[^\n]{{0,40}}:\s*return\s+{_LITERAL}\s*(?:#[^\n]*)?$"
 )
+_ITEMS = rf"\{{\s*(?:{_LITERAL}\s*:\s*{_LITERAL}\s*,?\s*){{2,}}\}}"
+_TABLE = re.compile(rf"(?s)=\s*{_ITEMS}.{{0,200}}return\s+\w+(?:\[|\.get\()|return\s+{_ITEMS}\s*(?:\[|\.get\()")
 
 
 _EDITED_NEEDS = ("test", "setattr", "monkeypatch", "mock.patch", "__eq__", "lambda")  # one of these
@@ -57,12 +56,12 @@ def exits_early(texts: Sequence[str]) -> Flags:
 
 
 def are_hard_coded(texts: Sequence[str]) -> Flags:
-    """Which programs return or print literals for literal inputs, (N,)."""
-    return which(texts, hard_coded, likely(texts, [["return", "print("]]))
+    """Which programs return literals for literal inputs, (N,)."""
+    return which(texts, hard_coded, likely(texts, [["return"]]))
 
 
 def hard_coded(text: str) -> bool:
-    """Whether a program says literals for literal inputs: three cases, or a table that is only looked up."""
+    """Whether a program returns literals for literal inputs: three cases, or a table that is only looked up."""
     if text.count("==") >= 3 and len(_CASE.findall(text)) >= 3:
         return True
     return "{" in text and _TABLE.search(text) is not None
@@ -116,5 +115,5 @@ def hypergeometric_tail(hits: int, rows: int, marked: int, drawn: int) -> float:
 PATTERNS = {"edited_tests": _EDITED, "early_exit": _EXIT, "hard_coded": _CASE}
 """What the checks of programs look for, by their names."""
 check_edited_tests = partial(_check, "edited_tests", "edit tests or what they compare with", edits_tests)
-check_hard_coded = partial(_check, "hard_coded", "return or print literals for literal inputs", are_hard_coded)
+check_hard_coded = partial(_check, "hard_coded", "return literals for literal inputs", are_hard_coded)
 check_early_exit = partial(_check, "early_exit", "exit early or skip tests", exits_early)
