@@ -107,7 +107,7 @@ def _unusable(function: Callable[..., Any]) -> str:
                 return f"has the argument {str(parameter).split(':')[0]!r}, which a call cannot give by name"
             if parameter.name in ("self", "cls"):
                 return f"has the argument {parameter.name!r}: name a function, or a method of an object"
-    with suppress(Exception):  # types that do not exist are reported with the schema
+    with suppress(NameError, TypeError, AttributeError, SyntaxError):  # types that do not exist: see the schema
         hints = {name: hint for name, hint in get_type_hints(function).items() if name != "return"}
         for name, hint in hints.items():
             for one in _enums(hint):
