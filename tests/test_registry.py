@@ -80,6 +80,8 @@ def test_what_one_call_changes_in_its_arguments_no_other_sees():
          "number"),
         ("parts_of_mine:Mine", {"device": "cpu"}, "the thing parts_of_mine:Mine: params.device = 'cpu': unknown key; "
          "known keys here: gain"),
+        ("parts_of_mine:number", {"gain": 1}, "the thing parts_of_mine:number: params.gain = 1: unknown key; there "
+         "are no keys here; remove it"),
         ("parts_of_mine:whole", {}, "the thing parts_of_mine:whole: params.gain is missing and has no default"),
         ("parts_of_mine:number", {}, "the thing parts_of_mine:number returned a int, which is not a RewardInfo: "
          "docs/extend.md shows what it must have"),

@@ -280,6 +280,8 @@ def _suggestion(model: type[BaseModel], one: _Unknown) -> str:
         guesses.append(best)
     if guesses:
         return f"did you mean {' or '.join(guesses)}?"
+    if not here:
+        return "there are no keys here; remove it"
     more = ", ..." if len(here) > _MOST_LISTED else ""
     return f"known keys here: {', '.join(here[:_MOST_LISTED])}{more}"
 
