@@ -334,14 +334,15 @@ def test_a_source_that_always_works_hides_none_that_fails():
     assert counter.rate == 1.0
     assert counter.too_many() == ["prm"]
     assert counter.message() == (
-        "reward source 'prm': 100% of its last 96 measurements failed (timeout 90, non_finite 6); "
-        "reward.max_failure_rate is 50%. Fix it and go on with --resume"
+        "reward source 'prm': 100% of its last 96 measurements failed (timeout 90, non_finite 6; each is in "
+        "failures.jsonl); reward.max_failure_rate is 50%. Fix it and go on with --resume"
     )
     both = FailureCounter(0.5, 200)
     both.add("verifier", 96, [(0, 0, Failure("answer_unparsable"))] * 72)
     both.add("prm", 96, late)
     assert both.too_many() == ["verifier", "prm"]
-    assert "'verifier': 75% of its last 96 measurements failed (answer_unparsable 72); reward source" in both.message()
+    assert "'verifier': 75% of its last 96 measurements failed (answer_unparsable 72; each is in" in both.message()
+    assert "; reward source 'prm'" in both.message()
 
 
 def test_sources_of_different_pace_have_a_window_each():

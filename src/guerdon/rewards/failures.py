@@ -104,8 +104,10 @@ class FailureCounter:
             recent = self.recent[name]
             reasons = ", ".join(f"{reason} {n}" for reason, n in Counter(_failed(recent)).most_common())
             share = f"{self.rates[name]:.0%} of its last {len(recent)} measurements failed"
-            what = "evaluation" if name == EVALUATION else f"reward source {name!r}"
-            found.append(f"{what}: {share} ({reasons})")
+            if name == EVALUATION:
+                found.append(f"evaluation: {share} ({reasons})")
+            else:
+                found.append(f"reward source {name!r}: {share} ({reasons}; each is in failures.jsonl)")
         advice = (
             "The run is at its end: fix the source and run it again" if at_end else "Fix it and go on with --resume"
         )
