@@ -287,6 +287,7 @@ EPISODES = [Episode(id=t, task="1+2=?", texts=(t,)) for t in ("3", "the sum is 3
 @pytest.mark.parametrize("named", [["score"], None])  # None: peft keeps the head by itself
 def test_a_lora_classifier_is_read_with_its_head(tmp_path, labels, tokens, on_classifier, named):
     start(tmp_path / "start", "qwen2")
+    torch.manual_seed(1)  # heads are drawn; by chance two could be alike
     if on_classifier:  # the model under the adapter has a head of its own, which the adapter's replaces
         whole = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "start", num_labels=labels)
         whole.save_pretrained(tmp_path / "start")
