@@ -37,6 +37,7 @@ def served():
     server = uvicorn.Server(config)
     with socket.socket() as line:
         line.bind(("127.0.0.1", 0))
+        line.listen()  # a request before the server is up waits
         thread = threading.Thread(target=server.run, kwargs={"sockets": [line]})
         thread.start()
         with httpx.Client(base_url=f"http://127.0.0.1:{line.getsockname()[1]}", timeout=60) as client:
