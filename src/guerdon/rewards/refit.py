@@ -73,8 +73,9 @@ class _Observed:
     def _outcome(self, config: ImageModelConfig) -> bool | None:
         """Of an episode whose labels depend on when it succeeded; None: they are success of each row."""
         if config.type == "progress":
-            if None in self.success and self.succeeded:  # unknown in which row, unless the last one was the first
-                return True if [one for one in self.success if one] == [True] and self.success[-1] else None
+            if None in self.success and self.succeeded:  # in which row is known only where it was the last one
+                only_the_last = self.success.count(True) == 1 and self.success[-1]
+                return True if only_the_last else None
             return True if self.succeeded else outcome_of(self.success)
         return True if self.succeeded and config.within_steps is not None else None
 

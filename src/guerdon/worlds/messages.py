@@ -85,11 +85,13 @@ def checked_step(given: Any) -> WorldStep:
 
 def _number(value: Any, name: str) -> float | None:
     """A field that is a finite number or None."""
+    if value is None:
+        return None
     try:
-        found = None if value is None else math.nan if isinstance(value, str | bytes) else float(value)
+        found = math.nan if isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):
         found = math.nan
-    if found is not None and not math.isfinite(found):
+    if not math.isfinite(found):
         raise DataError(f"{name} is a finite number or None, this is {str(value)[:80]!r}")
     return found
 

@@ -177,9 +177,9 @@ def _demonstrations(config: Mapping[str, Any]) -> int | None:
     sources = _part(_part(config, "reward"), "sources").values()
     demonstrated = [_part(config, "algorithm").get("demonstrations"), _part(config, "bc").get("data_path")]
     others = [_part(config, "collect").get("save_dir"), *(_part(one, "model").get("replay_path") for one in sources)]
-    for model in _part(config, "train").values():
-        given = model.get("data_path") if isinstance(model, Mapping) else None
-        others += [given] if isinstance(given, str) else given or []
+    for name in _part(config, "train"):
+        paths = _part(_part(config, "train"), name).get("data_path") or []
+        others += [paths] if isinstance(paths, str) else paths
     counts = [_successes(Path(path)) for path in [*demonstrated, *others] if path]
     found = next((count for count in counts if count), None)
     if found is not None:
