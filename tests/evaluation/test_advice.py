@@ -85,7 +85,8 @@ SETTINGS = [
     ),
     ({"algorithm": {"bc_weight": 0.4}}, f"{words.NATIVE}, with cloning"),
     ({"algorithm": {"bc_weight": 0.0}, "policy": {"checkpoint": None}}, words.NATIVE),
-    ({"policy": {"checkpoint": "runs/clone"}}, f"{words.NATIVE}, with cloning"),
+    ({"policy": {"checkpoint": "runs/clone"}, "bc": {"save_dir": "runs/clone"}}, f"{words.NATIVE}, with cloning"),
+    ({"policy": {"checkpoint": "runs/a/policy"}, "bc": {"save_dir": "b"}}, f"{words.NATIVE}, from another policy"),
 ]  # fmt: skip
 
 
@@ -122,6 +123,8 @@ def test_facts_are_read_from_the_folders_that_a_study_names(tmp_path):
     assert (found(replayed).demonstrations, found(replayed).learned) == (5, True)
     assert found({"bc": {"save_dir": str(clone)}}, {"policy": {"checkpoint": str(clone)}}).clone == (0.25, 8)
     assert found({"bc": {"save_dir": str(tmp_path)}}).clone is None
+    (clone / "training.json").write_text("{}")  # of `guerdon train`
+    assert setting_of({"policy": {"checkpoint": str(clone)}}) == f"{words.NATIVE}, with cloning"
     (tmp_path / "others" / "meta" / "info.json").write_text("{")
     assert found({"collect": {"save_dir": others}}).demonstrations is None
 

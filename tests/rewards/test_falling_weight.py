@@ -1,5 +1,7 @@
 """A weight that falls as the policy succeeds: never rises, is logged, survives a kill, and ends all calls at 0."""
 
+import json
+
 import gymnasium
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guerdon.rewards.source import FallingWeight, SourceTerms
-from guerdon.rl.episode_stats import RECENT
+from guerdon.rl.episode_stats import RECENT, EpisodeStats
 from guerdon.rl.sampling import DrawnRows, gathered
 from guerdon.settings.reward import RewardSettings
 from guerdon.settings.reward_source import RobotSource
@@ -72,6 +74,7 @@ def test_what_cannot_be_is_refused():
         ({"combine_mode": "add", "schedule_to": 0.5}, "schedule_to"),
         ({**FALLS, "shaping": "bonus", "reward_threshold": 0.5, "ends": True}, "ends"),
         ({**FALLS, "adaptive_weight": {"share": 0.2}}, "adaptive_weight"),
+        ({**FALLS, "reward_weight": 0.0}, "reward_weight_schedule"),
     ):
         with refuses(where):
             section(**keys)
@@ -205,6 +208,43 @@ def test_success_is_counted_over_the_newest_known_episodes(tmp_path):
     assert len(known) > 2 * RECENT
     assert loop.stats.recent_success == np.mean(known[-RECENT:])
     loop.close()
+
+
+class OnlySuccesses(Clock):
+    """A clock that never says that an episode failed; its first one succeeds."""
+
+    begun = False
+
+    def reset(self, **given):
+        shown = super().reset(**given)
+        self.length = self.length if self.begun else 3
+        self.begun = True
+        return shown
+
+    def step(self, action):
+        *rest, info = super().step(action)
+        return *rest, {"success": True if info["success"] else None}
+
+
+gymnasium.register("OnlySuccesses-v0", OnlySuccesses, disable_env_checker=True, order_enforce=False)
+
+
+def test_a_weight_stays_where_only_successes_are_reported(tmp_path, capsys):
+    """The share of successes among the episodes whose success is known is 1 there, whatever the policy does."""
+    keys = {"env": {"task": "OnlySuccesses-v0", "kwargs": {"longest": 8}}, "runner": {"eval_every": 160}}
+    one = study(tmp_path, **keys)
+    loop = start(one)
+    loop.run()
+    known = [row["success"] for row in lines(one, "episodes")]
+    assert known.count(True) > 2 * RECENT
+    assert set(known) == {True, None}
+    assert {row["reward_weight/constant"] for row in lines(one) if row["kind"] == "train"} == {1.0}
+    assert "weights do not fall with success, since only successes are reported" in capsys.readouterr().err
+    again = EpisodeStats(["env"], [], 1)
+    again.load_state_dict(json.loads(json.dumps(loop.stats.state_dict() | {"orders": {}})))
+    assert again.only_successes
+    assert len(again.successes) == RECENT
+    assert again.recent_success is None
 
 
 def lines_so_far(loop):

@@ -1,6 +1,7 @@
 """Learning from a replay: targets by hand, gradients against autograd, runs that are resumed to the same bytes."""
 
 import json
+import math
 from dataclasses import replace
 
 import gymnasium
@@ -419,10 +420,12 @@ def test_failed_measurements_are_masked(tmp_path):
     loop.close()
 
 
-def test_a_second_stage_takes_over_policy_and_critics(tmp_path):
+def test_a_second_stage_takes_over_policy_and_critics(tmp_path, capsys):
     first = study(tmp_path, "first", total_steps=60)
     start(first).run()
     again = start(study(tmp_path, "again", total_steps=60, resume_dir=str(run_folder(first))))
+    learned = math.exp(again.learner.temperature.log.item())
+    assert f"the temperature starts at {learned:.3g}" in capsys.readouterr().err
     assert not len(again.learner.memory)
     state, _ = again.learner.state()
     stored = json.loads((run_folder(first) / "COMPLETE").read_text())

@@ -68,6 +68,7 @@ class EpisodeStats:
         self._streams = num_streams
         self.finished: list[Row] = []
         self.successes: list[bool] = []
+        self._outcomes: set[bool | None] = set()  # those that episodes have had so far
         self._counted = counted
         self._truth = "success" if truth is None else f"return/{truth}"
         self._by = "success" if truth is None else TRUTH
@@ -119,12 +120,23 @@ class EpisodeStats:
         del self.finished[OLDEST:-NEWEST]
         self.successes += [row["success"] for row in rows if row["success"] is not None]
         del self.successes[:-RECENT]
+        self._outcomes |= {row["success"] for row in rows}
         return rows
 
     @property
     def recent_success(self) -> float | None:
-        """Share of successes among the newest `RECENT` episodes; None until the success of so many is known."""
-        return sum(self.successes) / RECENT if len(self.successes) == RECENT else None
+        """Share of successes among the newest `RECENT` episodes whose success is known.
+
+        None until there are so many, and where `only_successes` are reported.
+        """
+        if self.only_successes or len(self.successes) < RECENT:
+            return None
+        return sum(self.successes) / RECENT
+
+    @property
+    def only_successes(self) -> bool:
+        """Whether all known outcomes are successes and others are unknown, which may be the failures."""
+        return self._outcomes == {True, None}
 
     def _ended(
         self, rollout: Rollout[Inputs], rewards: Mapping[str, Rewards], weights: Mapping[str, float], step: int
@@ -294,6 +306,7 @@ class EpisodeStats:
             "orders": {name: order.open for name, order in self._orders.items()},
             "finished": self.finished,
             "successes": self.successes,
+            "outcomes": sorted(self._outcomes, key=str),
             "counts": self.counts,
             "failing": self._failing.rollouts,
         }
@@ -309,6 +322,7 @@ class EpisodeStats:
             self._orders[name].open = [(list(values), list(succeeded)) for values, succeeded in kept]
         self.finished = list(state["finished"])
         self.successes = list(state["successes"])
+        self._outcomes = set(state.get("outcomes", self.successes))
         self.counts = dict(state["counts"])
         self._failing.rollouts = [(led, failed) for led, failed in state["failing"]]
 

@@ -305,6 +305,11 @@ class Loop:
             if source.terms.falling is not None:
                 source.terms.falling.observe(self.stats.recent_success)
 
+    @property
+    def _stay(self) -> bool:
+        """Whether a weight that should fall with success stays, because nobody can say what share succeeds."""
+        return self.stats.only_successes and any(one.terms.falling is not None for one in self.sources.values())
+
     def _count_failures(self, rewards: Mapping[str, Rewards], step: int) -> None:
         """Write every failed measurement down; refuse to go on where a source says so."""
         for name, found in rewards.items():
@@ -403,6 +408,7 @@ class Loop:
             + (f" | HACKING ALARM: {alarm}" if alarm else "")
             + (f" | INVERSION ALARM: {inversion}" if inversion else "")
             + (f" | FAILURE ALARM: {failing}" if failing else "")
+            + (" | weights do not fall with success, since only successes are reported" if self._stay else "")
         )
 
     def _show(self) -> None:

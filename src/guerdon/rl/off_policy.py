@@ -468,6 +468,11 @@ class SACLearner(ReplayLearner):
                 "usual",
             )
 
+    def start_from(self, folder: Path) -> str:
+        """As for the base class; the line says at which temperature it starts, which may be the other run's."""
+        found = super().start_from(folder)
+        return f"{found}; the temperature starts at {math.exp(self.temperature.log.item()):.3g}"
+
     def _critic(self) -> _Critic:
         encoder, given = self.policy.encoder, self.policy.settings
         own = isinstance(given, OwnPolicySettings)

@@ -304,6 +304,8 @@ class RobotSource(_ScoredSource, LiberoWords):
             raise ConfigError.about(
                 "schedule_from", f"{self.schedule_from:g} is not below schedule_to {self.schedule_to:g}"
             )
+        if self.falls and self.reward_weight == 0:
+            raise ConfigError.about("reward_weight_schedule", "success lowers reward_weight, which is 0 here")
         if self.falls and self.ends:
             raise ConfigError.about(
                 "ends", "true is of a model that judges the whole run, and reward_weight_schedule success ends that"

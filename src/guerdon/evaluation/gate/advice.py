@@ -143,8 +143,15 @@ def setting_of(config: Mapping[str, Any]) -> str:
     else:
         sources = _part(reward, "sources").values()
         name = FALLING if any(_weights(source) == "success" for source in sources) else ADDED
-    cloned = bool(algorithm.get("bc_weight")) or bool(_part(config, "policy").get("checkpoint"))
-    return f"{name}, with cloning" if cloned else name
+    start = _part(config, "policy").get("checkpoint")
+    if algorithm.get("bc_weight") or (start and _is_clone(start, config)):
+        return f"{name}, with cloning"
+    return f"{name}, from another policy" if start else name
+
+
+def _is_clone(start: str, config: Mapping[str, Any]) -> bool:
+    """Whether a policy is the clone that the study makes, or another that `guerdon train` made."""
+    return start == _part(config, "bc").get("save_dir") or (Path(start) / "training.json").is_file()
 
 
 def _weights(source: Any) -> Any:
