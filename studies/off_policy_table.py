@@ -1,13 +1,14 @@
-"""The tables of docs/results/robots.md on studies/off_policy.yaml.
+"""The tables of docs/results/robots.md on studies/off_policy.yaml and studies/few_demonstrations.yaml.
 
     python studies/off_policy_table.py studies/off_policy.csv                             the curves that were measured
     python studies/off_policy_table.py runs/off_policy --keep=studies/off_policy.csv      with those of finished runs
+    python studies/off_policy_table.py studies/off_policy_falling.csv --differences=FA,LA,CA
 
-By task: true success at the end and the mean height of the curve, with t intervals over seeds cut to 0 and 1, and the
-difference of the learned reward (L) from 0/1 (A), paired by seed. Then how many steps an arm needs, as a share of
-PPO's, to the level that PPO with the same reward (P) has at its end in the mean over seeds: the median over tasks and
-seeds, a run that never gets there counting as infinite, with a percentile interval of runs resampled within each
-task.
+By task: true success at the end and the mean height of the curve, with t intervals over seeds cut to 0 and 1, and
+differences of pairs of arms, paired by seed; by default that of the learned reward (L) from 0/1 (A). Then how many
+steps an arm needs, as a share of PPO's, to the level that PPO with the same reward (P) has at its end in the mean over
+seeds: the median over tasks and seeds, a run that never gets there counting as infinite, with a percentile interval of
+runs resampled within each task.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import argparse
 import csv
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -133,26 +134,52 @@ def curves(file: Path) -> StudyRecord:
     )  # fmt: skip
 
 
-def table(path: Path) -> str:
-    """All lines, of a study's folder or of a file of curves."""
+def difference(study: StudyRecord, pair: str, tasks: tuple[str, ...], of: Callable[[RunRecord], float]) -> Interval:
+    """One arm minus another, paired by task and seed, with its t interval."""
+    one, other = (scores(study, arm, tasks, of) for arm in pair)
+    return stratified_t_interval(one - other)
+
+
+def by_task(study: StudyRecord, pair: str) -> str:
+    """A sentence on how the difference of two arms at the end is spread over tasks."""
+    one, other = pair
+    better, worse = [], []
+    for task in study.tasks:
+        plain = of_tasks(study, other, (task,)).estimate
+        gain = difference(study, pair, (task,), final_success).estimate
+        if plain is None or gain is None:
+            continue
+        if plain < SOLVED:
+            better.append(gain > 0)
+        else:
+            worse.append(gain <= -MARGIN)
+    name = "0/1" if other == "A" else other
+    return (
+        f"Where {name} ends below {SOLVED:g}: {one} above on {sum(better)} of {len(better)} tasks; elsewhere {one} "
+        f"lower by {MARGIN:g} or more on {sum(worse)} of {len(worse)}."
+    )
+
+
+def table(path: Path, pairs: tuple[str, ...] = ("LA",)) -> str:
+    """All lines, of a study's folder or of a file of curves.
+
+    Args:
+        path: of either.
+        pairs: two letters each, of an arm and of the one that it is compared with.
+    """
     study = curves(path) if path.is_file() else read_study(path)
     tasks, arms = tuple(study.tasks), list(study.arms)
-    lines = ["| task | " + " | ".join(arms) + " | L − A | L − A, area |", "| --- |" + " ---: |" * (len(arms) + 2)]
-    better, worse = [], []
+    heads = [f"{one} − {other}{what}" for one, other in pairs for what in ("", ", area")]
+    lines = [f"| task | {' | '.join([*arms, *heads])} |", "| --- |" + " ---: |" * len([*arms, *heads])]
     for names, title in [(tasks, "all"), *(((task,), task) for task in tasks)]:
         cells = [with_bounds(of_tasks(study, arm, names)) for arm in arms]
-        differences = [
-            stratified_t_interval(scores(study, "L", names, of) - scores(study, "A", names, of))
-            for of in (final_success, mean_area)
+        cells += [
+            signed_interval(difference(study, pair, names, of)) for pair in pairs for of in (final_success, mean_area)
         ]
-        lines.append(f"| {title} | {' | '.join([*cells, *map(signed_interval, differences)])} |")
-        plain, gain = of_tasks(study, "A", names).estimate, differences[0].estimate
-        if title != "all" and plain is not None and gain is not None:
-            (better if plain < SOLVED else worse).append((gain > 0) if plain < SOLVED else (gain <= -MARGIN))
+        lines.append(f"| {title} | {' | '.join(cells)} |")
     lines += [
         "",
-        f"Where 0/1 ends below {SOLVED:g}: L above on {sum(better)} of {len(better)} tasks; elsewhere L lower by "
-        f"{MARGIN:g} or more on {sum(worse)} of {len(worse)}.",
+        *(by_task(study, pair) for pair in pairs),
         "",
         "| arm | area under the curve | share of PPO's steps to its level, median | never |",
         "| --- | ---: | ---: | ---: |",
@@ -170,7 +197,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path, help="what `guerdon compare` wrote, or a file of curves")
     parser.add_argument("--keep", type=Path, help="file of curves that its finished runs are put into, then shown")
+    parser.add_argument("--differences", default="LA", help="pairs of arms, such as FA,LA: F minus A, L minus A")
     options = parser.parse_args()
     if options.keep:
         keep(finished(options.path), options.keep)
-    print(table(options.keep or options.path))
+    print(table(options.keep or options.path, tuple(options.differences.split(","))))

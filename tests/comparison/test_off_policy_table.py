@@ -46,6 +46,10 @@ def test_the_counts_of_tasks(folder):
     assert "| +0.70" in lines[3]
     assert "Where 0/1 ends below 0.8: L above on 1 of 1 tasks; elsewhere L lower by 0.1 or more on 0 of 1." in lines
     assert next(line for line in lines if line.startswith("| P |")).endswith("of 6 |")
+    both = table(folder, ("LA", "PL")).splitlines()
+    assert both[0].endswith("| L − A | L − A, area | P − L | P − L, area |")
+    assert both[3].startswith(lines[3])
+    assert "Where L ends below 0.8: P above on 0 of 0 tasks; elsewhere P lower by 0.1 or more on 1 of 2." in both
 
 
 def test_curves_are_kept_in_a_file_that_grows(folder, tmp_path):
