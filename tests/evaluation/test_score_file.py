@@ -274,6 +274,11 @@ def test_turns_of_a_conversation_are_scored_one_by_one(tmp_path):
     asked = {"prompt": TALK[:2] + TALK[2:3], "response": "four"}
     score_file(jsonl(tmp_path / "one.jsonl", [asked]), model, tmp_path / "one.out.jsonl", name="m", turns=True)
     assert lines(tmp_path / "one.out.jsonl")[0]["rewards"] == [4.0]  # of what was asked no turn counts
+    empty = {"messages": [TALK[0], {"role": "assistant", "content": ""}, *TALK[-2:]]}
+    score_file(jsonl(tmp_path / "empty.jsonl", [empty]), Length(), tmp_path / "empty.out.jsonl", name="m", turns=True)
+    found = lines(tmp_path / "empty.out.jsonl")[0]
+    assert found["rewards"] == [None, 3.0]
+    assert "empty_turn" in str(found["reward_failure"])  # as POST /v1/rewards with turns
 
 
 def test_conversations_of_a_run_are_scored_turn_by_turn(tmp_path):

@@ -27,6 +27,7 @@ _ALIASES = {  # other names of these roles; human and gpt are those of ShareGPT
 }  # fmt: skip
 _KEPT = ("name", "tool_call_id", "reasoning_content", "reasoning", "thinking")  # texts that chat templates know
 _TEXTS = ("text", "input_text", "output_text")  # parts of a content: of Chat Completions, and of the Responses API
+EMPTY_TURN = Failure("empty_turn", "the turn has neither text nor calls")
 _UNREADABLE = ("function_call", "refusal", "audio", "images", "image", "videos", "video")  # said, but not as text
 
 

@@ -21,7 +21,7 @@ from guerdon.models.explained_score import ExplainedScore, JudgeOptions, ParseSt
 from guerdon.models.judges.rubric import REFERENCE, RUBRIC
 from guerdon.models.scores import info_record
 from guerdon.policies.batches.tokens import split_steps
-from guerdon.reading.chats import chat_messages, check_characters, tool_schemas, turn_text
+from guerdon.reading.chats import EMPTY_TURN, chat_messages, check_characters, tool_schemas, turn_text
 from guerdon.reading.roles import Role, roles_of
 from guerdon.serve.errors import ERRORS, BadRequest, ErrorAnswer, ServeError, TwoNames
 from guerdon.serve.media import Media
@@ -518,7 +518,7 @@ def turn_episodes(item: RewardItem, place: int, *, per_step: bool, limits: Limit
             found.append(error.failure)
             continue
         if not asked.response:
-            found.append(Failure("empty_turn", "the turn has neither text nor calls"))
+            found.append(EMPTY_TURN)
             continue
         steps = [asked.response]
         if per_step and item.separator is not None:

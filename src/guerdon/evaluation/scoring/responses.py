@@ -17,7 +17,7 @@ from guerdon.episodes.solutions import Solution
 from guerdon.errors import DataError
 from guerdon.models.judges.rubric import REFERENCE, RUBRIC
 from guerdon.reading import nested
-from guerdon.reading.chats import ChatError, asked_of, chat_messages, is_answered, turn_text, turns_of
+from guerdon.reading.chats import EMPTY_TURN, ChatError, asked_of, chat_messages, is_answered, turn_text, turns_of
 from guerdon.reading.layouts import RowLayout
 from guerdon.reading.nested import RESCORED
 from guerdon.reading.plan import Plan
@@ -173,11 +173,15 @@ def turns_in(record: Record) -> list[Solution | Failure] | Failure:
     except ChatError as error:
         return error.failure
     first = 0 if said is None else len(asked)
-    found = [
-        _with_truth(read_response(messages[:k], turn_text(message), f"{record.name}-{k}", record.roles), record)
-        for k, message in enumerate(messages)
-        if k >= first and message["role"] == "assistant"
-    ]
+    found = list[Solution | Failure]()
+    for k, message in enumerate(messages[first:], first):
+        if message["role"] != "assistant":
+            continue
+        text = turn_text(message)
+        if not text:
+            found.append(EMPTY_TURN)
+            continue
+        found.append(_with_truth(read_response(messages[:k], text, f"{record.name}-{k}", record.roles), record))
     return found or Failure("no_turn", "there is no turn of the assistant")
 
 
