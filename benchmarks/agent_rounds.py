@@ -5,8 +5,8 @@
 
 A model with random weights (made in code) writes all tokens of every reply. *endpoint*: the same conversations of four
 turns, byte for byte, once by a world in this process and once by a program for each, which calls the address; from the
-first request of a round to the last reply, so that starting the programs does not count. *tools*: 64 conversations, whose
-turns each call a function that sleeps for 0 to 2 seconds; the time next to the largest sum of sleeps in one
+first request of a round to the last reply, so that starting the programs does not count. *tools*: 64 conversations, in
+which each turn calls a function that sleeps for 0 to 2 seconds; the time next to the largest sum of sleeps in one
 conversation plus the time with a function that answers at once. Targets: 1.1 and 1.3.
 """
 
