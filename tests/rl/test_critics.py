@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from guerdon.rl.off_policy import Critics, layers_of
+from guerdon.rl.critics import Critics, layers_of
 from tables import cases
 
 
