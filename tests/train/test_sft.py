@@ -2,6 +2,7 @@ import json
 import math
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -343,6 +344,28 @@ def test_each_turn_of_a_conversation_with_calls_is_a_row(tmp_path, monkeypatch):
     assert not {tokens.names[i] for i in train} & {tokens.names[i] for i in val}
     asked = [pair.messages[0]["content"] for pair in pairs]
     assert not {asked[i] for i in train} & {asked[i] for i in val}
+
+
+def test_the_turns_of_a_completion_are_learned_and_those_of_its_prompt_are_not(tmp_path, monkeypatch):
+    """TRL's prompt and completion, as messages or texts; no true answer is needed to imitate."""
+    monkeypatch.setattr(sft, "train_sft", lambda pairs, *rest, **more: pairs)
+    rows = []
+    for k in range(4):
+        messages = called(k)["messages"]
+        rows.append({"prompt": messages[:1], "completion": messages[1:]})
+        rows.append({"prompt": [*messages[:3], {"role": "user", "content": f"sure, {k}?"}], "completion": messages[3:]})
+    pairs = train_sft_study(call_study(tmp_path, rows), resume=False)
+    found = Counter((len(pair.messages), bool(pair.reply.get("tool_calls"))) for pair in pairs)
+    assert found in ({(1, True): 4, (3, False): 4, (4, False): 3}, {(1, True): 3, (3, False): 3, (4, False): 4})
+    texts = [{"prompt": f"{k}?", "completion": f"{k}."} for k in range(4)]
+    pairs = train_sft_study(call_study(tmp_path, texts), resume=False)
+    assert [(pair.messages[-1]["content"], pair.reply["content"]) for pair in pairs] == [
+        (f"{k}?", f"{k}.") for k in (int(pair.reply["content"][0]) for pair in pairs)
+    ]
+    assert len(pairs) == 3
+    paid = [{**row, "reward": 0.5} for row in texts]
+    with pytest.raises(DataError, match="worked solution"):
+        train_sft_study(call_study(tmp_path, paid), resume=False)
 
 
 def test_a_policy_learns_to_call(tmp_path):

@@ -18,6 +18,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ from guerdon.network.hub import check_data_set
 from guerdon.processes.progress import log_once
 from guerdon.reading.chats import (
     ChatError,
+    answer_text,
     asked_of,
     chat_messages,
     media_in,
@@ -83,7 +85,7 @@ _PLAIN = re.compile(r"[A-Z]|-?[0-9]+(?:\.[0-9]+)?")  # the letter of an option, 
 
 
 def load_prompts(
-    settings: DataSettings, *, read_as: list[ReadAs] | None = None
+    settings: DataSettings, *, answered: bool = True, read_as: list[ReadAs] | None = None
 ) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
     """The prompts that the `data` section describes: to train on and to validate on.
 
@@ -91,6 +93,7 @@ def load_prompts(
 
     Args:
         settings: the section.
+        answered: rows need a true answer that the verifier can read.
         read_as: receives what each data set was read as.
 
     Raises:
@@ -100,7 +103,7 @@ def load_prompts(
     if settings.type == "generated":
         train, validation = generate(settings.task, settings.train_size, settings.val_size)
     else:
-        train, separate = _sources(settings, [] if read_as is None else read_as)
+        train, separate = _sources(settings, [] if read_as is None else read_as, answered=answered)
         if separate is None:
             train, validation = hold_out(train, settings.val_size)
         else:
@@ -170,28 +173,24 @@ def _check_code_rows(settings: ReadDataSettings, prompts: Iterable[Prompt]) -> N
 
 
 def _sources(
-    settings: ReadDataSettings | PromptsDataSettings, read_as: list[ReadAs]
+    settings: ReadDataSettings | PromptsDataSettings, read_as: list[ReadAs], *, answered: bool
 ) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...] | None]:
     """Training prompts, and validation prompts where the settings name a place for them."""
     if settings.type == "prompts":
         asked = read_prompts(settings.path, answered=False, columns=settings.columns, train=True, read_as=read_as)
         return asked, None
+    judged = settings if answered else None
     if settings.type == "files":
-        train, validation = (
-            [
-                read_prompts(name, data=settings, columns=settings.columns, train=to_train, read_as=read_as)
-                for name in names
-            ]
-            for names, to_train in ((settings.train_files, True), (settings.val_files, False))
-        )
+        one = partial(read_prompts, answered=answered, data=judged, columns=settings.columns, read_as=read_as)
+        train, validation = [one(name, train=True) for name in settings.train_files], list(map(one, settings.val_files))
         held_out = with_unique_ids(chain.from_iterable(validation)) if validation else None
         return with_unique_ids(chain.from_iterable(train)), held_out
 
     def split(name: str) -> tuple[Prompt, ...]:
         if settings.type == "datasets":
             given = (settings.path, name, settings.name)
-            return read_dataset(*given, data=settings, columns=settings.columns, read_as=read_as)
-        return read_gsm8k(settings.path, name, data=settings, read_as=read_as)
+            return read_dataset(*given, answered=answered, data=judged, columns=settings.columns, read_as=read_as)
+        return read_gsm8k(settings.path, name, data=judged, read_as=read_as)
 
     return split(settings.train_split), split(settings.val_split) if settings.val_split else None
 
@@ -258,6 +257,7 @@ def read_dataset(
     split: str,
     name: str | None = None,
     *,
+    answered: bool = True,
     data: ReadDataSettings | None = None,
     columns: _Said = None,
     read_as: list[ReadAs] | None = None,
@@ -268,6 +268,7 @@ def read_dataset(
         path: a folder that `save_to_disk` wrote, a folder of data files, or a hub id.
         split: which split.
         name: the configuration, where there are several.
+        answered: as for `read_prompts`.
         data: as for `read_prompts`.
         columns: as for `read_prompts`.
         read_as: as for `read_prompts`.
@@ -303,7 +304,7 @@ def read_dataset(
     said = f"{path}[{split}]"
     parts = [DataPart(said, split, split_and_subset(split)[0], split, rows)]
     reading = read(said, columns=columns, parts=parts)
-    return prompts_in(reading, source, data=data, read_as=read_as)
+    return prompts_in(reading, source, answered=answered, data=data, read_as=read_as)
 
 
 def prompts_in(
@@ -477,11 +478,13 @@ def prompt_of(record: Record, plan: Plan, data_source: str, ability: str = "", *
     choices = read_choices(row, where, answered=answered)
     tools = _tools(roles, where)
     plan.need(where, "solution")
-    solution = _solution(row, roles, plan)
+    solution, worked = _solution(row, roles, plan), None
     if choices is None:
         messages, answer = _messages(asked, roles, row, where)
         gold = _gold(row, roles, plan, solution, where, answered=answered)
-        solution = solution or answer or _response(roles, plan)
+        if solution is None and answer is None:
+            worked, answer = _response(roles, plan, answered=answered)
+        solution = solution or answer
     else:
         messages = _with_options(choices, asked, roles, row, where)
         gold = choices.answer
@@ -496,6 +499,7 @@ def prompt_of(record: Record, plan: Plan, data_source: str, ability: str = "", *
         extra_info=_extra_info(row, roles, where),
         solution=solution,
         tools=tools,
+        worked=worked,
     )
 
 
@@ -631,12 +635,23 @@ def _solution(row: Mapping[str, Any], roles: Mapping[str, Any], plan: Plan) -> s
     return solution or marked
 
 
-def _response(roles: Mapping[str, Any], plan: Plan) -> str | None:
-    """The response of a set of instructions, if nothing says how good it is: a worked solution."""
+def _response(roles: Mapping[str, Any], plan: Plan, *, answered: bool) -> tuple[tuple[Message, ...] | None, str | None]:
+    """The response of a row, if nothing says how good it is: the turns before its last one, and that.
+
+    That of a log counts only where no true answers are asked for, as for a supervised start: it may be wrong.
+    """
     said = roles.get("response")
     judged = is_preference(plan) or plan.has("reward") or plan.has("reference")
-    worked = plan.layout.kind == "prompts" and not judged
-    return said if worked and isinstance(said, str) and said.strip() else None
+    shown = plan.layout.kind == "prompts" or (plan.layout.kind == "log" and not answered)
+    if not shown or judged or is_blank(said):
+        return None, None
+    if isinstance(said, str):
+        return (), said
+    try:
+        turns = chat_messages(said)
+        return turns[:-1], answer_text(turns[-1])
+    except ChatError:  # it is no list of messages, or ends in a call
+        return None, None
 
 
 def _marks(text: str) -> bool:

@@ -45,6 +45,8 @@ class Prompt:
         tools: functions that can be called in the conversation, as JSON schemas.
         given: the conversation of the data, where `messages` also have a system prompt or worked examples that the
             `data` section puts there for the policy; empty: `messages` are it.
+        worked: turns before `solution` that are part of it, such as calls of tools, where the data has the solution
+            apart from the prompt; None: it has one conversation, or no solution.
     """
 
     id: str
@@ -56,6 +58,7 @@ class Prompt:
     solution: str | None = None
     tools: tuple[Tool, ...] = ()
     given: tuple[Message, ...] = field(default=(), compare=False)
+    worked: tuple[Message, ...] | None = None
 
     @property
     def question(self) -> str:

@@ -166,7 +166,7 @@ def _pairs_of(study: Study, settings: SFTSettings, read_as: list[ReadAs]) -> lis
         raise ConfigError(
             "policy=sft needs a data section (prompts with solutions) and an sft section (save_dir)", key="data"
         )
-    train, _ = load_prompts(study.data, read_as=read_as)
+    train, _ = load_prompts(study.data, answered=False, read_as=read_as)
     solved = [p for p in train if p.solution is not None]
     if not solved:
         raise DataError(
@@ -197,8 +197,10 @@ def _pairs_of_prompt(
         schemas: of the agent's tools; None: there is no agent with tools.
     """
     tools = prompt.tools if schemas is None else schemas
-    turns = turns_of(messages, text, tools, own=len(without_system(prompt.given or messages)))
-    if any(message.get("tool_calls") for message in messages):
+    whole = (*messages, *(prompt.worked or ()))
+    own = len(without_system(prompt.given or messages)) if prompt.worked is None else len(prompt.worked)
+    turns = turns_of(whole, text, tools, own=own)
+    if any(message.get("tool_calls") for message in whole):
         return list(turns)
     return [(messages, text, tools) if schemas is None else turns[-1]]
 
