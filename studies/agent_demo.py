@@ -4,8 +4,9 @@
     have now?
 
 needs the calls `834 + 443` and `1277 + 406`. The calculator takes two numbers, so the second call needs the result of
-the first; the stamps do not matter. The supervised start sees conversations about problems that need one call: two in a
-message that have nothing to do with each other, and a message that goes on where the last answer ended.
+the first; the stamps do not matter. The supervised start sees problems that need one call: those of one change, and
+those of two of which the first call and its result are there already. It is never trained on a first call after which
+another is needed.
 
     python studies/agent_demo.py problems runs/agent_demo/seed0     writes start, train and held_out, .jsonl each
     guerdon train studies/agent_demo.yaml policy=sft data.train_files=runs/agent_demo/seed0/start.jsonl
@@ -24,8 +25,8 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
-from itertools import combinations, islice
+from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,7 @@ if TYPE_CHECKING:  # a process of the tool imports this file, and needs no torch
     from guerdon.settings.study import Study
 
 START, TRAIN, HELD_OUT = 512, 1024, 192  # conversations, problems, problems
-TOGETHER, AGAIN = 0.9, 0.5  # shares of the conversations of the start: two problems in a message, a second message
+BEGUN = 0.5  # share of the start's problems whose first call is made
 NAMES = ("Anna", "Ben", "Clara", "Emma", "Finn", "Ida", "Jan", "Leo", "Lucy", "Max", "Mia", "Noah", "Nora", "Tom")
 THINGS = ("balls", "books", "cards", "coins", "cups", "hats", "pears", "pens", "shells", "stamps")
 VERBS = ("buys", "finds", "wins")
@@ -136,70 +137,41 @@ def prompt_row(problem: Problem) -> dict[str, Any]:
     return {"prompt": problem.question, "answer": problem.answer}
 
 
-def solved(parts: Sequence[Sequence[Problem]]) -> dict[str, Any]:
-    """A conversation for the start that solves problems of one call.
-
-    Args:
-        parts: the problems of each message; one that is not the last of its message is answered in the turn that calls
-            for the next.
-    """
-    messages: list[dict[str, Any]] = []
-    for part in parts:
-        told = " ".join(sentence for one in part for sentence in one.sentences)
-        asked = ", and ".join(f"how many {one.thing} does {one.name} have now" for one in part)
-        messages.append({"role": "user", "content": f"{told} {asked[0].upper()}{asked[1:]}?"})
-        said = ""
-        for one in part:
-            name = f"call_{sum(message['role'] == 'tool' for message in messages)}"
-            called = {"name": "calculate", "arguments": {"expression": one.calls[0]}}
-            call = {"id": name, "type": "function", "function": called}
-            messages.append({"role": "assistant", "content": said, "tool_calls": [call]})
-            messages.append({"role": "tool", "content": one.answer, "tool_call_id": name, "name": "calculate"})
-            said = one.answer
-        messages.append({"role": "assistant", "content": said})
-    return {"messages": messages, "reference": parts[-1][-1].answer}
+def worked(problem: Problem) -> list[dict[str, Any]]:
+    """The conversation about a problem: its question, a call and its result for each step, and the answer."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": problem.question}]
+    for k, (expression, result) in enumerate(zip(problem.calls, problem.results, strict=True)):
+        called = {"name": "calculate", "arguments": {"expression": expression}}
+        call = {"id": f"call_{k}", "type": "function", "function": called}
+        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        messages.append({"role": "tool", "content": str(result), "tool_call_id": call["id"], "name": "calculate"})
+    return [*messages, {"role": "assistant", "content": problem.answer}]
 
 
-def cut(problem: Problem) -> tuple[Problem, Problem]:
-    """A problem of two calls as two of one call: all but the last sentence, which is a change, and that sentence."""
-    return (
-        replace(problem, sentences=problem.sentences[:-1], calls=problem.calls[:1], results=problem.results[:1]),
-        replace(problem, sentences=problem.sentences[-1:], calls=problem.calls[1:], results=problem.results[1:]),
-    )
-
-
-def ends_in_change(problem: Problem) -> bool:
-    """Whether the last sentence changes what is counted."""
-    return problem.sentences[-1].startswith(problem.name) and problem.sentences[-1].endswith(f" {problem.thing}.")
-
-
-def start_rows(rng: np.random.Generator, taken: set[str], together: float = TOGETHER) -> Iterator[dict[str, Any]]:
-    """Conversations for the start, whose problems need one call each.
+def start_rows(rng: np.random.Generator, taken: set[str], begun: float = BEGUN) -> Iterator[dict[str, Any]]:
+    """Conversations for the start; its turns are those of the completion, which has one call.
 
     Args:
         rng: decides everything.
         taken: questions so far; those of the conversations are added.
-        together: share of the conversations whose first message has two problems, which have nothing to do with each
-            other. With the others the policy learns that a result may be the answer.
+        begun: share of the problems that need two calls, of which the first and its result are part of the prompt.
     """
-    others = problems(rng, 4 * START, 1, taken)
-    pairs = filter(ends_in_change, problems(rng, 4 * START, 2, taken))
-    for problem in islice(pairs, START):
-        first, change = cut(problem)
-        part = [first]
-        if rng.random() < together:
-            part.insert(0, next(one for one in others if one.name != first.name and one.thing != first.thing))
-        yield solved([part, [change]] if rng.random() < AGAIN else [part])
+    begun_rows = round(begun * START)
+    rows = [(worked(one), 3) for one in problems(rng, begun_rows, 2, taken)]
+    rows += [(worked(one), 1) for one in problems(rng, START - begun_rows, 1, taken)]
+    for k in rng.permutation(len(rows)):
+        messages, shown = rows[k]
+        yield {"prompt": messages[:shown], "completion": messages[shown:]}
 
 
-def write_problems(folder: Path, together: float = TOGETHER) -> None:
+def write_problems(folder: Path, begun: float = BEGUN) -> None:
     """Write `start.jsonl`, `train.jsonl` and `held_out.jsonl`; no question is in two of them."""
     taken: set[str] = set()
     rngs = [np.random.default_rng([0, part]) for part in range(3)]
     rows = {
         "held_out": map(prompt_row, problems(rngs[0], HELD_OUT, 2, taken)),
         "train": map(prompt_row, problems(rngs[1], TRAIN, 2, taken)),
-        "start": start_rows(rngs[2], taken, together),
+        "start": start_rows(rngs[2], taken, begun),
     }
     for name, found in rows.items():
         write_text(folder / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in found))
@@ -307,7 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("step", choices=("problems", "continue", "table"))
     ask.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="work_dir of the study")
-    ask.add_argument("--together", type=float, default=TOGETHER, help="of problems: see start_rows")
+    ask.add_argument("--begun", type=float, default=BEGUN, help="of problems: see start_rows")
     asked = ask.parse_args(arguments)
     try:
         with also_in(str(Path(__file__).parents[1])):  # where the study finds its tool
@@ -316,7 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 return
             for folder in asked.folders:
                 if asked.step == "problems":
-                    write_problems(folder, asked.together)
+                    write_problems(folder, asked.begun)
                 else:
                     continue_start(folder)
     except GuerdonError as error:

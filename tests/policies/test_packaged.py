@@ -1,6 +1,7 @@
 """`package:<name>`: a model of an installed package is converted once, whole or not at all, and read like any other."""
 
 import json
+import shutil
 import sys
 from importlib.metadata import distributions
 from pathlib import Path
@@ -16,7 +17,7 @@ from guerdon.errors import CheckpointError, ConfigError, MissingDependencyError
 from guerdon.files.atomic import COMPLETE
 from guerdon.models.text.text_load import load_text_model
 from guerdon.plan.estimate import size_of_start
-from guerdon.policies.language.text_files import load_policy, outline, read_model, save_policy
+from guerdon.policies.language.text_files import check_form, load_policy, outline, read_model, save_policy
 from guerdon.policies.pretrained.reading import read_tokenizer
 from guerdon.settings.text_policy import TextPolicySettings
 
@@ -89,6 +90,16 @@ def test_a_dry_run_reads_the_configuration_and_converts_nothing(package):
     assert start.millions == pytest.approx(sum(p.numel() for p in tiny_policy().base.model.parameters()) / 1e6)
     assert not start.assumed
     assert not (package / "calls").exists()
+    assert not (package / "cache").exists()
+
+
+def test_the_check_of_its_form_does_not_wait_for_its_conversion(package):
+    """A start or a run that is the first to use the model begins with this check."""
+    check_form(TextPolicySettings(path=NAME))
+    assert not (package / "calls").exists()
+    save_policy(load_policy(TextPolicySettings(path=NAME, lora={"r": 2}), seed=0), package / "adapted")
+    shutil.rmtree(package / "cache")
+    check_form(TextPolicySettings(path=str(package / "adapted")))
     assert not (package / "cache").exists()
 
 

@@ -298,10 +298,10 @@ def check_form(settings: TextPolicySettings, *, trained: bool = True) -> None:
     """
     if settings.tiny is not None or settings.path is None:
         return
-    path = local_model(settings.path, convert=False)
+    path = settings.path
     while (folder := model_folder(path)) is not None and (folder / ADAPTER).is_file():
-        path = local_model(base_of(folder), convert=False)
-    if folder is None or not (folder / CONFIG).is_file():
+        path = base_of(folder)
+    if folder is None or not (folder / CONFIG).is_file():  # a packaged model is converted to weights that are plain
         return
     form = form_of(read_config(path, _WHAT), f"{_WHAT} {path!r}")
     if trained:
