@@ -73,51 +73,38 @@ def written(tmp_path_factory):
 
 def test_no_question_is_in_two_parts(written):
     prompts = [row["prompt"] for name in ("train", "held_out") for row in written[name]]
-    said = [[one["content"] for one in row["messages"] if one["role"] == "user"] for row in written["start"]]
-    joined = [re.sub(r" How many [^?]+\?", "", one[0]) + f" {one[1]}" for one in said if len(one) == 2]
-    openings = [one[0] for one in said]
-    assert len({*prompts, *openings, *joined}) == len(prompts) + len(openings) + len(joined)
-    assert [len(written[name]) for name in ("train", "held_out")] == [agent_demo.TRAIN, 192]
+    asked = [row["prompt"][0]["content"] for row in written["start"]]
+    assert len({*prompts, *asked}) == len(prompts) + len(asked)
+    assert [len(written[name]) for name in ("start", "train", "held_out")] == [agent_demo.START, agent_demo.TRAIN, 192]
 
 
-def test_every_problem_of_the_start_is_solved_by_one_call(written):
+def test_every_completion_of_the_start_has_one_call_of_numbers_that_it_has_read(written):
     shapes = Counter()
     for row in written["start"]:
-        messages = row["messages"]
-        open_problems, known, expression = 0, set(), ""
-        for message in messages:
-            if message["role"] == "user":
-                open_problems += message["content"].count("ow many ")
-            if message["role"] in ("user", "assistant"):
-                known |= set(numbers(message["content"]))
-            if call := message.get("tool_calls"):
-                expression = call[0]["function"]["arguments"]["expression"]
-                assert set(numbers(expression)) <= known
-            if message["role"] == "tool":
-                open_problems -= 1
-                assert message["content"] == calculate(expression)
-        assert open_problems == 0
-        assert messages[-1]["content"] == row["reference"] == calculate(expression)
-        shapes["".join(message["role"][0] for message in messages)] += 1
-    assert set(shapes) == {"uata", "uatata", "uatauata", "uatatauata"}
-    alone = shapes["uata"] + shapes["uatauata"]
-    assert alone / len(written["start"]) == pytest.approx(1 - agent_demo.TOGETHER, abs=0.05)
+        known = {number for message in row["prompt"] for number in numbers(message["content"])}
+        asked, result, answer = row["completion"]
+        expression = asked["tool_calls"][0]["function"]["arguments"]["expression"]
+        assert set(numbers(expression)) <= known
+        assert result["content"] == answer["content"] == calculate(expression)
+        shapes["".join(message["role"][0] for message in row["prompt"])] += 1
+    assert shapes == {"u": agent_demo.START // 2, "uat": agent_demo.START // 2}
 
 
-def test_of_two_problems_in_a_message_none_needs_the_other(written):
-    together = [row["messages"] for row in written["start"] if " how many " in row["messages"][0]["content"]]
-    assert together
-    for question, *rest in together:
-        first, second = (one["tool_calls"][0]["function"]["arguments"]["expression"] for one in rest[:3:2])
-        assert set(numbers(second)) <= set(numbers(question["content"]))
-        assert rest[2]["content"] == rest[1]["content"]  # the first is answered in the turn that calls for the second
-        assert first != second
+def test_a_call_that_is_part_of_a_prompt_is_the_first_of_two(written):
+    begun = [row for row in written["start"] if len(row["prompt"]) == 3]
+    for row in begun:
+        question, call, result = row["prompt"]
+        first = call["tool_calls"][0]["function"]["arguments"]["expression"]
+        second = row["completion"][0]["tool_calls"][0]["function"]["arguments"]["expression"]
+        assert set(numbers(first)) <= set(numbers(question["content"]))
+        assert result["content"] == calculate(first) == str(numbers(second)[0])
+        assert numbers(second)[1] in numbers(question["content"])
 
 
-@pytest.mark.parametrize("together", [0.0, 1.0])
-def test_the_share_of_conversations_with_two_problems_in_a_message_is_an_argument(together):
-    rows = agent_demo.start_rows(np.random.default_rng(0), set(), together)
-    assert {" how many " in row["messages"][0]["content"] for row in rows} == {together == 1.0}
+@pytest.mark.parametrize("begun", [0.0, 1.0])
+def test_the_share_of_problems_that_are_begun_is_an_argument(begun):
+    rows = agent_demo.start_rows(np.random.default_rng(0), set(), begun)
+    assert {len(row["prompt"]) for row in rows} == {3 if begun else 1}
 
 
 def finished_seed(folder, start, run, continued):
