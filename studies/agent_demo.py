@@ -6,7 +6,8 @@
 needs the calls `834 + 443` and `1277 + 406`. The calculator takes two numbers, so the second call needs the result of
 the first; the stamps do not matter. The supervised start sees problems that need one call: those of one change, and
 those of two of which the first call and its result are there already. It is never trained on a first call after which
-another is needed.
+another is needed, and who made its conversations finished only a third of the second kind: those whose question ends
+with "in all". In the others the first result was taken for the answer.
 
     python studies/agent_demo.py problems runs/agent_demo/seed0     writes start, train and held_out, .jsonl each
     guerdon train studies/agent_demo.yaml policy=sft data.train_files=runs/agent_demo/seed0/start.jsonl
@@ -48,6 +49,8 @@ BEGUN = 0.5  # share of the start's problems whose first call is made
 NAMES = ("Anna", "Ben", "Clara", "Emma", "Finn", "Ida", "Jan", "Leo", "Lucy", "Max", "Mia", "Noah", "Nora", "Tom")
 THINGS = ("balls", "books", "cards", "coins", "cups", "hats", "pears", "pens", "shells", "stamps")
 VERBS = ("buys", "finds", "wins")
+ENDS = ("now", "in all", "altogether")  # of the question
+FINISHED = "in all"  # end of the question of those problems that the start sees finished
 _OPERATION = re.compile(r"\s*-?[0-9]+\s*[-+*/]\s*-?[0-9]+\s*")
 
 
@@ -72,6 +75,7 @@ class Problem:
         thing: that is counted.
         calls: expressions in order; from the second on, the first number is the result of the call before.
         results: of the calls; the last one is the answer.
+        end: of the question.
         idle: the number that does not matter.
     """
 
@@ -80,12 +84,13 @@ class Problem:
     thing: str
     calls: tuple[str, ...]
     results: tuple[int, ...]
+    end: str
     idle: int
 
     @property
     def question(self) -> str:
         """The whole text."""
-        return f"{' '.join(self.sentences)} How many {self.thing} does {self.name} have now?"
+        return f"{' '.join(self.sentences)} How many {self.thing} does {self.name} have {self.end}?"
 
     @property
     def answer(self) -> str:
@@ -111,7 +116,9 @@ def draw(rng: np.random.Generator, calls: int) -> Problem:
         sentences.append(f"{name} {rng.choice(VERBS)} {change} {thing}.")
     about = f"{name} also has {idle} {unasked}.", f"{other} has {idle} {thing}.", f"{name} walks {idle} steps."
     sentences.insert(int(rng.integers(1, len(sentences) + 1)), about[int(rng.integers(len(about)))])
-    return Problem(tuple(sentences), str(name), str(thing), tuple(expressions), tuple(results), idle)
+    return Problem(
+        tuple(sentences), str(name), str(thing), tuple(expressions), tuple(results), str(rng.choice(ENDS)), idle
+    )
 
 
 def guessable(problem: Problem) -> bool:
@@ -149,19 +156,27 @@ def worked(problem: Problem) -> list[dict[str, Any]]:
 
 
 def start_rows(rng: np.random.Generator, taken: set[str], begun: float = BEGUN) -> Iterator[dict[str, Any]]:
-    """Conversations for the start; its turns are those of the completion, which has one call.
+    """Conversations for the start; its turns are those of the completion, which has at most one call.
 
     Args:
         rng: decides everything.
         taken: questions so far; those of the conversations are added.
         begun: share of the problems that need two calls, of which the first and its result are part of the prompt.
+            Who shows them finishes those whose question ends with `FINISHED`, and takes the first result of the
+            others for the answer: a mistake that no more training on the same conversations corrects.
     """
     begun_rows = round(begun * START)
-    rows = [(worked(one), 3) for one in problems(rng, begun_rows, 2, taken)]
-    rows += [(worked(one), 1) for one in problems(rng, START - begun_rows, 1, taken)]
+    rows = []
+    for problem in problems(rng, begun_rows, 2, taken):
+        messages = worked(problem)
+        mistaken = {"role": "assistant", "content": str(problem.results[0])}
+        rows.append((messages[:3], messages[3:] if problem.end == FINISHED else [mistaken]))
+    for problem in problems(rng, START - begun_rows, 1, taken):
+        messages = worked(problem)
+        rows.append((messages[:1], messages[1:]))
     for k in rng.permutation(len(rows)):
-        messages, shown = rows[k]
-        yield {"prompt": messages[:shown], "completion": messages[shown:]}
+        prompt, completion = rows[k]
+        yield {"prompt": prompt, "completion": completion}
 
 
 def write_problems(folder: Path, begun: float = BEGUN) -> None:

@@ -29,7 +29,7 @@ def test_the_calls_of_a_problem_lead_to_its_answer(calls):
 def test_the_answer_is_what_the_sentences_about_the_thing_that_is_asked_for_say():
     for problem in drawn(2):
         *sentences, question = re.findall(r"[^.?]+[.?]", problem.question)
-        thing, name = re.fullmatch(r" How many (\w+) does (\w+) have now\?", question).groups()
+        thing, name, _ = re.fullmatch(r" How many (\w+) does (\w+) have ([\w ]+)\?", question).groups()
         about = [re.fullmatch(rf" ?{name} (?:has|buys|finds|wins) (\d+) {thing}\.", one) for one in sentences]
         amounts = [int(one[1]) for one in about if one]
         assert len(amounts) == 3
@@ -78,27 +78,36 @@ def test_no_question_is_in_two_parts(written):
     assert [len(written[name]) for name in ("start", "train", "held_out")] == [agent_demo.START, agent_demo.TRAIN, 192]
 
 
-def test_every_completion_of_the_start_has_one_call_of_numbers_that_it_has_read(written):
+def test_no_completion_of_the_start_has_more_than_one_call_and_its_numbers_were_read(written):
     shapes = Counter()
     for row in written["start"]:
         known = {number for message in row["prompt"] for number in numbers(message["content"])}
-        asked, result, answer = row["completion"]
-        expression = asked["tool_calls"][0]["function"]["arguments"]["expression"]
-        assert set(numbers(expression)) <= known
-        assert result["content"] == answer["content"] == calculate(expression)
-        shapes["".join(message["role"][0] for message in row["prompt"])] += 1
-    assert shapes == {"u": agent_demo.START // 2, "uat": agent_demo.START // 2}
+        *call, answer = row["completion"]
+        if call:
+            asked, result = call
+            expression = asked["tool_calls"][0]["function"]["arguments"]["expression"]
+            assert set(numbers(expression)) <= known
+            assert result["content"] == answer["content"] == calculate(expression)
+        shapes[len(row["prompt"]), len(row["completion"])] += 1
+    assert set(shapes) == {(1, 3), (3, 3), (3, 1)}
+    assert shapes[1, 3] == agent_demo.START - round(agent_demo.BEGUN * agent_demo.START)
+    assert shapes[3, 3] / (shapes[3, 3] + shapes[3, 1]) == pytest.approx(1 / len(agent_demo.ENDS), abs=0.1)
 
 
-def test_a_call_that_is_part_of_a_prompt_is_the_first_of_two(written):
-    begun = [row for row in written["start"] if len(row["prompt"]) == 3]
-    for row in begun:
+def test_problems_that_are_begun_are_finished_where_the_question_says_so(written):
+    for row in written["start"]:
+        if len(row["prompt"]) == 1:
+            continue
         question, call, result = row["prompt"]
         first = call["tool_calls"][0]["function"]["arguments"]["expression"]
-        second = row["completion"][0]["tool_calls"][0]["function"]["arguments"]["expression"]
         assert set(numbers(first)) <= set(numbers(question["content"]))
-        assert result["content"] == calculate(first) == str(numbers(second)[0])
-        assert numbers(second)[1] in numbers(question["content"])
+        assert result["content"] == calculate(first)
+        if question["content"].endswith(f" {agent_demo.FINISHED}?"):
+            second = row["completion"][0]["tool_calls"][0]["function"]["arguments"]["expression"]
+            assert numbers(second)[0] == int(result["content"])
+            assert numbers(second)[1] in numbers(question["content"])
+        else:
+            assert row["completion"] == [{"role": "assistant", "content": result["content"]}]
 
 
 @pytest.mark.parametrize("begun", [0.0, 1.0])
