@@ -65,6 +65,9 @@ RUN_BY = {  # what tests run as it is
     "python benchmarks/gpu_check.py --tiny": "tests/test_gpu_check.py",
     "python studies/preference_table.py runs/preference": "tests/comparison/test_report_gold.py",
     "python studies/off_policy_table.py studies/off_policy.csv": "tests/comparison/test_off_policy_table.py",
+    "python studies/off_policy_table.py studies/off_policy_falling.csv --differences=FA,LA,CA": (
+        "tests/comparison/test_off_policy_table.py"
+    ),
     "python studies/unsteady_ends.py studies/unsteady_ends.csv": "tests/examples/test_unsteady_ends.py",
     "python studies/gate.py prepare": "tests/examples/test_gate_study.py",
     "python studies/gate.py table runs/gate/gate.jsonl ... --out gate.parquet": "tests/examples/test_gate_study.py",
@@ -82,7 +85,8 @@ FILLED_IN = {
 MADE = {  # instead of files that a script makes before
     "configs/preference.yaml": ("data.path=tests/questions.jsonl", "data.val_size=1", "data.train_batch_size=1"),
     "studies/agent_demo.yaml": (
-        "data.train_files=tests/questions.jsonl", "data.val_files=null", "data.val_size=1", "data.train_batch_size=1",
+        "data.train_files=tests/solved_questions.jsonl", "data.val_files=null", "data.val_size=1",
+        "data.train_batch_size=1",
     ),
     "studies/preference_smollm2.yaml": (
         "data.path=tests/questions.jsonl", "data.val_size=1", "data.train_batch_size=1"

@@ -109,6 +109,7 @@ TEXT = (
     "data: {type: files, train_files: rows.jsonl, val_size: 1}\nalgorithm: {}\nsft: {save_dir: sft}\n"
 )
 ROWS = '{"question": "1+1?", "answer": "2"}\n{"question": "1+2?", "answer": "3"}\n'
+NO_SOLUTION = "training prompts has a worked solution"  # all that a supervised start needs
 BAD = [
     (ROWS + '{"question": "Which?", "choices": "one or two", "answer": "B"}\n', "rows.jsonl:3: choices"),
     ('{"question": "1+1?"}\n{"question": "1+2?"}\n', "no true answer"),
@@ -126,7 +127,7 @@ def test_prompts_that_a_run_would_refuse(call, rows, message):
     for verb, *words in (("run",), ("train", "policy=sft")):
         code, said, _ = call(verb, *words, "--dry-run")
         assert code == 2
-        assert message in said
+        assert (NO_SOLUTION if verb == "train" and message == "no true answer" else message) in said
         lines = said.splitlines()
         assert [line for line in lines if line.startswith("guerdon: ")] == lines[-1:]
         assert sorted(os.listdir()) == there

@@ -76,3 +76,13 @@ def test_the_curves_that_were_measured_give_the_table_of_the_results():
     names = {"A": "SAC, 0/1", "D": "SAC, dense", "L": "SAC, learned", "P": "PPO, learned", "B": "PPO, from a clone"}
     for arm, name in names.items():
         assert f"| {name} | {arms[arm]}\n" in page
+
+
+def test_the_curves_of_the_falling_source_give_the_table_of_the_results():
+    found = table(ROOT / "studies" / "off_policy_falling.csv", ("FA", "LA", "CA")).splitlines()
+    page = (ROOT / "docs" / "results" / "robots.md").read_text(encoding="utf-8")
+    for line in found[3:13]:
+        task, zero_one, cloned, falling, learned, *differences = line.strip("| ").split(" | ")
+        areas = [differences[k] if differences[k] != "–" else "" for k in (1, 3, 5)]
+        cells = [task, zero_one, falling, learned, cloned if cloned != "–" else "", *areas]
+        assert f"| {' | '.join(cells)} |".replace("|  |", "| |") in page, task

@@ -143,8 +143,8 @@ def write_prompts(prompts):
 def sourced(source):
     """What gives the prompts of a `data` section, and writes down those to train on."""
 
-    def with_record(settings, read_as):
-        train, validation = source(settings, read_as)
+    def with_record(settings, read_as, **how):
+        train, validation = source(settings, read_as, **how)
         write_prompts(train)
         return train, validation
 
