@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import Stopwatch, core_share, machine_line, measure, pin, ratios, report_measurement, spread
+from text_sides import timed_updates
 
 TURNS, PROMPTS, SAMPLES, WARM, STEPS = 4, 8, 4, 1, 3
 SIDES = ("guerdon", "trl")
@@ -77,12 +78,10 @@ def of_guerdon(model: str) -> dict[str, Any]:
 
     from guerdon.policies.language.generate import LocalEngine
     from guerdon.policies.pretrained.reading import read_tokenizer
-    from guerdon.rl.loop import Loop
-    from guerdon.settings.study import Study
 
     torch.set_num_threads(1)
     tokenizer = read_tokenizer(model)
-    replies, rounds, marks = replies_of(tokenizer), [], []
+    replies, rounds = replies_of(tokenizer), []
     write = LocalEngine.generate
 
     def forced(self: LocalEngine, prompts: Any, n: int, **given: Any) -> Any:
@@ -96,13 +95,6 @@ def of_guerdon(model: str) -> dict[str, Any]:
         return found
 
     LocalEngine.generate = forced  # type: ignore[method-assign]
-
-    class Timed(Loop):
-        """Reads the watch after every update."""
-
-        def iterate(self) -> None:
-            super().iterate()
-            marks.append(watch.read())
 
     never = 10**12
     study: dict[str, Any] = {
@@ -120,12 +112,7 @@ def of_guerdon(model: str) -> dict[str, Any]:
         "algorithm": {"adv_estimator": "rloo", "normalize_advantages": True, "learning_rate": 1e-6},
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        loop = Timed(Study.model_validate(study), Path(folder))
-        loop._save = lambda *_: None  # type: ignore[method-assign]  # the end of a run is not part of a step
-        loop._complete = dict  # type: ignore[method-assign]
-        loop._evaluate = lambda *_: None  # type: ignore[method-assign]
-        watch = Stopwatch()
-        loop.run()
+        marks = timed_updates(study, Path(folder))
     return result(marks, rounds)
 
 

@@ -129,6 +129,35 @@ class Phases:
         setattr(owner, method, outer)
 
 
+def timed_updates(study: dict[str, Any], folder: Path, *, profile: int = 0) -> list[dict[str, float]]:
+    """The watch after every update of guerdon's loop; no evaluation, no checkpoint.
+
+    Args:
+        study: a configuration.
+        folder: of the run.
+        profile: updates to record; 0: none.
+    """
+    from guerdon.rl.loop import Loop
+    from guerdon.settings.study import Study
+
+    marks = []
+
+    class Timed(Loop):
+        """Reads the watch after every update."""
+
+        def iterate(self) -> None:
+            super().iterate()
+            marks.append(watch.read())
+
+    loop = Timed(Study.model_validate(study), folder, profile=profile)
+    loop._save = lambda *_: None  # type: ignore[method-assign]  # the end of a run is not part of a step
+    loop._complete = dict  # type: ignore[method-assign]
+    loop._evaluate = lambda *_: None  # type: ignore[method-assign]
+    watch = Stopwatch()
+    loop.run()
+    return marks
+
+
 def run_guerdon(
     model: str,
     size: Size,
@@ -148,18 +177,7 @@ def run_guerdon(
         algorithm: keys instead of `ALGORITHM`'s.
         traces: receives the profile of all updates but the first; None: nothing is recorded.
     """
-    from guerdon.rl.loop import Loop
-    from guerdon.settings.study import Study
-
-    rows, marks = size.prompts * size.samples, []
-
-    class Timed(Loop):
-        """Reads the watch after every update."""
-
-        def iterate(self) -> None:
-            super().iterate()
-            marks.append(watch.read())
-
+    rows = size.prompts * size.samples
     never = 10**12
     study: dict[str, Any] = {
         "runner": {
@@ -175,12 +193,7 @@ def run_guerdon(
         study["reward_model"] = {"rm_type": "prime", **micro, "prime_model": {"update": "after"}}
     with tempfile.TemporaryDirectory() as folder:
         recorded = 0 if traces is None else size.warm + size.steps - 1
-        loop = Timed(Study.model_validate(study), Path(folder), profile=recorded)
-        loop._save = lambda *_: None  # type: ignore[method-assign]  # the end of a run is not part of a step
-        loop._complete = dict  # type: ignore[method-assign]
-        loop._evaluate = lambda *_: None  # type: ignore[method-assign]
-        watch = Stopwatch()
-        loop.run()
+        marks = timed_updates(study, Path(folder), profile=recorded)
         log = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
         times = [json.loads(line) for line in (Path(folder) / "timings.jsonl").read_text().splitlines()][size.warm :]
         if traces is not None:

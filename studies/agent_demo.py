@@ -6,8 +6,8 @@
 needs the calls `834 + 443` and `1277 + 406`. The calculator takes two numbers, so the second call needs the result of
 the first; the stamps do not matter. The supervised start sees problems that need one call: those of one change, and
 those of two of which the first call and its result are there already. It is never trained on a first call after which
-another is needed, and who made its conversations finished only a third of the second kind: those whose question ends
-with "in all". In the others the first result was taken for the answer.
+another is needed. Its conversations finish only those of the second kind whose question ends with "in all", a third;
+in the others the first result is taken for the answer.
 
     python studies/agent_demo.py problems runs/agent_demo/seed0     writes start, train and held_out, .jsonl each
     guerdon train studies/agent_demo.yaml policy=sft data.train_files=runs/agent_demo/seed0/start.jsonl
@@ -50,7 +50,7 @@ NAMES = ("Anna", "Ben", "Clara", "Emma", "Finn", "Ida", "Jan", "Leo", "Lucy", "M
 THINGS = ("balls", "books", "cards", "coins", "cups", "hats", "pears", "pens", "shells", "stamps")
 VERBS = ("buys", "finds", "wins")
 ENDS = ("now", "in all", "altogether")  # of the question
-FINISHED = "in all"  # end of the question of those problems that the start sees finished
+FINISHED = "in all"  # end of the question of those problems that are finished in the start
 _OPERATION = re.compile(r"\s*-?[0-9]+\s*[-+*/]\s*-?[0-9]+\s*")
 
 
@@ -162,8 +162,8 @@ def start_rows(rng: np.random.Generator, taken: set[str], begun: float = BEGUN) 
         rng: decides everything.
         taken: questions so far; those of the conversations are added.
         begun: share of the problems that need two calls, of which the first and its result are part of the prompt.
-            Who shows them finishes those whose question ends with `FINISHED`, and takes the first result of the
-            others for the answer: a mistake that no more training on the same conversations corrects.
+            Those whose question ends with `FINISHED` are finished; in the others the first result is the answer, a
+            mistake that more of the same conversations do not correct.
     """
     begun_rows = round(begun * START)
     rows = []

@@ -363,9 +363,20 @@ def test_the_turns_of_a_completion_are_learned_and_those_of_its_prompt_are_not(t
         (f"{k}?", f"{k}.") for k in (int(pair.reply["content"][0]) for pair in pairs)
     ]
     assert len(pairs) == 3
-    paid = [{**row, "reward": 0.5} for row in texts]
+
+
+def test_rows_without_a_solution_are_counted(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sft, "train_sft", lambda pairs, *rest, **more: pairs)
+    rows = [called(k) for k in range(4)] + [{"prompt": f"{k}", "reference": "9"} for k in range(5)]
+    train_sft_study(call_study(tmp_path, rows), resume=False)
+    assert "training prompts have no worked solution and are left out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("judged", [{"reward": 0.5}, {"correct": False}, {"label": True}, {"advantage": 0.1}], ids=str)
+def test_completions_that_something_judges_are_not_imitated(judged, tmp_path):
+    rows = [{"prompt": f"{k}?", "completion": f"{k}.", **judged} for k in range(4)]
     with pytest.raises(DataError, match="worked solution"):
-        train_sft_study(call_study(tmp_path, paid), resume=False)
+        train_sft_study(call_study(tmp_path, rows), resume=False)
 
 
 def test_a_policy_learns_to_call(tmp_path):

@@ -322,7 +322,7 @@ class EpisodeStats:
             self._orders[name].open = [(list(values), list(succeeded)) for values, succeeded in kept]
         self.finished = list(state["finished"])
         self.successes = list(state["successes"])
-        self._outcomes = set(state.get("outcomes", self.successes))
+        self._outcomes = set(state["outcomes"])
         self.counts = dict(state["counts"])
         self._failing.rollouts = [(led, failed) for led, failed in state["failing"]]
 

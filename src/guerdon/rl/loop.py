@@ -306,7 +306,7 @@ class Loop:
                 source.terms.falling.observe(self.stats.recent_success)
 
     @property
-    def _stay(self) -> bool:
+    def _weights_stay(self) -> bool:
         """Whether a weight that should fall with success stays, because nobody can say what share succeeds."""
         return self.stats.only_successes and any(one.terms.falling is not None for one in self.sources.values())
 
@@ -408,7 +408,7 @@ class Loop:
             + (f" | HACKING ALARM: {alarm}" if alarm else "")
             + (f" | INVERSION ALARM: {inversion}" if inversion else "")
             + (f" | FAILURE ALARM: {failing}" if failing else "")
-            + (" | weights do not fall with success, since only successes are reported" if self._stay else "")
+            + (" | weights do not fall with success, since only successes are reported" if self._weights_stay else "")
         )
 
     def _show(self) -> None:

@@ -80,6 +80,9 @@ _Said = str | Mapping[str, str] | None  # `columns`
 MOST_SKIPPED = 0.05  # of a file's rows
 MOST_PARSED = 256  # of a file
 _MOST_TIMEOUTS = 8  # of the parser, after which no more true answers of a file are tried
+_JUDGES: tuple[Role, ...] = (  # roles that say how good a response is
+    "reward", "reference", "truth", "label", "rating", "scores", "advantage", "token_rewards", "truncated", "failed",
+)  # fmt: skip
 _PROBE = r"\boxed{0}"  # a response: only what the verifier says of the true answer counts
 _PLAIN = re.compile(r"[A-Z]|-?[0-9]+(?:\.[0-9]+)?")  # the letter of an option, a number
 
@@ -109,7 +112,7 @@ def load_prompts(
         else:
             validation = separate
     check_contamination(train, validation)
-    examples = [prompt for prompt in train if prompt.solution][: settings.shots]
+    examples = [prompt for prompt in train if prompt.solution and not prompt.worked][: settings.shots]
     if len(examples) < settings.shots or len(train) <= settings.shots:
         raise DataError(
             f"data.shots is {settings.shots}, and {len(examples)} of the {len(train)} training prompts can be shown as "
@@ -182,7 +185,8 @@ def _sources(
     judged = settings if answered else None
     if settings.type == "files":
         one = partial(read_prompts, answered=answered, data=judged, columns=settings.columns, read_as=read_as)
-        train, validation = [one(name, train=True) for name in settings.train_files], list(map(one, settings.val_files))
+        train = [one(name, train=True) for name in settings.train_files]
+        validation = [one(name) for name in settings.val_files]
         held_out = with_unique_ids(chain.from_iterable(validation)) if validation else None
         return with_unique_ids(chain.from_iterable(train)), held_out
 
@@ -478,7 +482,8 @@ def prompt_of(record: Record, plan: Plan, data_source: str, ability: str = "", *
     choices = read_choices(row, where, answered=answered)
     tools = _tools(roles, where)
     plan.need(where, "solution")
-    solution, worked = _solution(row, roles, plan), None
+    solution = _solution(row, roles, plan)
+    worked: tuple[Message, ...] | None = None
     if choices is None:
         messages, answer = _messages(asked, roles, row, where)
         gold = _gold(row, roles, plan, solution, where, answered=answered)
@@ -641,7 +646,7 @@ def _response(roles: Mapping[str, Any], plan: Plan, *, answered: bool) -> tuple[
     That of a log counts only where no true answers are asked for, as for a supervised start: it may be wrong.
     """
     said = roles.get("response")
-    judged = is_preference(plan) or plan.has("reward") or plan.has("reference")
+    judged = is_preference(plan) or any(map(plan.has, _JUDGES))
     shown = plan.layout.kind == "prompts" or (plan.layout.kind == "log" and not answered)
     if not shown or judged or is_blank(said):
         return None, None

@@ -39,6 +39,7 @@ from guerdon.policies.language.text_files import (
     save_policy,
     written_bytes,
 )
+from guerdon.processes.progress import log_once
 from guerdon.reading.shown import ReadAs, read_as_facts
 from guerdon.settings.agent import ToolAgentSettings
 from guerdon.settings.study import Study
@@ -173,6 +174,8 @@ def _pairs_of(study: Study, settings: SFTSettings, read_as: list[ReadAs]) -> lis
             f"none of the {len(train)} training prompts has a worked solution to train on: give the rows a "
             "`solution` or `answer` with its steps"
         )
+    if unsolved := len(train) - len(solved):
+        log_once(f"{unsolved} of {len(train)} training prompts have no worked solution and are left out")
     texts = [p.solution or "" for p in solved]
     if settings.mistakes is not None:
         rng = np.random.default_rng([settings.mistakes.seed, 6])
