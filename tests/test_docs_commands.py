@@ -69,6 +69,7 @@ RUN_BY = {  # what tests run as it is
         "tests/comparison/test_off_policy_table.py"
     ),
     "python studies/unsteady_ends.py studies/unsteady_ends.csv": "tests/examples/test_unsteady_ends.py",
+    "python studies/text_game.py": "tests/examples/test_text_game.py",
     "python studies/gate.py prepare": "tests/examples/test_gate_study.py",
     "python studies/gate.py table runs/gate/gate.jsonl ... --out gate.parquet": "tests/examples/test_gate_study.py",
     "python examples/trl_grpo.py": "tests/integrations/test_trl.py",
@@ -88,6 +89,11 @@ MADE = {  # instead of files that a script makes before
         "data.train_files=tests/solved_questions.jsonl", "data.val_files=null", "data.val_size=1",
         "data.train_batch_size=1",
     ),
+    "studies/agent_start.yaml": (
+        "data.train_files=tests/solved_questions.jsonl", "data.val_files=null", "data.val_size=1",
+    ),
+    "studies/text_game.yaml": ("data.path=tests/questions.jsonl", "data.val_size=1", "data.train_batch_size=1"),
+    "studies/text_game_start.yaml": ("data.train_files=tests/solved_questions.jsonl",),
     "studies/preference_smollm2.yaml": (
         "data.path=tests/questions.jsonl", "data.val_size=1", "data.train_batch_size=1"
     ),
