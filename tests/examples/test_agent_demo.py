@@ -184,6 +184,15 @@ def test_the_table_has_the_other_arm_where_all_its_seeds_have_ended(tmp_path, mo
     assert "calls minus outcome: +0.250 [+0.1" in agent_demo.table(tmp_path)
 
 
+def test_the_table_needs_no_start_that_was_trained_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(agent_demo, "study_of", lambda *_: None)
+    finished_seed(tmp_path, 0, 0.2, 0.5, 0.2)
+    (tmp_path / "continued0" / "metrics.json").unlink()
+    header, _, *differences = agent_demo.table(tmp_path).splitlines()
+    assert header.split() == ["seed", "start", "outcome"]
+    assert [line.split(":")[0] for line in differences] == ["outcome minus start"]
+
+
 def test_the_start_is_trained_on_for_as_long_as_the_run_learned(tmp_path, monkeypatch):
     finished_seed(tmp_path, 1, 0.2, 0.5, 0.2)
     trained = []
