@@ -199,9 +199,8 @@ def write_problems(folder: Path) -> None:
         write_text(folder / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in found))
 
 
-def numbers_left(context: Sequence[Message]) -> Counter[int]:
-    """Numbers that are still to be added after the calls of a conversation so far, of a problem as `draw` makes it."""
-    question = next(message["content"] for message in context if message["role"] == "user")
+def numbers_left(question: str, context: Sequence[Message]) -> Counter[int]:
+    """Numbers that are still to be added to answer a question as `draw` makes it, after the calls in the context."""
     asked = _QUESTION.search(question)
     assert asked is not None
     thing, name = asked.groups()
@@ -226,13 +225,13 @@ class RightCalls:
     info = RewardInfo(name="right_calls", range=(0.0, 1.0), granularity="total", modality="text")
 
     def score(self, episodes: Sequence[Episode]) -> list[Score]:
-        """A value per turn; the messages before it are its context."""
+        """A value per turn; the messages before it are its context, empty for a first turn, and the question its task."""
         return [Score(total=float(self._is_right(episode))) for episode in episodes]
 
     def _is_right(self, turn: Episode) -> bool:
         called = _EXPRESSION.search("".join(turn.texts or ()))
         added = numbers_added(called[1]) if called else Counter()
-        return bool(added) and added <= numbers_left(turn.context)
+        return bool(added) and added <= numbers_left(turn.task, turn.context)
 
 
 def sampled_success(study: Study, model: Path) -> float:

@@ -120,7 +120,8 @@ def turns(problem):
         if message["role"] == "assistant":
             calls = [call["function"] for call in message.get("tool_calls", ())]
             text = message["content"] + "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls)
-            yield Episode("turn", problem.question, texts=(text,), context=tuple(messages[:k]))
+            before = tuple(messages[:k]) if k > 1 else ()  # as `Episode.context` of a question that stands alone
+            yield Episode("turn", problem.question, texts=(text,), context=before)
 
 
 def test_the_calls_of_a_worked_conversation_are_right_and_its_answer_is_no_call():
