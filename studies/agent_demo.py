@@ -207,7 +207,7 @@ def numbers_left(question: str, context: Sequence[Message]) -> Counter[int]:
     left = Counter(int(number) for who, number, what in _SENTENCE.findall(question) if (who, what) == (name, thing))
     for message in context:
         for call in message.get("tool_calls", ()):
-            added = numbers_added(call["function"]["arguments"].get("expression", ""))
+            added = numbers_added(str(call["function"]["arguments"].get("expression")))
             if added and added <= left:
                 left = left - added + Counter([sum(added.elements())])
     return left
