@@ -225,7 +225,7 @@ class RightCalls:
     info = RewardInfo(name="right_calls", range=(0.0, 1.0), granularity="total", modality="text")
 
     def score(self, episodes: Sequence[Episode]) -> list[Score]:
-        """A value per turn; the messages before it are its context, empty for a first turn, and the question its task."""
+        """A value per turn; the messages before it are its context, empty for a first one; the question its task."""
         return [Score(total=float(self._is_right(episode))) for episode in episodes]
 
     def _is_right(self, turn: Episode) -> bool:
