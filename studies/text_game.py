@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from guerdon.errors import GuerdonError
 from guerdon.files.atomic import write_text
 from guerdon.processes.progress import ProgressBar
 from guerdon.worlds.textworld import TextWorld
@@ -43,11 +45,12 @@ def random_turns(seed: int, rng: np.random.Generator) -> Iterator[dict[str, Any]
             return
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Write the two files."""
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ask.add_argument("folder", nargs="?", type=Path, default=Path("runs/text_game"), help="work_dir of the study")
-    folder = ask.parse_args(arguments).folder
+def write_games(folder: Path) -> None:
+    """Write `start.jsonl` and `games.jsonl`; no game is in both.
+
+    Raises:
+        MissingDependencyError: TextWorld is not installed.
+    """
     rng = np.random.default_rng(0)
     turns: list[dict[str, Any]] = []
     with closing(ProgressBar(STARTS, what="games", lines=10)) as progress:
@@ -60,6 +63,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     for name, found in rows.items():
         write_text(folder / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in found))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the files into the folder that the arguments name."""
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask.add_argument("folder", nargs="?", type=Path, default=Path("runs/text_game"), help="work_dir of the study")
+    folder = ask.parse_args(arguments).folder
+    try:
+        write_games(folder)
+    except GuerdonError as error:
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":
